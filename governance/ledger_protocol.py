@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvcustody.audit.events import Event
+from kvcustody.tenants import Issuers
 
 
 class Ledger(Protocol):
@@ -19,6 +20,9 @@ class Ledger(Protocol):
     @property
     def recording(self) -> bool:
         """False while the ledger has what is submitted only later, from a spill: some policies do not wait for that."""
+
+    def issuers(self) -> Issuers:
+        """Whose tenants the ledger names, as it is now; raises `LedgerUnavailable` where it cannot be asked."""
 
     def submit(self, events: Sequence[Event], /) -> int:
         """Queue events of class B and C; never waits."""
@@ -43,6 +47,10 @@ class CountingLedger:
     def recording(self) -> bool:
         """Nor is it late."""
         return True
+
+    def issuers(self) -> Issuers:
+        """It keeps nothing."""
+        return Issuers()
 
     def submit(self, events: Sequence[Event], /) -> int:
         """Count them."""

@@ -34,11 +34,14 @@ from kvcustody.audit.events.canonical_leaf import (
     parse,
 )
 from kvcustody.audit.events.control_events import (
+    BARE,
     PROCESS_DEATH,
+    QUALIFIED,
     AccessRecorded,
     ClockConfirmed,
     DecisionRecorded,
     GrantsRevoked,
+    IssuerAssigned,
     KeyEvent,
     KeysOrdered,
     LegalHoldChanged,
@@ -95,11 +98,13 @@ from kvcustody.audit.events.registry import (
 )
 
 __all__ = [
+    "BARE",
     "HANDOVER_BYTES_MAX",
     "KINDS",
     "LEAF_BYTES_MAX",
     "LEAF_KEYS",
     "PROCESS_DEATH",
+    "QUALIFIED",
     "SCHEMA",
     "SYSTEM",
     "AccessRecorded",
@@ -122,6 +127,7 @@ __all__ = [
     "HitCounted",
     "HitCounters",
     "HoldsNarrowed",
+    "IssuerAssigned",
     "KeyEvent",
     "KeysOrdered",
     "Leaf",

@@ -6,7 +6,7 @@ Events of how long the ledger's own content is kept, and for whom it no longer m
 
 Events of the keys that sign the ledger's checkpoints; data keys have events of their own.
 
-Events of processes, policies, keys and recorded decisions.
+Events of processes, policies, issuers, keys and recorded decisions.
 """
 
 from __future__ import annotations
@@ -209,6 +209,22 @@ class PolicyActivated(NamedTuple):
     digest: str
     actor: str
     previous: int = 0
+
+
+BARE, QUALIFIED = "bare", "qualified"  # how an issuer's tenants are named: `acme`, or `acme^partner`
+
+
+class IssuerAssigned(NamedTuple):
+    """The ledger met an issuer of tenants, about to be named for the first time (class A).
+
+    `tenants` of the first one are `bare`: every id that stands alone in this ledger, in leaves from before this one
+    too, is that issuer's. Those of any other are `qualified`: their names end with `^` and the issuer.
+    """
+
+    at_us: int
+    issuer: str
+    tenants: str
+    actor: str
 
 
 class KeyEvent(NamedTuple):

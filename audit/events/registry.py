@@ -9,6 +9,7 @@ from kvcustody.audit.events.control_events import (
     ClockConfirmed,
     DecisionRecorded,
     GrantsRevoked,
+    IssuerAssigned,
     KeyEvent,
     KeysOrdered,
     LegalHoldChanged,
@@ -65,6 +66,7 @@ Event = (
     | PolicyStaged
     | GrantsRevoked
     | ReleaseStep
+    | IssuerAssigned
     | KeyEvent
     | KeysOrdered
     | SigningKeyRecorded
@@ -120,6 +122,7 @@ KINDS: dict[type, EventKind] = {
     PolicyStaged: EventKind("policy-staged", "A"),
     GrantsRevoked: EventKind("grants-revoked", "B"),
     ReleaseStep: EventKind("release-step", "A"),
+    IssuerAssigned: EventKind("issuer-assigned", "A"),
     KeyEvent: EventKind("key-event", "A"),
     KeysOrdered: EventKind("keys-ordered", "A"),
     SigningKeyRecorded: EventKind("signing-key", "A"),

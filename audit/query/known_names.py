@@ -14,8 +14,10 @@ from sqlalchemy import Connection, exists, select
 
 from kvcustody.audit.events import log_of
 from kvcustody.audit.query.events import EventFilter, find_events, newest_events
+from kvcustody.audit.query.issuers import named_tenant
 from kvcustody.audit.schema.ledger import logs, tenants
 from kvcustody.errors import ConfigError
+from kvcustody.ids import TenantId
 
 OUTCOME_PARTS = ("outcome", "effect", "result")
 _NAMES_MAX = 2_000  # that a suggestion is chosen from
@@ -23,8 +25,20 @@ _LEAVES_MAX = 5_000
 _SHOWN_MAX = 8
 
 
+def known_tenant(connection: Connection, said: str | None) -> TenantId | None:
+    """The name of the tenant that somebody calls so; None is any.
+
+    Raises `ConfigError` for a tenant that the ledger has never seen, and for an id that several issuers may have given.
+    """
+    if said is None:
+        return None
+    tenant = named_tenant(connection, said)
+    check_tenant(connection, tenant)
+    return tenant
+
+
 def check_tenant(connection: Connection, tenant: str | None) -> None:
-    """Raise `ConfigError` for a tenant that the ledger has never seen; None is any."""
+    """Raise `ConfigError` where the ledger has never seen the tenant of this name; None is any."""
     if tenant is None:
         return
     known = exists().where(tenants.c.tenant == tenant)

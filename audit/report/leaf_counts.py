@@ -16,6 +16,7 @@ from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 
 READ_KINDS = (
+    "issuer-assigned",
     *("worker-started", "worker-stopped", "worker-died", "policy-activated"),
     *("gap", "withdrawn", "spill-started", "replay-completed"),
 )

@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
+from kvcustody.audit.events import BARE
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.witness.status import UNWITNESSED
+from kvcustody.tenants import SEPARATOR
 
 
 class ReportedCheckpoint(NamedTuple):
@@ -64,6 +67,14 @@ class ReportedPolicy(NamedTuple):
     at_us: int
 
 
+class ReportedIssuer(NamedTuple):
+    """An issuer of tenants, and how they are named: `bare` ids, or `qualified` by it."""
+
+    issuer: str
+    tenants: str
+    at_us: int
+
+
 class Witnessed(NamedTuple):
     """What witnesses had signed when the checkpoint was; `age_us` is None where none had signed anything."""
 
@@ -83,6 +94,7 @@ class Boundary(NamedTuple):
     witnessed: Witnessed
     extends: int | None
     consistency: tuple[str, ...]
+    issuers: tuple[ReportedIssuer, ...] = ()
 
 
 def read_boundary(
@@ -112,7 +124,16 @@ def read_boundary(
         _witnessed(connection, checkpoint, note.at_us),
         extends,
         tuple(item.hex() for item in path),
+        tuple(_issuers(overview, tenant)),
     )
+
+
+def _issuers(overview: LeafCounts, tenant: str | None) -> Iterator[ReportedIssuer]:
+    """Whose tenants the report may be about; of one tenant, its own issuer alone."""
+    own = None if tenant is None else tenant.partition(SEPARATOR)[2]
+    for body in overview.of_kind("issuer-assigned"):
+        if own is None or own == ("" if body["tenants"] == BARE else body["issuer"]):
+            yield ReportedIssuer(body["issuer"], body["tenants"], int(body["at_us"]))
 
 
 def _workers(overview: LeafCounts) -> list[ReportedWorker]:

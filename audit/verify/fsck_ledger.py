@@ -18,6 +18,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, root_log, signed_checkpoints
 from kvcustody.audit.tlog.checkpoint import open_checkpoint, parse_checkpoint
@@ -27,6 +28,7 @@ from kvcustody.audit.tlog.key_rotation import KeyPeriod, check_period
 from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_nodes
+from kvcustody.tenants import SEPARATOR
 
 Progress = Callable[[str, int, int], None]
 
@@ -99,10 +101,23 @@ def fsck(
         report.problems.append(
             FsckFinding(f"log {log}", idx, idx, "", "leaves are in a log that is not there")
         )
+    report.problems += _unassigned(connection, [row.name for row in rows])
     heads = _check_root(connection, report, {row.id for row in rows})
     _check_notes(connection, report, heads, keys, kept)
     del report.problems[PROBLEMS_MAX:]
     return report
+
+
+def _unassigned(connection: Connection, names: Sequence[str]) -> list[FsckFinding]:
+    """Logs of tenants whose issuer no leaf assigns: whose they are is said by nobody who was asked."""
+    issuers = known_issuers(connection)
+    made = []
+    for name in names:
+        issuer = name.partition(SEPARATOR)[2]
+        if issuer and not issuers.knows(issuer):
+            what = f"no leaf of the system log says that issuer `{issuer}` names tenants here"
+            made.append(FsckFinding(name, None, None, "", what))
+    return made
 
 
 def _seals(connection: Connection, log: int) -> list[TreeHead]:

@@ -29,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.database.engine import WRITE, StoreGoneError, describe, ledger_error
 from kvcustody.audit.events import Context, Event, GapRecorded
 from kvcustody.audit.events.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
+from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory, names_anybody
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.tlog.merkle import TreeError
@@ -42,6 +43,7 @@ from kvcustody.audit.writer.spill_file import SpillFile
 from kvcustody.audit.writer.worker_lock import lock_worker_name
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError, LedgerUnavailable
+from kvcustody.tenants import Issuers
 
 _UNWRITABLE = (LedgerError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 
@@ -181,6 +183,15 @@ class EventWriter:
             durable_sequence=self._mark.sequence,
             spilled_bytes=self._spill.bytes(),
         )
+
+    def issuers(self) -> Issuers:
+        """Whose tenants the ledger names; raises `LedgerUnavailable` where it cannot be asked."""
+        try:
+            self._committer.check_there()
+            with self._engine.connect() as connection:
+                return known_issuers(connection)
+        except (SQLAlchemyError, StoreGoneError) as problem:
+            raise LedgerUnavailable(f"the ledger cannot be asked: {describe(problem)}") from problem
 
     def submit(self, events: Sequence[Event]) -> int:
         """Queue events of class B and C; returns the sequence of the last one."""

@@ -36,6 +36,7 @@ from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.tenants import Issuers
 
 ISSUER, READER = "idp", "reader"
 RESERVE_LOW, RESERVE_HIGH = 1024, 2048  # blocks, at any size of pool
@@ -79,6 +80,10 @@ class Shelf:
         self._queued: list[Sequence[Event]] = []
         self._context = Context("0" * 32, 0, SubjectDirectory())
         self._sequence = 0
+
+    def issuers(self) -> Issuers:
+        """It is read by nobody."""
+        return Issuers()
 
     def submit(self, events: Sequence[Event], /) -> int:
         """Queue events by reference, as the writer's queue does."""

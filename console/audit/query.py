@@ -19,7 +19,7 @@ from kvcustody.audit.query.events import (
     find_events,
     newest_events,
 )
-from kvcustody.audit.query.known_names import check_said, check_tenant
+from kvcustody.audit.query.known_names import check_said, known_tenant
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.command import Json, make_table, print_json, stdout
@@ -60,10 +60,10 @@ def tail(
     as_json: Json = False,
 ) -> None:
     """Show the newest leaves; with --follow, new ones as they are committed (with --json, one document a line)."""
-    wanted = EventFilter(tenant=tenant, kinds=_kinds(kind))
     with reading(ledger) as engine:
         with engine.connect() as connection:
-            check_tenant(connection, tenant)
+            tenant = known_tenant(connection, tenant)
+            wanted = EventFilter(tenant=tenant, kinds=_kinds(kind))
             sizes = {log.name: log.head.size for log in LedgerProofs(connection).logs()}
             rows = newest_events(connection, wanted, limit=lines)
         if not follow:
@@ -112,7 +112,6 @@ def query(
 ) -> None:
     """Find leaves by what they say, page by page. With --as-of the same question gives the same answer for ever."""
     wanted = EventFilter(
-        tenant=tenant,
         since_us=moment_us(since, "--since"),
         until_us=moment_us(until, "--until"),
         kinds=_kinds(kind),
@@ -127,7 +126,7 @@ def query(
     )
     place = None if after is None else Cursor.from_text(after)
     with reading(ledger) as engine, engine.connect() as connection:
-        check_tenant(connection, tenant)
+        wanted = wanted._replace(tenant=known_tenant(connection, tenant))
         page = find_events(connection, wanted, after=place, limit=limit, as_of=as_of)
         if not page.rows and page.next is None and after is None:
             check_said(connection, wanted)

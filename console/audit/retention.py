@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.query.known_names import check_tenant
+from kvcustody.audit.query.issuers import named_tenant
+from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.retention.purge_and_legal_hold import (
     active_holds,
     lift_hold,
@@ -107,7 +108,7 @@ def place(
     """Keep content whatever the schedule says. KV blocks end when they are due all the same."""
     with writing(ledger) as engine:
         with engine.connect() as connection:
-            check_tenant(connection, tenant)
+            tenant = known_tenant(connection, tenant)
         place_hold(engine, name, tenant, actor=actor, reason=reason)
     if as_json:
         print_json({"hold": name, "tenant": tenant, "placed": True})
@@ -159,6 +160,8 @@ def redact(
 ) -> None:
     """Make a subject's pseudonyms mean nobody; every leaf and proof stays. Says what remains in which copies."""
     with subject_store(keys) as store, writing(ledger) as engine:
+        with engine.connect() as connection:
+            tenant = named_tenant(connection, tenant)
         found = unlink_subject(engine, tenant, subject, keys=store, actor=actor, reason=reason)
     if as_json:
         print_json(found._asdict())

@@ -23,7 +23,7 @@ from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_export
 from kvcustody.audit.coverage.recount_process import open_recount
 from kvcustody.audit.coverage.summary import CoverageSummary, coverage
 from kvcustody.audit.database.gc_pause import gc_paused
-from kvcustody.audit.query.known_names import check_tenant
+from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
 from kvcustody.console.options_custody import (
     DEFAULT_DB,
@@ -80,7 +80,7 @@ def show(
     """
     chosen = selection(since, until, tenant, classification, model, tier)
     with reading(db) as connection:
-        check_tenant(connection, tenant)
+        chosen = chosen._replace(tenant=known_tenant(connection, tenant))
         found = coverage(connection, **chosen._asdict(), as_of=state_of(connection, as_of))
     if as_json:
         print_json({"selection": chosen._asdict(), **coverage_json(found)})
@@ -120,7 +120,7 @@ def recompute(
             again, missing = recount(history, Chosen(**chosen._asdict())), unaccounted(history)
     else:
         with reading(db) as connection:
-            check_tenant(connection, tenant)
+            chosen = chosen._replace(tenant=known_tenant(connection, tenant))
             state = state_of(connection, as_of)
             now_us = last_event_us(connection, state)
             with open_recount(connection, Chosen(*chosen), now_us, state) as beside:

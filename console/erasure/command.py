@@ -15,7 +15,7 @@ import typer
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening
 from kvcustody.audit.erasure.requests_and_answers import Status, names, requests, status
 from kvcustody.audit.events import WorkerStopped
-from kvcustody.audit.query.known_names import check_tenant
+from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.audit.writer.event_writer import EventWriter
@@ -89,7 +89,7 @@ def request(
         tempfile.TemporaryDirectory() as spill,
     ):
         with engine.connect() as connection:
-            check_tenant(connection, tenant)
+            selector = selector._replace(tenant=known_tenant(connection, tenant))
         name = f"console-{uuid.uuid4().hex[:12]}"
         writer = EventWriter(engine, worker=name, clock=clock, spill_directory=Path(spill), subject_keys=keys)
         try:
@@ -174,7 +174,7 @@ def show_list(
 ) -> None:
     """Every erasure on record, newest first, with its outcome over all workers."""
     with reading(ledger) as engine, engine.connect() as connection:
-        check_tenant(connection, tenant)
+        tenant = known_tenant(connection, tenant)
         now_us = SystemClock().utc_us()
         found = [
             (one, status(connection, one.erasure, now_us).outcome)

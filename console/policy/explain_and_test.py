@@ -100,6 +100,7 @@ def _request(
     via: str | None,
 ) -> Request:
     names = table.policy.classifications
+    reader, owner = table.policy.named(reader), table.policy.named(owner)
     if classification not in names:
         hint = did_you_mean(classification, names) or f"classifications are {', '.join(names)}"
         raise PolicyError(f"no classification {quote(classification)}; {hint}", classification=classification)

@@ -192,11 +192,15 @@ def _never(text: str, table: DecisionTable) -> Never:
     if not separator or not reader or not owner:
         raise PolicyError(f"`--never` {quote(text)} is not READER:OWNER; write `globex:acme`, or `*:acme`")
     known = [tenant.id for tenant in table.policy.tenants]
-    for name in (reader, owner):
-        if name != "*" and name not in known:
+    policy = table.policy
+    never = Never(
+        None if reader == "*" else policy.named(reader), None if owner == "*" else policy.named(owner)
+    )
+    for name in (never.reader, never.owner):
+        if name is not None and name not in known:
             hint = did_you_mean(name, known) or f"it has {', '.join(map(quote, known[:8])) or 'none'}"
             raise PolicyError(f"`--never` {quote(text)}: the policy has no tenant {quote(name)}; {hint}")
-    return Never(None if reader == "*" else reader, None if owner == "*" else owner)
+    return never
 
 
 def _write(out: Path, proof: Proof) -> None:

@@ -29,6 +29,7 @@ from kvcustody.governance.settings import load_settings
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.workbench.add_segment import Entry, add_segment
+from kvcustody.tenants import SEPARATOR
 
 _FILE_BYTES_MAX = 64 << 20
 
@@ -114,13 +115,16 @@ def add_command(
     source = policy_text(file)
     policy = load_policy(source, name=str(file))
     policy_tenants = {tenant.id for tenant in policy.tenants}
-    if owner not in policy_tenants:
+    id_of_owner, _, said = owner.partition(SEPARATOR)
+    if said not in ("", issuer):
+        raise ConfigError(f"`--issuer {issuer}` is not that of owner `{owner}`", owner=owner)
+    if policy.named(owner) not in policy_tenants:
         raise ConfigError(f"tenant `{owner}` is not in policy `{file}`; name one that is", owner=owner)
     if to_all and to:
         raise ConfigError("give `--to` or `--to-all`, not both")
     ids = _token_ids(text, tokenizer, tokens, special=special_tokens)
     digest, size = _model(model, block_tokens)
-    declared = _declare(issuer, owner, ids, digest, size)
+    declared = _declare(issuer, id_of_owner, ids, digest, size)
     readers: object = "*" if to_all else list(dict.fromkeys([owner, *(to or ())]))
     entry: Entry = {"id": id_, "owner": owner, "tenants": readers, "digest": f"hmac:{declared.digest}"}
     entry |= {"tokens": declared.tokens, "classification": classification}

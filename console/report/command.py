@@ -12,7 +12,7 @@ import orjson
 import typer
 from rich.console import Console
 
-from kvcustody.audit.query.known_names import check_tenant
+from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.report.model import PolicyProof, Report, ReportedProperty, ReportParameters
@@ -78,7 +78,7 @@ def make(
     load_framework(framework)
     proof = None if policy is None else prove_policy(policy)
     with reading(db) as connection, _telling() as tell:
-        check_tenant(connection, tenant)
+        tenant = known_tenant(connection, tenant)
         checkpoint = (
             newest_checkpoint(connection)
             if as_of is None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcustody.audit.events import BARE
 from kvcustody.audit.report.model import Report
 from kvcustody.console.report import charts
 from kvcustody.console.report.number_format import count, duration, minute, moment, percent, second, size
 from kvcustody.console.report.page_model import Block, Chart, Facts, Literal, Paragraph, Section, Table
+from kvcustody.tenants import SEPARATOR
 
 _TENANTS_DRAWN = 20
 _MINUTE_US, _DAY_US = 60_000_000, 86_400_000_000
@@ -55,6 +57,7 @@ def boundary_section(report: Report) -> Section:
         ),
         *_policies(report),
         *_proof(report),
+        *_issuers(report),
         Table(
             ("log under the checkpoint", "root", "leaves"),
             [(item.name, item.root, count(item.size)) for item in boundary.logs[:100]],
@@ -72,6 +75,18 @@ def boundary_section(report: Report) -> Section:
             )
         )
     return Section("System boundary", tuple(blocks))
+
+
+def _issuers(report: Report) -> list[Block]:
+    """Whose the tenants are, by name."""
+    issuers = report.boundary.issuers
+    if not issuers:
+        return []
+    rows = [
+        (item.issuer, "ids alone" if item.tenants == BARE else f"id{SEPARATOR}{item.issuer}")
+        for item in issuers
+    ]
+    return [Table(("issuer of tenants", "what they are called"), rows, left=2, widths=(0.5, 0.5))]
 
 
 def _policies(report: Report) -> Sequence[Block]:

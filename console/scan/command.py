@@ -11,6 +11,7 @@ import typer
 
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.query.custody import findings
+from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
@@ -51,6 +52,7 @@ def show_findings(
 ) -> None:
     """Everything that scans have found and what became of it, oldest first."""
     with reading(ledger) as engine, engine.connect() as connection:
+        tenant = known_tenant(connection, tenant)
         rows = [one._asdict() for one in findings(connection, tenant=tenant)]
     _show(rows, ("orphan", "tenant", "cause", "action", "outcome", "blocks"), as_json)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvcustody.audit.query.issuers import named_tenant
 from kvcustody.audit.report.subject_access import SubjectPage, page_of_data, subject_page
 from kvcustody.audit.subjects.subject_table import names_of
 from kvcustody.clock import SystemClock
@@ -58,6 +59,7 @@ def show(
     else:
         now_us = moment_us(at) or SystemClock().utc_us()
         with subject_store(subject_keys) as keys, reading(db) as connection:
+            tenant = named_tenant(connection, tenant)
             names = names_of(connection, tenant, subject, keys)
             found = subject_page(connection, tenant, names, now_us=now_us)
     if html is not None:

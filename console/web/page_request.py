@@ -17,17 +17,16 @@ from urllib.parse import urlencode
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kvcustody.console.web.rendering import render
-from kvcustody.errors import IdentityError
 from kvcustody.governance.api.http.console_mount import csrf_of, record_read
 from kvcustody.governance.api.models.base import LARGE
-from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from kvcustody.tenants import NAME_CHARACTERS_MAX
 
 PREFIX = "/console"
-_CHARACTERS_MAX = 256
+_CHARACTERS_MAX = NAME_CHARACTERS_MAX
 _TEXT_MAX = 1 << 20
 
 
@@ -70,10 +69,13 @@ class PageRequest:
         """Whether the caller's roles allow any of these."""
         return any(self.caller.reach(action) is not Reach.NONE for action in actions)
 
-    def record(self, page: str, tenant: str | None = None) -> None:
-        """Put the read on record for those whose reads are events (rule 3): names of filters, never their values."""
+    def record(self, page: str, said: str | None = None, *, tenant: str | None = None) -> None:
+        """Put the read on record for those whose reads are events (rule 3): names of filters, never their values.
+
+        Whom it is about: a tenant as somebody `said` it, or one by its name.
+        """
         filters = tuple(sorted(name[:64] for name, value in self.query.items() if value))[:16]
-        about = tenant if tenant is not None and _is_name(tenant) else None
+        about = tenant if said is None else self.service.about(said)
         record_read(self.service, self.caller, page, tenant=about, filters=filters)
 
     def page(self, template: str, title: str, *, status: int = 200, **context: Any) -> Response:
@@ -100,14 +102,6 @@ class PageRequest:
 def redirect(path: str, **query: object) -> Response:
     """See another page of the console, by GET."""
     return RedirectResponse(PREFIX + path + ("?" + urlencode(query) if query else ""), 303)
-
-
-def _is_name(tenant: str) -> bool:
-    try:
-        check_identifier("tenant", tenant)
-    except IdentityError:
-        return False
-    return True
 
 
 def _invalid(name: str, what: str) -> ProblemError:

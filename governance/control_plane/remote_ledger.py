@@ -40,6 +40,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerError, LedgerUnavailable, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
 from kvcustody.governance.service.ingest.check_leaves import write_batch
+from kvcustody.tenants import Issuers, issuers_of
 
 _log = structlog.get_logger(__name__)
 _MEDIA = "application/x-ndjson"
@@ -87,6 +88,7 @@ class RemoteLedger:
         self._wait_seconds = _WAIT_SECONDS
         self._registered = False
         self._added = self._known = 0  # leaves that the control plane took, and those that it had
+        self._issuers = Issuers()
         self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (rule 7)
         self._lock = lock_worker_name(spill_directory, worker)
         try:
@@ -125,6 +127,16 @@ class RemoteLedger:
             durable_sequence=self._mark.sequence,
             spilled_bytes=self._spill.bytes(),
         )
+
+    def issuers(self) -> Issuers:
+        """Whose tenants the ledger names; raises `LedgerUnavailable` where the control plane cannot be asked."""
+        if self.down:
+            raise LedgerUnavailable(f"the ledger cannot be asked: {self.down}")
+        try:
+            self._register(self.incarnation, self.offset_us)
+        except ServiceError as error:
+            raise LedgerUnavailable(f"the ledger cannot be asked: {error.message}") from error
+        return self._issuers
 
     def submit(self, events: Sequence[Event], /) -> int:
         """Queue events of class B and C; returns the sequence of the last one."""
@@ -343,6 +355,7 @@ class RemoteLedger:
                 f"worker_name `{self._worker}`: the control plane knows the key's holder as `{answer['worker']}`"
             )
         self._wait_seconds = _WAIT_SECONDS
+        self._issuers = issuers_of(tuple(answer["issuers"]))
 
     def _replay(self, segment: SpillSegment) -> None:
         names: list[Row] = []

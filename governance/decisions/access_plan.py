@@ -25,6 +25,7 @@ from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, ReadPlan
 from kvcustody.governance.decisions.segment_matcher import Candidate, SegmentMatcher
+from kvcustody.governance.decisions.tenant_names import TenantNames
 from kvcustody.governance.identity.domain_spec import (
     DomainSpec,
     KeyOwner,
@@ -34,6 +35,7 @@ from kvcustody.governance.identity.domain_spec import (
 )
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
+from kvcustody.ids import TenantId
 from kvcustody.policies.document.model import Action, Grant, OnOutage, Scope, SegmentRule, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest, Decision
@@ -145,10 +147,16 @@ class Plan(OwnerData, Generic[PoolT_co]):
     )
 
     def __init__(
-        self, principal: Principal, account: Account, manager: PoolT_co, level: int, name: str
+        self,
+        principal: Principal,
+        tenant: TenantId,
+        account: Account,
+        manager: PoolT_co,
+        level: int,
+        name: str,
     ) -> None:
         self.principal = principal
-        self.tenant = str(principal.tenant)
+        self.tenant: str = tenant
         self.account = account
         self.manager = manager  # the pool that makes its domains
         self.level = level
@@ -165,7 +173,7 @@ class Plan(OwnerData, Generic[PoolT_co]):
         self.active_us = 0
         self.admitted: Decision  # the same at every instant under one revision
         self.decoy: HashState | None = None  # of a key that keys nothing, for denied grants
-        self.subject_key = (principal.tenant, principal.subject, principal.session)
+        self.subject_key = (tenant, principal.subject, principal.session)
         self.valid_until_utc_us = 1 << 62
         self.priorities: tuple[tuple[int, int | None, int, int | None], ...] = ()
         self.waits_for_ledger = False  # no new custody while events are spilled (`lifecycle: deny`)
@@ -211,6 +219,7 @@ class PlanCache(Generic[PoolT_co]):
         domains: WeakValueDictionary[tuple[DomainSpec, int], Domain],
         block_tokens: int,
         record_keys: Callable[[KeyOwner, tuple[KeyFact, ...]], None],
+        names: TenantNames,
         revoked: Collection[str] = (),
     ) -> None:
         self.table = table
@@ -218,6 +227,7 @@ class PlanCache(Generic[PoolT_co]):
         self._record_keys = record_keys
         self._key_changes = keyring.changes
         self._keyring = keyring
+        self._names = names
         self._account_of = account_of
         self._domains = domains
         self._block_tokens = block_tokens
@@ -267,13 +277,13 @@ class PlanCache(Generic[PoolT_co]):
 
     def _make(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
         principal, model, route, hint, _ = key
-        table, tenant = self.table, str(principal.tenant)
-        entry = table.tenant(tenant)
-        if entry is None:
+        table, tenant = self.table, self._names.met(principal)
+        entry = None if tenant is None else table.tenant(tenant)
+        if tenant is None or entry is None:
             return None
         level = table.classify(tenant, route, principal.classification, hint)
         account, manager = self._account_of(tenant)
-        plan = Plan(principal, account, manager, level, table.policy.classifications[level])
+        plan = Plan(principal, tenant, account, manager, level, table.policy.classifications[level])
         owed = table.obligations(tenant, level)
         plan.key = key
         plan.facts = AdmissionFacts(
@@ -287,7 +297,7 @@ class PlanCache(Generic[PoolT_co]):
         plan.active_us = owed.active_max_us
         plan.waits_for_ledger = owed.on_outage_lifecycle is OnOutage.DENY
         plan.hits_need_ledger = owed.on_outage_own_hits is OnOutage.DENY
-        owner = tenant_owner(principal.issuer, tenant)
+        owner = tenant_owner(principal.issuer, principal.tenant)
         self._record_keys(
             owner, self._keyring.ensure([owner])
         )  # class A: durable before the epoch keys anything
@@ -302,8 +312,8 @@ class PlanCache(Generic[PoolT_co]):
             AccessRequest(Action.ADMIT, tenant, tenant, level, plan.owner_scope, Via.OWN), now_utc_us
         )
         if plan.own.state is not None:
-            self._open_grants(plan, model, now_utc_us, principal.issuer)
-        self._open_segments(plan, model, now_utc_us, principal.issuer)
+            self._open_grants(plan, model, now_utc_us)
+        self._open_segments(plan, model, now_utc_us)
         return plan
 
     def _own(self, plan: AnyPlan, owner: KeyOwner, key: PlanKey, owed: Obligations, scope: Scope) -> None:
@@ -318,6 +328,7 @@ class PlanCache(Generic[PoolT_co]):
             key_epoch=epoch,
             labels=self.table.labels(plan.tenant, route),
             salt=salt,
+            tenant_name=plan.tenant,
         )
         if spec is None:  # no subject and no session: nothing is reused across requests
             domain = self._domain(
@@ -377,7 +388,7 @@ class PlanCache(Generic[PoolT_co]):
 
     # -- across a boundary --------------------------------------------------------------------------------------------
 
-    def _open_grants(self, plan: AnyPlan, model: bytes, now_utc_us: int, issuer: str) -> None:
+    def _open_grants(self, plan: AnyPlan, model: bytes, now_utc_us: int) -> None:
         """At most four, in order of id; only the owner's tenant-level domain of the reader's own classification."""
         opened: list[OpenedDomain] = []
         for grant in self.table.grants_for(plan.tenant, plan.level, now_utc_us):
@@ -385,23 +396,24 @@ class PlanCache(Generic[PoolT_co]):
                 break
             if is_revoked(grant.id, self._revoked):
                 continue
-            entry = self._grant(plan, grant, model, issuer)
+            entry = self._grant(plan, grant, model)
             if entry is not None:
                 opened.append(entry)
         plan.grants = tuple(opened)
         if opened:
             plan.decoy = hashlib.blake2b(key=os.urandom(32), digest_size=32)
 
-    def _grant(self, plan: AnyPlan, grant: Grant, model: bytes, issuer: str) -> OpenedDomain | None:
-        owner = tenant_owner(issuer, grant.owner)
+    def _grant(self, plan: AnyPlan, grant: Grant, model: bytes) -> OpenedDomain | None:
+        owner = self._names.owner(grant.owner)
         epoch = self._keyring.current(owner)
         account, manager = self._account_of(grant.owner)
         if epoch is None or manager is not plan.manager:
             return None
         spec = DomainSpec(
             scope=ScopeKind.TENANT,
-            issuer=issuer,
-            tenant=grant.owner,
+            issuer=owner.issuer,
+            tenant=owner.name,
+            tenant_name=grant.owner,
             classification=plan.classification,
             labels=self.table.labels(grant.owner, None),
             model=model,
@@ -417,23 +429,23 @@ class PlanCache(Generic[PoolT_co]):
         )
         return OpenedDomain(grant.id, grant.owner, reuse, chain)
 
-    def _open_segments(self, plan: AnyPlan, model: bytes, now_utc_us: int, issuer: str) -> None:
+    def _open_segments(self, plan: AnyPlan, model: bytes, now_utc_us: int) -> None:
         candidates: list[Candidate] = []
         for rule in self.table.segments_for(plan.tenant, now_utc_us):
             if is_revoked(rule.id, self._revoked):
                 continue
-            entry = self._segment(plan, rule, model, issuer)
+            entry = self._segment(plan, rule, model)
             if entry is not None:
                 plan.segments[rule.id] = entry
-                owner = tenant_owner(issuer, rule.owner)
+                owner = self._names.owner(rule.owner)
                 candidates.append(Candidate(rule.id, owner, rule.digest.removeprefix("hmac:"), rule.tokens))
         if candidates:
             plan.matcher = SegmentMatcher(
                 self._keyring, candidates, model=model, block_tokens=self._block_tokens
             )
 
-    def _segment(self, plan: AnyPlan, rule: SegmentRule, model: bytes, issuer: str) -> OpenedDomain | None:
-        owner = tenant_owner(issuer, rule.owner)
+    def _segment(self, plan: AnyPlan, rule: SegmentRule, model: bytes) -> OpenedDomain | None:
+        owner = self._names.owner(rule.owner)
         epoch = self._keyring.current(owner)
         account, manager = self._account_of(rule.owner)
         if epoch is None or manager is not plan.manager or rule.level > plan.level:
@@ -441,8 +453,9 @@ class PlanCache(Generic[PoolT_co]):
         name = self.table.policy.classifications[rule.level]
         spec = DomainSpec(
             scope=ScopeKind.SEGMENT,
-            issuer=issuer,
-            tenant=rule.owner,
+            issuer=owner.issuer,
+            tenant=owner.name,
+            tenant_name=rule.owner,
             segment=rule.id,
             classification=name,
             labels=self.table.labels(rule.owner, None),

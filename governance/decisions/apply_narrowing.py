@@ -85,11 +85,11 @@ def _stricter(first: DomainLimits, second: DomainLimits) -> DomainLimits:
 
 
 def _limits(spec: DomainSpec, table: DecisionTable) -> DomainLimits | None:
-    if spec.tenant is None or table.tenant(spec.tenant) is None:
+    if spec.tenant_name is None or table.tenant(spec.tenant_name) is None:
         return None
     try:
         level = table.level(spec.classification)
     except PolicyError:
         return None
-    owed = owed_by(table, spec.tenant, level)
+    owed = owed_by(table, spec.tenant_name, level)
     return DomainLimits(owed.idle_us, owed.absolute_us, owed.scrub_within_us, owed.verify_share)

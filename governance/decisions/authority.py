@@ -35,11 +35,14 @@ from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.decisions.reuse_decision import Moment, ReuseDecider
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.decisions.staged_table import StagedTable
+from kvcustody.governance.decisions.tenant_names import TenantNames
 from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
+from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.tenant_counters import TenantCounters
+from kvcustody.ids import TenantId
 from kvcustody.policies.table.decision_table import DecisionTable
 
 T = TypeVar("T")
@@ -71,6 +74,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
         self._first_uses = FirstUseLog(ledger, self._clock)
         self.tenant_counters: dict[str, TenantCounters] = {}
+        self._names = TenantNames(ledger, keyring, self._clock, table.policy.issuers)
         self.table = table
         self.revoked = table.revoked
         self._shadow: ShadowPolicy | None = None
@@ -107,6 +111,12 @@ class Authority(ABC, Generic[PoolT_co]):
             return Deferred(request_id, "ledger")
         return plan if plan is not None else AdmissionRefused(request_id, "tenant is not in the policy")
 
+    def tenant_name(self, principal: Principal) -> TenantId:
+        """What a principal's tenant is called in policy, accounts and ledger."""
+        with suppress(LedgerUnavailable):
+            self._names.met(principal)  # the first of a ledger decides whose its bare ids are
+        return self._names.called(principal.issuer, principal.tenant)
+
     def _counters(self, tenant: str) -> TenantCounters:
         counters = self.tenant_counters.get(tenant)
         if counters is None:
@@ -121,6 +131,7 @@ class Authority(ABC, Generic[PoolT_co]):
             self._domains,
             self.block_tokens,
             self._record_keys,
+            self._names,
             self.revoked,
         )
 
@@ -145,7 +156,7 @@ class Authority(ABC, Generic[PoolT_co]):
         waiting = self._unrecorded.get(owner)
         while waiting:
             fact = waiting[0]
-            tenant = owner.name if owner.kind == "tenant" else None
+            tenant = self._names.named(owner) if owner.kind == "tenant" else None
             event = KeyEvent(self._clock.now_us(), tenant, fact.kind, fact.epoch, "governor")
             self._ledger.submit_durable(event)
             del waiting[0]
@@ -191,6 +202,7 @@ class Authority(ABC, Generic[PoolT_co]):
         is reused. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
         """
         self._check_newer(table)
+        self._names.check(table.policy.issuers)
         now_us = self._clock.now_us()
         self.revoked |= table.revoked
         expires_us = self._boot_time(expires_utc_us)
@@ -206,6 +218,7 @@ class Authority(ABC, Generic[PoolT_co]):
             stage=table.stage if isinstance(table, StagedTable) else "",
         )
         self.table, self._expires_us = table, expires_us
+        self._names.list(table.policy.issuers)
         self._book.drop()
         self._book = self._new_book(table)
         self._first_uses.forget()
@@ -296,7 +309,7 @@ class Authority(ABC, Generic[PoolT_co]):
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
         """Rotate and destroy keys as ordered; on record at latest before the owner's next request. How many epochs."""
         changes = self._keyring.changes
-        done = apply_key_orders(self._keyring, orders)
+        done = apply_key_orders(self._keyring, orders, self._names.named)
         if done or self._keyring.changes != changes:
             self.reload_keys()
         for owner, facts in done.items():

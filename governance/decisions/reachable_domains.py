@@ -21,7 +21,7 @@ def is_reachable(spec: DomainSpec, table: DecisionTable, revoked: Collection[str
     """Whether a reader of some kind may be led to `spec` by its own plan, a grant or a segment."""
     if isinstance(table, StagedTable):
         return any(is_reachable(spec, either, revoked) for either in (table.base, table.candidate))
-    if spec.tenant is None or table.tenant(spec.tenant) is None:
+    if spec.tenant_name is None or table.tenant(spec.tenant_name) is None:
         return False
     try:
         level = table.level(spec.classification)
@@ -32,9 +32,9 @@ def is_reachable(spec: DomainSpec, table: DecisionTable, revoked: Collection[str
     if not _may_be_labelled(spec, table):
         return False
     scope = LEVELS[spec.scope]
-    if scope is Scope.TENANT and _is_granted(spec.tenant, level, table, revoked):
+    if scope is Scope.TENANT and _is_granted(spec.tenant_name, level, table, revoked):
         return True
-    return _reaches_itself(spec.tenant, level, scope, table)
+    return _reaches_itself(spec.tenant_name, level, scope, table)
 
 
 def _reaches_itself(tenant: str, level: int, scope: Scope, table: DecisionTable) -> bool:
@@ -56,7 +56,7 @@ def _is_granted(owner: str, level: int, table: DecisionTable, revoked: Collectio
 
 def _is_declared(spec: DomainSpec, level: int, table: DecisionTable, revoked: Collection[str]) -> bool:
     return any(
-        (rule.id, rule.owner, rule.level) == (spec.segment, spec.tenant, level)
+        (rule.id, rule.owner, rule.level) == (spec.segment, spec.tenant_name, level)
         and not is_revoked(rule.id, revoked)
         and rule.id not in table.revoked
         for rule in table.policy.segments
@@ -65,9 +65,9 @@ def _is_declared(spec: DomainSpec, level: int, table: DecisionTable, revoked: Co
 
 def _may_be_labelled(spec: DomainSpec, table: DecisionTable) -> bool:
     """Labels add up: a request has at least those without a route, and at most those of every rule for its tenant."""
-    assert spec.tenant is not None
-    least = set(table.labels(spec.tenant, None))
+    assert spec.tenant_name is not None
+    least = set(table.labels(spec.tenant_name, None))
     most = least.union(
-        *(rule.labels for rule in table.policy.classify if rule.tenant in (spec.tenant, EVERY_TENANT))
+        *(rule.labels for rule in table.policy.classify if rule.tenant in (spec.tenant_name, EVERY_TENANT))
     )
     return least <= set(spec.labels) <= most

@@ -2,7 +2,7 @@
 
 1. A tenant's own requests are decided by the revision that it is in; what it owes is that revision's.
 2. Whatever crosses between tenants needs both revisions: no stage opens what either of them keeps closed.
-3. Both revisions order the same classifications, under the same profile.
+3. Both revisions name the same issuers and order the same classifications, under the same profile.
 4. Which tenants a share covers depends on the revision's digest and their names alone; a larger share covers more.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.errors import ConfigError
-from kvcustody.policies.document.model import Grant, Labels, SegmentRule, TenantPolicy
+from kvcustody.policies.document.model import Grant, Labels, Policy, Profile, SegmentRule, TenantPolicy
 from kvcustody.policies.table.batch_decide import BatchTable
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessColumns, AccessRequest, Decision
@@ -53,10 +53,10 @@ class StagedTable(DecisionTable):
     def __init__(self, base: DecisionTable, candidate: DecisionTable, stage: Stage) -> None:
         """Raises `ConfigError` where the two cannot be in effect side by side."""
         ours, theirs = base.policy, candidate.policy
-        if (ours.classifications, ours.profile) != (theirs.classifications, theirs.profile):
+        if _frame(ours) != _frame(theirs):
             raise ConfigError(
-                f"revision `{candidate.revision}` has other classifications or another profile than the active "
-                f"`{base.revision}`, so it cannot be staged beside it; activate it in full"
+                f"revision `{candidate.revision}` has other issuers, classifications or another profile than the "
+                f"active `{base.revision}`, so it cannot be staged beside it; activate it in full"
             )
         super().__init__(
             theirs,
@@ -148,6 +148,11 @@ class StagedTable(DecisionTable):
 def quotas_of(table: DecisionTable) -> DecisionTable:
     """The revision whose quotas hold: while one is staged, those of the other, whose guarantees add up."""
     return table.base if isinstance(table, StagedTable) else table
+
+
+def _frame(policy: Policy) -> tuple[tuple[str, ...], tuple[str, ...], Profile]:
+    """What both revisions of a stage have to agree on."""
+    return policy.issuers, policy.classifications, policy.profile
 
 
 def _in_both(first: Iterable[Grant], second: Iterable[Grant]) -> tuple[Grant, ...]:

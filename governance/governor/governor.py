@@ -201,7 +201,7 @@ class Governor(Authority[BlockManager]):
     ) -> AdmissionRefused | Deferred:
         """The tenant is not admitted, or its first key cannot be recorded now."""
         if isinstance(outcome, Deferred):
-            counters = self._counters(str(principal.tenant))
+            counters = self._counters(self._names.called(principal.issuer, principal.tenant))
             counters.count(counters.deferred, outcome.reason)
         return outcome
 

@@ -81,6 +81,7 @@ class DomainSpec:
     session: str | None = None
     labels: tuple[tuple[str, str], ...] = ()
     salt: str | None = None
+    tenant_name: str | None = None  # what policy, accounts and ledger call the tenant; keys nothing
     info: bytes = field(init=False, repr=False)
     owner: KeyOwner = field(init=False, repr=False)
     _hash: int = field(init=False, repr=False)
@@ -93,6 +94,7 @@ class DomainSpec:
         if type(self.key_epoch) is not int or self.key_epoch < 1:
             raise IdentityError("domain: `key_epoch` must be a positive integer", field="key_epoch")
         object.__setattr__(self, "labels", _sorted_labels(self.labels))
+        object.__setattr__(self, "tenant_name", self.tenant_name or self.tenant)
         if self.salt is not None:
             check_identifier("salt", self.salt)
         info = tlv.encode(SCHEMA, VERSION, self.encoded_fields())
@@ -164,6 +166,7 @@ def own_domain(
     key_epoch: int,
     labels: Iterable[tuple[str, str]] = (),
     salt: str | None = None,
+    tenant_name: str | None = None,
 ) -> DomainSpec | None:
     """The principal's own domain at `tenant`, `subject` or `session` scope, narrowed where an identifier is
     missing.
@@ -188,6 +191,7 @@ def own_domain(
         model=model,
         key_epoch=key_epoch,
         salt=salt,
+        tenant_name=tenant_name,
     )
 
 

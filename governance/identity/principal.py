@@ -21,6 +21,7 @@ from typing import Literal
 
 from kvcustody.errors import IdentityError
 from kvcustody.ids import SessionId, SubjectId, TenantId
+from kvcustody.tenants import SEPARATOR
 
 CHARACTERS_MAX = 128
 
@@ -120,6 +121,17 @@ def check_identifier(field: str, value: object) -> str:
     if "." in value and _DOT_SEGMENT.search(value) is not None:
         raise _refused(field, "has a `.` or `..` path segment")
     return value
+
+
+def check_tenant_name(name: object) -> str:
+    """`name` unchanged if it is one that `tenants.Issuers` makes, else `IdentityError` that does not quote it."""
+    if type(name) is not str:
+        raise _refused("tenant", f"must be text, not `{type(name).__name__}`")
+    tenant, separated, issuer = name.partition(SEPARATOR)
+    check_identifier("tenant", tenant)
+    if separated:
+        check_identifier("issuer", issuer)
+    return name
 
 
 def _claim(

@@ -1,12 +1,12 @@
 """What a worker does with its keys when a custodian has ordered it: later epochs, and the end of earlier ones.
 
 - Following the same orders again changes nothing: an epoch is older than the order's moment or it is not.
-- An order holds for the tenant of that name under every issuer. Owners that this keyring never had are not made.
+- An order holds for the one tenant of that name. Owners that this keyring never had are not made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from kvcustody.audit.query.key_orders import DESTROY, ROTATE
@@ -33,13 +33,15 @@ def newest(orders: Iterable[OrderedKeys]) -> tuple[OrderedKeys, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def apply_key_orders(keyring: Keyring, orders: Iterable[OrderedKeys]) -> dict[KeyOwner, list[KeyFact]]:
-    """Rotate and destroy what the orders name; what was done, by owner."""
+def apply_key_orders(
+    keyring: Keyring, orders: Iterable[OrderedKeys], name: Callable[[KeyOwner], str]
+) -> dict[KeyOwner, list[KeyFact]]:
+    """Rotate and destroy what the orders name; what was done, by owner. `name`: what an owner's tenant is called."""
     keyring.refresh()
     done: dict[KeyOwner, list[KeyFact]] = {}
     for order in orders:
         for owner in keyring.owners():
-            if (owner.kind, owner.name) == ("tenant", order.tenant):
+            if owner.kind == "tenant" and name(owner) == order.tenant:
                 done.setdefault(owner, []).extend(_for_owner(keyring, owner, order))
     return {owner: facts for owner, facts in done.items() if facts}
 

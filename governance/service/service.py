@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.erasure.who_owes import WorkPeriod, read_work_periods
 from kvcustody.audit.events import Event
+from kvcustody.audit.query.issuers import named_tenant
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import has_tags, names_of
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -26,13 +27,16 @@ from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.writer.event_writer import Awaited
 from kvcustody.clock import Clock
-from kvcustody.errors import ConfigError, LedgerError
+from kvcustody.errors import ConfigError, IdentityError, LedgerError
+from kvcustody.governance.identity.principal import check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
+from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.oidc_token import OidcTokens
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.rate_limit import RateLimiter
+from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.access.service_secret import open_secret
 from kvcustody.governance.service.access.sessions import Sessions
 from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
@@ -46,7 +50,7 @@ from kvcustody.governance.service.ingest.sqlite_write_queue import queue_writes
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.jobs import JobRunner
 from kvcustody.governance.service.page_cursor import Cursors
-from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.render_protocol import DocumentRenderer, JsonDocuments
 from kvcustody.governance.service.row_level_security import has_row_level_security, restrict_to_tenant
 from kvcustody.governance.service.settings import ServiceSettings
@@ -187,6 +191,34 @@ class Service:
                 if tenant is not None and self.row_walls:
                     restrict_to_tenant(connection, tenant)
             yield connection
+
+    def named(self, said: str) -> str:
+        """The name of the tenant that somebody calls so. No wall: whose tenants there are is in the system log."""
+        with self.reading() as connection:
+            return named_tenant(connection, said)
+
+    def about(self, said: str) -> str:
+        """Whom a question is about, for its record: empty for what names nobody."""
+        try:
+            return self.named(check_tenant_name(said))
+        except (ConfigError, IdentityError):
+            return ""
+
+    def tenant_of(self, caller: Caller, action: Permission, said: str | None) -> str | None:
+        """The tenant to answer a caller about, as they named it: None for all of them.
+
+        Raises `not-found` where it is not theirs, and `ConfigError` where who sees all says an id of several tenants.
+        """
+        caller.must(action)
+        if said is None or said == caller.tenant:
+            return caller.tenant_of(action, said)
+        try:
+            name = self.named(said)
+        except ConfigError:
+            if caller.reach(action) is Reach.ALL:
+                raise
+            raise not_found() from None
+        return caller.tenant_of(action, name)
 
     def names_of(self, tenant: str, subject: str) -> list[str]:
         """Every pseudonym of a subject of a tenant. No wall: who is behind a pseudonym is in no tenant's log."""

@@ -20,6 +20,7 @@ from kvcustody.integrations.events.block_event import BlockEvent
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.tenants import Issuers
 
 
 class MemoryKeyStore:
@@ -47,6 +48,10 @@ class KeepingLedger:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.admitting = self.recording = True
+
+    def issuers(self) -> Issuers:
+        """Nobody's: each of its workers begins one."""
+        return Issuers()
 
     def submit(self, events: Sequence[Event], /) -> int:
         """Keep them."""

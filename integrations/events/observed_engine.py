@@ -26,7 +26,7 @@ from kvcustody.audit.events import Event, ObservationGap, ObservedOverdue, Obser
 from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.decisions.access_plan import owed_by
-from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
 from kvcustody.integrations.events.incoming import Hash, Payload, Removed, StoredBlocks, read
 from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered, Missed
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -146,7 +146,7 @@ class ObservedEngine:
         self._clock = clock
         self._tenants = dict(tenants_by_salt or {})
         for tenant in self._tenants.values():
-            check_identifier("tenant", tenant)
+            check_tenant_name(tenant)
         self._scope_trusted = scope_trusted
         levels = table.policy.classifications
         self._unattributed_level = (
@@ -276,7 +276,7 @@ class ObservedEngine:
                 return tenant, SALT
         if self._scope_trusted and event.custody is not None:
             try:
-                return check_identifier("tenant", event.custody.tenant), SCOPE
+                return check_tenant_name(event.custody.tenant), SCOPE
             except IdentityError:
                 return None, NOBODY
         return None, NOBODY

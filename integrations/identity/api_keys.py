@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
@@ -35,6 +35,7 @@ from kvcustody.integrations.identity.yaml_models import (
     parse_document,
     read_document,
 )
+from kvcustody.tenants import OWN
 
 SCHEMA = "kvcustody/api-keys@1"
 ISSUER = "api-keys"
@@ -56,6 +57,13 @@ class KeyEntry(IdentityDocumentPart):
     route: RouteName | None = None
     operator: bool = False
     until: datetime.date | None = None
+
+    @field_validator("issuer")
+    @classmethod
+    def _not_ours(cls, issuer: str) -> str:
+        if issuer == OWN:
+            raise ValueError(f"`{OWN}` is the issuer of what is nobody's")
+        return issuer
 
 
 class KeyFile(IdentityDocumentPart):

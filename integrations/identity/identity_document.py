@@ -22,6 +22,7 @@ from kvcustody.integrations.identity.yaml_models import (
     RouteName,
     read_document,
 )
+from kvcustody.tenants import OWN
 
 OWN_HEADERS = "x-kvcustody-"  # every header that begins so is ours: read here, and never passed on
 
@@ -85,6 +86,8 @@ class IssuerEntry(IdentityDocumentPart):
 
     @model_validator(mode="after")
     def _nameable(self) -> IssuerEntry:
+        if self.called == OWN:
+            raise ValueError(f"`{OWN}` is the issuer of what is nobody's; give it another `name`")
         try:
             check_identifier("issuer", self.called)
         except IdentityError as error:

@@ -19,7 +19,7 @@ from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.worker.engine_worker import EnginePlan, EngineWorker, open_engine_worker
-from kvcustody.integrations.identity.from_settings import open_verifier
+from kvcustody.integrations.identity.from_settings import check_issuers, open_verifier
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -46,6 +46,7 @@ def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -
     """Open ledger, keys, policy and the verifier of tokens. Raises a `CustodyError` that says what is wrong."""
     worker = open_engine_worker(settings, plan, control)
     try:
+        check_issuers(settings, worker.port.table.policy.issuers)
         return OpenedCustody(worker.port, open_verifier(settings, worker.clock), worker.clock, worker)
     except BaseException:
         worker.close()

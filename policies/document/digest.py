@@ -32,6 +32,8 @@ def canonical(policy: Policy) -> bytes:
     form = {"schema": SCHEMA, **_form(policy)}
     if policy.erasure == ErasureDuty():
         del form["erasure"]
+    if not policy.issuers:
+        del form["issuers"]
     return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 

@@ -12,6 +12,7 @@ from enum import Enum, IntEnum, StrEnum
 from fractions import Fraction
 
 from kvcustody.policies.document.problems import SourceMark
+from kvcustody.tenants import issuers_of
 
 SCHEMA = "kvcustody/policy@1"
 EVERY_TENANT = "*"
@@ -308,8 +309,16 @@ class Policy:
     outage: tuple[OutagePolicy, ...]
     eviction: Eviction
     erasure: ErasureDuty = ErasureDuty()
+    issuers: tuple[
+        str, ...
+    ] = ()  # first the one whose tenants go by their bare ids; none: there is one, unnamed
     file: str = field(default="", compare=False)
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
+
+    def named(self, said: str) -> str:
+        """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several."""
+        known = {tenant.id for tenant in self.tenants}
+        return issuers_of(self.issuers).resolve(said, known)
 
     def group_grants(self) -> tuple[Grant, ...]:
         """The grants that sharing groups stand for: one per ordered pair of members.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import TypeVar
 
+from kvcustody.errors import ConfigError
 from kvcustody.policies.document.problems import Problems, quote
 from kvcustody.policies.document.yaml_nodes import (
     HIDDEN,
@@ -23,6 +24,7 @@ from kvcustody.policies.document.yaml_nodes import (
     SequenceNode,
     describe,
 )
+from kvcustody.tenants import OWN, Issuers
 
 T = TypeVar("T")
 
@@ -34,7 +36,10 @@ _PERCENTAGE = re.compile(r"(0|[1-9][0-9]{0,2})(?:\.([0-9]{1,4}))?%\Z")
 _FRACTION = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})\Z")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})\Z")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/-]{0,127}\Z")
+TENANT_FORM = r"[A-Za-z0-9][A-Za-z0-9._@:/-]{0,127}"
+ISSUER_FORM = r"[A-Za-z0-9._:@+=~,/!|'-]{1,128}"
+_TENANT = re.compile(rf"{TENANT_FORM}(\^{ISSUER_FORM})?\Z")
+_ISSUER = re.compile(rf"{ISSUER_FORM}\Z")
 _ROUTE = re.compile(r"(/[A-Za-z0-9._~@:{}-]+|/\*)+\Z")
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -44,6 +49,7 @@ class FieldReader:
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
+        self.issuers = Issuers()  # those that the document lists
 
     def mapping(
         self, node: Node, what: str, required: Iterable[str], optional: Iterable[str] = ()
@@ -132,10 +138,23 @@ class FieldReader:
         )
 
     def tenant(self, node: Node, what: str) -> str:
-        """A tenant id; wider than an identifier, because issuers choose it."""
-        return self._name(
-            node, what, _TENANT, "use at most 128 ASCII letters, digits and `._@:/-`, a letter or digit first"
-        )
+        """A tenant's name: its id, wider than an identifier because issuers choose it, and where there are several
+        issuers, `^` and its own."""
+        hint = "use at most 128 ASCII letters, digits and `._@:/-`, a letter or digit first; `^` goes before an issuer"
+        text = self._name(node, what, _TENANT, hint)
+        try:
+            return self.issuers.resolve(text) if text else ""
+        except ConfigError as error:
+            self.problems.add(node.mark, "KVP413", error.message)
+            return ""
+
+    def issuer(self, node: Node, what: str) -> str:
+        """Who vouches for tenants, as principals name it."""
+        hint = "use at most 128 ASCII letters, digits and `._:@+=~,/!|'-`; an identity document may give it a `name`"
+        name = self._name(node, what, _ISSUER, hint)
+        if name == OWN:
+            self.problems.add(node.mark, "KVP207", f"{what} {quote(name)} is a reserved word")
+        return name
 
     def integer(self, node: Node, what: str, low: int, high: int) -> int:
         """A decimal integer within bounds."""

@@ -49,6 +49,7 @@ _REQUIRED = (
 )
 _OPTIONAL = (
     "description",
+    "issuers",
     "scope",
     "labels",
     "classify",
@@ -111,6 +112,7 @@ def _policy(fields: FieldReader, root: Node, file: str) -> Policy:
         if "eviction" in found
         else Eviction(EvictionKind.LRU),
         erasure=read_erasure(fields, found["erasure"]) if "erasure" in found else ErasureDuty(),
+        issuers=names.issuers,
         file=file,
         mark=SourceMark(1, 1),
     )

@@ -7,13 +7,16 @@
 
 from __future__ import annotations
 
+from kvcustody.errors import ConfigError
 from kvcustody.policies.document.model import DEFAULT_TENANT, Labels
 from kvcustody.policies.document.problems import SourceMark, quote
 from kvcustody.policies.document.yaml_nodes import MappingNode, Node, Scalar, SequenceNode
 from kvcustody.policies.reading.fields import FieldReader
+from kvcustody.tenants import issuers_of
 
 CLASSIFICATIONS_MAX = 16
 LABELS_MAX = 8
+ISSUERS_MAX = 64
 
 
 class DeclaredNames:
@@ -21,6 +24,7 @@ class DeclaredNames:
 
     def __init__(self, fields: FieldReader) -> None:
         self.fields = fields
+        self.issuers: tuple[str, ...] = ()
         self.levels: dict[str, int] = {}
         self.tenants: dict[str, None] = {}
         self.labels: dict[str, tuple[str, ...]] = {}
@@ -28,12 +32,30 @@ class DeclaredNames:
 
     def declare(self, sections: dict[str, Node]) -> None:
         """Gather what the document declares."""
+        if (node := sections.get("issuers")) is not None:
+            self._declare_issuers(node)
         if (node := sections.get("classifications")) is not None:
             self._declare_levels(node)
         if isinstance(node := sections.get("tenants"), MappingNode):
-            self.tenants = {key.text: None for key, _ in node.entries if key.text != DEFAULT_TENANT}
+            self.tenants = {
+                self._called(key.text): None for key, _ in node.entries if key.text != DEFAULT_TENANT
+            }
         if (node := sections.get("labels")) is not None:
             self._declare_labels(node)
+
+    def _declare_issuers(self, node: Node) -> None:
+        words = self.fields.words(
+            node, "`issuers`", lambda item: self.fields.issuer(item, "issuer"), ISSUERS_MAX
+        )
+        self.issuers = tuple(dict.fromkeys(word for word in words if word))
+        self.fields.issuers = issuers_of(self.issuers)
+
+    def _called(self, text: str) -> str:
+        """A tenant's name; where it is unclear, as it is written: the entry itself says what is wrong."""
+        try:
+            return self.fields.issuers.resolve(text)
+        except ConfigError:
+            return text
 
     def _declare_levels(self, node: Node) -> None:
         if not isinstance(node, SequenceNode):

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -58,6 +59,10 @@ def read_tenants(
             node.mark, "KVP307", f"`tenants` has `{len(entries)}` entries, over {TENANTS_MAX}"
         )
     tenants = [_tenant(names, key, value, owed) for key, value in entries]
+    once = Counter(tenant.id for tenant in tenants if tenant.id)
+    for (key, _), tenant in zip(entries, tenants, strict=True):
+        if once[tenant.id] > 1:
+            names.fields.problems.add(key.mark, "KVP305", f"`tenants` lists {quote(key.text)} twice")
     default = next((tenant for tenant in tenants if tenant.id == DEFAULT_TENANT), None)
     _check_sum(names, node.mark, tenants)
     return tuple(tenant for tenant in tenants if tenant is not default), default

@@ -20,7 +20,7 @@ from kvcustody.policies.table.obligations import Obligations
 DEFAULT_DENY = "default-deny"
 ALWAYS_US = -(1 << 63)
 NEVER_US = (1 << 63) - 1
-TENANT_LENGTH_MAX = 256
+TENANT_LENGTH_MAX = 257
 
 
 class Unlisted(Enum):

@@ -21,7 +21,8 @@ from kvcustody.policies.document.model import (
     Tier,
     Via,
 )
-from kvcustody.policies.reading.names import CLASSIFICATIONS_MAX, LABELS_MAX
+from kvcustody.policies.reading.fields import ISSUER_FORM, TENANT_FORM
+from kvcustody.policies.reading.names import CLASSIFICATIONS_MAX, ISSUERS_MAX, LABELS_MAX
 from kvcustody.policies.reading.sharing import ENTRIES_MAX, PERMITTED, TOKENS_MAX
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -103,7 +104,10 @@ def _names(enumeration: Any) -> list[str]:
 def _defs() -> dict[str, _Field]:
     return {
         "identifier": _text("^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", "A name: ASCII letters, digits and ._-"),
-        "tenant": _text("^[A-Za-z0-9][A-Za-z0-9._@:/-]{0,127}$", "A tenant's id, compared byte for byte"),
+        "tenant": _text(
+            f"^{TENANT_FORM}(\\^{ISSUER_FORM})?$",
+            "A tenant's id, compared byte for byte; with several issuers, `^` and its own",
+        ),
         "duration": _text("^(0|[1-9][0-9]{0,8})(ms|s|m|h|d)$", "A duration: 0s, 250ms, 30m, 8h, 7d"),
         "percentage": _text("^(0|[1-9][0-9]{0,2})(\\.[0-9]{1,4})?%$", "A percentage: 20%, 12.5%"),
         "share": _text("^(all|none|[1-9][0-9]{0,8}/[1-9][0-9]{0,8})$", "A share: all, none, or such as 1/64"),
@@ -169,6 +173,13 @@ def _sections() -> dict[str, _Field]:
         "schema": {"const": SCHEMA, "description": "The language and its version"},
         "name": _ref("identifier", "What the policy is called"),
         "description": _ref("reason", "What it is for"),
+        "issuers": _listed(
+            "Whose tenants are admitted, where there are several; the bare ids of a ledger are the first one's",
+            _text(f"^{ISSUER_FORM}$", "An issuer, as principals name it"),
+            minItems=1,
+            maxItems=ISSUERS_MAX,
+            uniqueItems=True,
+        ),
         "profile": _choice(
             "shared: grants and segments may cross; strict: nothing does; dedicated: own pools",
             [profile.value for profile in Profile],

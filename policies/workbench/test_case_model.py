@@ -17,6 +17,7 @@ from kvcustody.policies.document.yaml_nodes import Node, SequenceNode, parse
 from kvcustody.policies.reading.fields import FieldReader
 from kvcustody.policies.workbench.prove.prove import Never
 from kvcustody.policies.workbench.request import Request
+from kvcustody.tenants import issuers_of
 
 SCHEMA = "kvcustody/policy-tests@1"
 _ACTIONS = {action.name.lower(): action for action in Action}
@@ -70,7 +71,9 @@ def load_cases(text: str | bytes, *, name: str, policy: Policy) -> Cases:
     """The cases that `text` holds for `policy`. Raises `PolicyRejected`."""
     problems = Problems(name)
     root = parse(text, problems)
-    reader = _Reader(FieldReader(problems), policy)
+    fields = FieldReader(problems)
+    fields.issuers = issuers_of(policy.issuers)
+    reader = _Reader(fields, policy)
     cases = None if root is None else reader.cases(root, name)
     problems.raise_if_any()
     assert cases is not None, "a document without a root has a problem"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from two_worlds import AUC_GATE, BLOCK, MODEL, World, auc, compare, table, tokens
+from two_worlds import AUC_GATE, BLOCK, MODEL, ROOMY, World, auc, compare, table, tokens
 
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
@@ -111,7 +111,11 @@ def test_colliding_ids_at_full_size() -> None:
 
 def test_two_issuers_may_name_a_tenant_alike_and_share_no_block() -> None:
     """A9: a tenant is (issuer, id). Equal ids under two issuers never share content."""
-    world = World(table())
+    listed = table(
+        tenants=ROOMY.replace("victim:", "victim^one:").replace("attacker:", "attacker^one:"),
+        issuers="one, two",
+    )
+    world = World(listed)
     prompt = list(range(3 * BLOCK))
     hits = []
     for issuer in ("one", "two", "one", "two"):

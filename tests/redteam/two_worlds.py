@@ -93,6 +93,7 @@ def table(
     rules: str = "",
     idle: str = "30m",
     revision: int = 1,
+    issuers: str = "",
 ) -> DecisionTable:
     """A compiled policy from pieces of YAML."""
     text = _POLICY.format(
@@ -104,6 +105,8 @@ def table(
         rules=rules,
         idle=idle,
     )
+    if issuers:
+        text += f"issuers: [{issuers}]\n"
     return compile_policy(load_policy(text, name="world.yaml"), revision=revision)
 
 

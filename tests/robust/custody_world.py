@@ -36,6 +36,7 @@ from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.ids import SessionId, SubjectId, TenantId
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.tenants import Issuers
 
 BLOCK = 16
 SHARDS = 2
@@ -98,6 +99,9 @@ class Dropping:
     @property
     def recording(self) -> bool:
         return self._ledger.recording
+
+    def issuers(self) -> Issuers:
+        return self._ledger.issuers()
 
     def submit(self, events: Sequence[Event], /) -> int:
         kept = []

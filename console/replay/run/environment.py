@@ -40,6 +40,7 @@ from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.document.model import Policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.tenants import Issuers
 
 WORKER = "replay"
 CLOSE_SECONDS = 5.0
@@ -80,6 +81,10 @@ class ObservedLedger:
     def recording(self) -> bool:
         """As the ledger says."""
         return self._ledger.recording
+
+    def issuers(self) -> Issuers:
+        """As the ledger says."""
+        return self._ledger.issuers()
 
     def submit(self, batch: Sequence[Event], /) -> int:
         """Queue events, then fold them in."""

@@ -21,8 +21,9 @@ _BINS = 10
 
 def live(visit: PageRequest) -> Response:
     """Live residencies, those nearest to their deadline first, and how old they are."""
-    tenant = visit.caller.tenant_of(READ, visit.text("tenant"))
-    visit.record("consoleCustody", tenant)
+    said = visit.text("tenant")
+    tenant = visit.service.tenant_of(visit.caller, READ, said)
+    visit.record("consoleCustody", tenant=tenant)
     now_us = visit.service.clock.utc_us()
     with visit.service.reading(tenant) as connection:
         found = live_residencies(connection, now_us=now_us, tenant=tenant, limit=_READ_MAX)
@@ -30,7 +31,7 @@ def live(visit: PageRequest) -> Response:
     return visit.page(
         "audit/custody.html",
         "Custody",
-        tenant=tenant,
+        tenant=said or tenant,
         all_tenants=sees_all(visit),
         erases=visit.may(Permission.ERASE),
         shown=ordered[:_SHOWN_MAX],
@@ -44,10 +45,11 @@ def live(visit: PageRequest) -> Response:
 def subject(visit: PageRequest) -> Response:
     """What is held of one subject, why and until when; what was erased; erase."""
     name = visit.text("subject", 128)
-    tenant = visit.caller.tenant_of(READ, visit.text("tenant", 128))
+    said = visit.text("tenant")
+    tenant = visit.service.tenant_of(visit.caller, READ, said)
     if tenant is None or name is None:
         raise ProblemError("invalid", "a subject is asked for by tenant and name")
-    visit.record("consoleSubject", tenant)
+    visit.record("consoleSubject", tenant=tenant)
     pseudonyms = visit.service.names_of(tenant, name)
     now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()
     with visit.service.reading(tenant) as connection:
@@ -55,7 +57,7 @@ def subject(visit: PageRequest) -> Response:
     return visit.page(
         "erasure/subject.html",
         "One subject",
-        tenant=tenant,
+        tenant=said or tenant,
         name=name,
         found=found,
         erases=visit.may(Permission.ERASE),

@@ -23,6 +23,7 @@ from kvcustody.governance.release.replay_records import Proposal
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.policies.document.model import Grant, Rule, SegmentRule, TenantGroup
+from kvcustody.tenants import issuers_of
 
 _PAGE = 100
 _ASKED = ("reader", "owner", "classification", "action", "scope", "via", "grant")
@@ -40,7 +41,7 @@ def show(visit: PageRequest) -> Response:
     reads, tests = visit.may(Permission.READ_CUSTODY), visit.may(Permission.WRITE_POLICY)
     if not reads:
         visit.caller.must(Permission.WRITE_POLICY)
-    tenant = visit.text("tenant", 128)
+    tenant = visit.text("tenant")
     denials = None
     if reads:
         visit.record("consoleDecisions", tenant)
@@ -55,6 +56,7 @@ def show(visit: PageRequest) -> Response:
         tests=tests,
         reads_policy=visit.may(Permission.READ_POLICY),
         policy=policy,
+        names=[] if policy is None else [issuers_of(policy.issuers).full(one.id) for one in policy.tenants],
         choices=CHOICES,
         explained=_explained(visit) if policy is not None and visit.text("reader") else None,
     )

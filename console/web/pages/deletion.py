@@ -25,24 +25,25 @@ _LEGEND = [("covered", 1), ("due and not covered", 4)]
 
 def show(visit: PageRequest) -> Response:
     """Coverage of a period by tenant and classification, over time, with orphan findings and gaps."""
-    tenant = visit.caller.tenant_of(Permission.READ_CUSTODY, visit.text("tenant", 128))
-    visit.record("consoleDeletion", tenant)
+    said = visit.text("tenant")
+    tenant = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, said)
+    visit.record("consoleDeletion", tenant=tenant)
     name = visit.text("period") or "24h"
     count, step_us, form = _PERIODS.get(name, _PERIODS["24h"])
     until_us = visit.service.clock.utc_us()
     since_us = (until_us // step_us + 1 - count) * step_us
-    found = custody_api.covered(visit.caller, visit.service, tenant, since_us, until_us)
+    found = custody_api.covered(visit.caller, visit.service, said, since_us, until_us)
     everything = visit.caller.reach(Permission.READ_CUSTODY) is Reach.ALL
     return visit.page(
         "erasure/deletion.html",
         "Deletion",
-        tenant=tenant,
+        tenant=said or tenant,
         all_tenants=sees_all(visit),
         periods=list(_PERIODS),
         period=name,
         found=found,
         chart=_over_time(visit, tenant, since_us, until_us, step_us, form),
-        findings=custody_api.findings(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE),
+        findings=custody_api.findings(visit.caller, visit.service, said, visit.text("cursor", 1024), _PAGE),
         gaps=custody_api.gaps(visit.caller, visit.service, limit=_PAGE)["items"] if everything else None,
     )
 

@@ -34,7 +34,7 @@ FILES = {
 
 def listed(visit: PageRequest) -> Response:
     """Every erasure that the caller may see, newest first."""
-    tenant = visit.text("tenant", 128)
+    tenant = visit.text("tenant")
     visit.record("consoleErasures", tenant)
     found = erasures_api.erasures(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
     return visit.page(
@@ -144,7 +144,7 @@ def download(visit: PageRequest) -> Response:
     found = _status(visit)
     if name not in FILES or not _certifies(visit, found["tenant"]):
         raise not_found()
-    visit.record("consoleCertificate", found["tenant"])
+    visit.record("consoleCertificate", tenant=found["tenant"])
     content = _file(visit, name, found["erasure"])
     headers = {"Content-Disposition": f'attachment; filename="{found["erasure"][:12]}-{name}"'}
     return Response(content, media_type=FILES[name], headers=headers)

@@ -35,7 +35,7 @@ def listed(visit: PageRequest) -> Response:
 
 def make(visit: PageRequest) -> Response:
     """Begin a report (rule 1 of `reports`)."""
-    tenant = visit.caller.tenant_of(Permission.READ_CUSTODY, visit.text("tenant", 128))
+    tenant = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, visit.text("tenant"))
     framework = visit.text("framework") or ""
     if framework not in NAMES:
         raise ProblemError("invalid", f"`framework` is none of {', '.join(NAMES)}")
@@ -51,7 +51,7 @@ def make(visit: PageRequest) -> Response:
         until_us=moment_us(visit, "until"),
         as_of=visit.number("as_of"),
     )
-    visit.record("consoleReport", tenant)
+    visit.record("consoleReport", tenant=tenant)
     job = start_report(service, visit.caller.name, asked, service.documents.formats())
     return redirect(f"/reports/{job.job}")
 

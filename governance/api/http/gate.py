@@ -25,7 +25,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from kvcustody.audit.events import AccessRecorded, Event
-from kvcustody.errors import IdentityError
 from kvcustody.governance.api.http.console_mount import Pages, form_token, is_page
 from kvcustody.governance.api.http.exchange import (
     ClientGoneError,
@@ -41,7 +40,6 @@ from kvcustody.governance.api.http.exchange import (
 from kvcustody.governance.api.http.json_body import check_json
 from kvcustody.governance.api.http.operation import Operation, Operations
 from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, check_act, check_origin, cookie_of
-from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.authenticator import too_many
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
@@ -219,7 +217,10 @@ class Gate:
             else:
                 check_json(exchange.body, kind)
         if operation.recorded and caller.recorded:
-            await record_before_answer(self._service, self._access(query, operation, caller))
+            about = caller.tenant or ""
+            if not about and "tenant" in query:
+                about = await run_sync(self._service.about, query["tenant"], limiter=self._threads)
+            await record_before_answer(self._service, self._access(query, operation, caller, about))
         read = self._reads.get(operation.name)
         if read is not None:
             response = await read(exchange.scope, operation.parameters(exchange.path))
@@ -229,14 +230,13 @@ class Gate:
         else:
             await self._app(exchange.scope, exchange.replay(), exchange.send)
 
-    def _access(self, query: dict[str, str], operation: Operation, caller: Caller) -> AccessRecorded:
+    def _access(
+        self, query: dict[str, str], operation: Operation, caller: Caller, about: str
+    ) -> AccessRecorded:
         """The event of a read: the names of filters, and of their values the tenant's alone."""
         roles = tuple(sorted(caller.roles))
-        tenant = caller.tenant or query.get("tenant", "")
         now_us = self._service.clock.now_us()
-        return AccessRecorded(
-            now_us, caller.name, roles, operation.name, _storable(tenant), tuple(sorted(query))
-        )
+        return AccessRecorded(now_us, caller.name, roles, operation.name, about, tuple(sorted(query)))
 
     # -- idempotency ----------------------------------------------------------------------------------------
 
@@ -335,13 +335,6 @@ def _query(exchange: Exchange, known: frozenset[str]) -> dict[str, str]:
     if len(query) != len(pairs):
         raise ProblemError("invalid", errors=[{"at": "query", "what": "a parameter came twice"}])
     return query
-
-
-def _storable(tenant: str) -> str:
-    try:
-        return check_identifier("tenant", tenant) if tenant else ""
-    except IdentityError:
-        return ""
 
 
 class _FailedError(Exception):

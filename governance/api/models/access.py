@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvcustody.governance.api.models.base import Model, Name, Utc, example
+from kvcustody.governance.api.models.base import Model, TenantName, Utc, example
 from kvcustody.governance.service.access.certificate_thumbprint import PATTERN
 from kvcustody.governance.service.access.roles import Role
 
@@ -60,7 +60,7 @@ class Enrolment(Model):
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
     roles: Annotated[list[Role], Field(min_length=1, max_length=8)]
-    tenant: Name | None = None
+    tenant: TenantName | None = None
     kind: Literal["person", "machine"] = "person"
     key_days: Annotated[int | None, Field(strict=True, ge=1, le=366)] = None
     certificate: Thumbprint | None = None

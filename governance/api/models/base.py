@@ -7,9 +7,12 @@ from typing import Annotated, Any
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvcustody.tenants import NAME_CHARACTERS_MAX
+
 LARGE = 1 << 53
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
+TenantName = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 Whole = Annotated[int, Field(strict=True, ge=0, lt=LARGE)]
 Utc = Annotated[int, Field(strict=True, ge=0, lt=LARGE, description="UTC in microseconds since 1970.")]
 
@@ -18,7 +21,12 @@ Cursor = Annotated[
 ]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items of a page.")]
 Tenant = Annotated[
-    str | None, Query(min_length=1, max_length=128, description="One tenant; your own where you have one.")
+    str | None,
+    Query(
+        min_length=1,
+        max_length=NAME_CHARACTERS_MAX,
+        description="One tenant, as `id^issuer` where there are several issuers; your own where you have one.",
+    ),
 ]
 AsOf = Annotated[
     int | None,

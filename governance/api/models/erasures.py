@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvcustody.audit.erasure.preview import PreviewRow
 from kvcustody.audit.erasure.requests_and_answers import ErasureAnswer
-from kvcustody.governance.api.models.base import Model, Name, Utc, Whole, example
+from kvcustody.governance.api.models.base import Model, Name, TenantName, Utc, Whole, example
 from kvcustody.governance.api.models.shown import shown
 
 _ERASURE = {
@@ -27,7 +27,7 @@ class ErasureRequest(Model):
 
     model_config = example({"tenant": "acme", "subject": "user-17", "deadline_seconds": 60})
 
-    tenant: Name | None = None
+    tenant: TenantName | None = None
     subject: Name | None = None
     session: Name | None = None
     model: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvcustody.audit.report.framework import NAMES
-from kvcustody.governance.api.models.base import LARGE, Model, Name, Whole, example
+from kvcustody.governance.api.models.base import LARGE, Model, Name, TenantName, Whole, example
 from kvcustody.governance.api.models.policies import Source
 from kvcustody.governance.api.models.shown import shown
 from kvcustody.governance.observability import processing_record as ropa
@@ -23,7 +23,7 @@ class ReportRequest(Model):
     model_config = example({"framework": "soc2", "tenant": "acme", "formats": ["json"]})
 
     framework: FrameworkName
-    tenant: Name | None = None
+    tenant: TenantName | None = None
     since: Annotated[int | None, Field(strict=True, ge=0, lt=LARGE)] = None
     until: Annotated[int | None, Field(strict=True, ge=0, lt=LARGE)] = None
     as_of: Annotated[int | None, Field(strict=True, ge=1, lt=LARGE)] = None

@@ -51,7 +51,8 @@ class Witnesses(Model):
 class Health(Model):
     """What is well, and what is not. `degraded`: it is served, but the ledger spills or does not admit.
 
-    `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite).
+    `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite). `issuers`: whose
+    tenants the ledger names, first the one that the bare ids are of.
     """
 
     model_config = example(
@@ -69,6 +70,7 @@ class Health(Model):
             "checkpoints": {"size": 4, "at_us": 1_780_000_000_000_000, "refused": "", "problem": ""},
             "witnesses": _WITNESSES,
             "row_walls": True,
+            "issuers": ["corp"],
             "received_leaves": 120,
             "workers": 1,
             "silent_workers": [],
@@ -80,6 +82,7 @@ class Health(Model):
     checkpoints: Checkpoints | None  # type: ignore[valid-type]
     witnesses: Witnesses
     row_walls: bool
+    issuers: list[str]
     received_leaves: Whole
     workers: Whole
     silent_workers: list[str]

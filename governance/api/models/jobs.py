@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvcustody.governance.api.models.base import LARGE, Model, Name, Utc, Whole, example
+from kvcustody.governance.api.models.base import LARGE, Model, TenantName, Utc, Whole, example
 
 _JOB = {
     "job": "cd" * 16,
@@ -55,7 +55,7 @@ class ExportRequest(Model):
 
     model_config = example({"tenant": "acme", "form": "ndjson"})
 
-    tenant: Name | None = None
+    tenant: TenantName | None = None
     since: Annotated[int | None, Field(strict=True, ge=0, lt=LARGE)] = None
     until: Annotated[int | None, Field(strict=True, ge=0, lt=LARGE)] = None
     as_of: Annotated[int | None, Field(strict=True, ge=1, lt=LARGE)] = None

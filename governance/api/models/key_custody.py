@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvcustody.audit.query.key_orders import KeyOrder
 from kvcustody.audit.retention.unlink_subject import UnlinkedSubject
-from kvcustody.governance.api.models.base import Model, Name, example
+from kvcustody.governance.api.models.base import Model, Name, TenantName, example
 from kvcustody.governance.api.models.shown import page_of, shown
 
 _PERIOD = {"key": "kvcustody.example/ledger+6b0f2c1e+Ab3…", "first_size": 0, "last_size": None}
@@ -54,7 +54,7 @@ class TenantNamed(Model):
 
     model_config = example({"tenant": "acme", "reason": "yearly"})
 
-    tenant: Name
+    tenant: TenantName
     reason: Reason
 
 

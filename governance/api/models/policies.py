@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvcustody.governance.api.models.base import LARGE, Model, Utc, Whole, example
+from kvcustody.governance.api.models.base import LARGE, Model, TenantName, Utc, Whole, example
 
 SOURCE = "schema: kvcustody/policy@1\nname: example\n…"
 Source = Annotated[str, Field(min_length=1, max_length=1 << 20)]
@@ -100,8 +100,8 @@ class PolicyQuestion(Model):
         {"reader": "acme-labs", "owner": "acme", "classification": "internal", "via": "grant"}
     )
 
-    reader: Annotated[str, Field(min_length=1, max_length=128)]
-    owner: Annotated[str | None, Field(min_length=1, max_length=128)] = None
+    reader: TenantName
+    owner: TenantName | None = None
     classification: Annotated[str, Field(min_length=1, max_length=128)]
     action: Literal["admit", "reuse", "publish", "retain", "offload", "export", "administer"] = "reuse"
     scope: Literal["session", "subject", "tenant", "group", "public"] = "tenant"

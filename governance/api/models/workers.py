@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvcustody.governance.api.models.base import LARGE, Model, Name, Utc, Whole, example
+from kvcustody.governance.api.models.base import LARGE, Model, TenantName, Utc, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.service.fleet.workers import WorkerRun
 
@@ -108,12 +108,13 @@ class IncarnationModel(Model):
 
 
 class Registered(Model):
-    """Whether the incarnation was new, and whose it is."""
+    """Whether the incarnation was new, whose it is, and whose tenants the ledger names: first whose ids stand alone."""
 
-    model_config = example({"new": True, "worker": "gpu-0"})
+    model_config = example({"new": True, "worker": "gpu-0", "issuers": ["corp"]})
 
     new: bool
     worker: str
+    issuers: list[str]
 
 
 class WorkerReport(Model):
@@ -132,7 +133,7 @@ class WorkerReport(Model):
         dict[Counter, Annotated[float, Field(allow_inf_nan=False, strict=True)]],
         Field(max_length=512, default_factory=dict),
     ]
-    charged: Annotated[dict[Name, Whole], Field(max_length=1000, default_factory=dict)]
+    charged: Annotated[dict[TenantName, Whole], Field(max_length=1000, default_factory=dict)]
 
 
 class Heard(Model):

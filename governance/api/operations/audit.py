@@ -49,7 +49,7 @@ Text = Annotated[str | None, Query(min_length=1, max_length=128)]
 Number = Annotated[int | None, Query(ge=0, lt=LARGE)]
 Kind = Annotated[KindName | None, Query(description="A kind of event.", examples=["receipt"])]
 LogName = Annotated[
-    str, Query(min_length=1, max_length=160, description="`tenant/NAME` or `system`.", examples=["system"])
+    str, Query(min_length=1, max_length=320, description="`tenant/NAME` or `system`.", examples=["system"])
 ]
 Trace = Annotated[
     str | None,
@@ -110,7 +110,7 @@ def found_events(
     limit: Limit = 100,
 ) -> Response:
     """Leaves by what they say, log by log, each in the order of time."""
-    mine = caller.tenant_of(READ, tenant)
+    mine = service.tenant_of(caller, READ, tenant)
     asked = {
         "tenant": mine, "since": since, "until": until, "kind": kind, "outcome": outcome, "actor": actor, "rule": rule,
         "grant": grant, "revision": revision, "residency": residency, "incarnation": incarnation, "block": block,
@@ -150,7 +150,7 @@ def logs(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Sub-logs and their heads: one's own, or all of them."""
-    mine = caller.tenant_of(READ, tenant)
+    mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection, absent_is_absent():
         proofs = LedgerProofs(connection)
         size = proofs.checkpoint(as_of).size
@@ -199,7 +199,7 @@ def consistent(
     service: ServiceDep,
     old_size: Annotated[int, Query(ge=1, lt=LARGE)],
     size: Annotated[int, Query(ge=1, lt=LARGE)],
-    log: Annotated[str, Query(min_length=1, max_length=160, description="A sub-log, or `root`.")] = "root",
+    log: Annotated[str, Query(min_length=1, max_length=320, description="A sub-log, or `root`.")] = "root",
 ) -> dict[str, Any]:
     """Shows that a log only grew between two sizes."""
     if old_size > size:
@@ -220,7 +220,7 @@ def tile(
     service: ServiceDep,
     level: Annotated[int, Path(ge=0, le=7, examples=[0])],
     index: Annotated[int, Path(ge=0, lt=LARGE, examples=[0])],
-    log: Annotated[str, Query(min_length=1, max_length=160, description="A sub-log, or `root`.")] = "root",
+    log: Annotated[str, Query(min_length=1, max_length=320, description="A sub-log, or `root`.")] = "root",
     width: Annotated[int, Query(ge=1, le=_TILE_WIDTH)] = _TILE_WIDTH,
 ) -> Response:
     """A tile of hashes (C2SP tlog-tiles): `width` hashes of 32 bytes."""

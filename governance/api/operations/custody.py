@@ -106,7 +106,7 @@ def subject_of(
 
 def _named(caller: Caller, service: Service, tenant: str | None, subject: str) -> tuple[str, list[str]]:
     """The tenant of a subject that a caller asks about, and the subject's pseudonyms."""
-    mine = caller.tenant_of(READ, tenant)
+    mine = service.tenant_of(caller, READ, tenant)
     if mine is None:
         raise ProblemError("invalid", "a subject is asked for with its tenant")
     return mine, service.names_of(mine, subject)
@@ -120,7 +120,7 @@ def held_now(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Residencies that run, or whose hold has not ended, oldest first; people by pseudonym."""
-    mine = caller.tenant_of(READ, tenant)
+    mine = service.tenant_of(caller, READ, tenant)
     question = CursorBinding("listLive", caller.name, {"tenant": mine})
     position = service.cursors.read(question, cursor)
     after = None if position is None else (int(position[0]), str(position[1]), int(position[2]))
@@ -142,7 +142,7 @@ def totals(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """What the ledger holds, by tenant."""
-    mine = caller.tenant_of(READ, tenant)
+    mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection:
         found = [row for row in queries.tenant_totals(connection) if mine in (None, row.tenant)]
     return page(
@@ -165,7 +165,7 @@ def covered(
     ] = None,
 ) -> dict[str, Any]:
     """Deletion coverage of the custody that was due in a period, by tenant and classification."""
-    mine = caller.tenant_of(READ, tenant)
+    mine = service.tenant_of(caller, READ, tenant)
     until_us = service.clock.utc_us() if until is None else until
     since_us = max(0, until_us - DAY_US) if since is None else since
     if since_us >= until_us:
@@ -193,7 +193,7 @@ def denials(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Denied requests by reader, owner, rule and revision."""
-    mine = caller.tenant_of(READ, tenant)
+    mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection:
         found = queries.denials_by_rule(connection, tenant=mine)
     return page(
@@ -218,7 +218,7 @@ def findings(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Orphan findings, oldest first."""
-    mine = caller.tenant_of(READ, tenant)
+    mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection:
         found = queries.findings(connection, tenant=mine)
     return page(

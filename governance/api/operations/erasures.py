@@ -36,7 +36,7 @@ from kvcustody.governance.api.models.erasures import (
 )
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector
-from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.certificates import certificate, opening
@@ -131,7 +131,7 @@ def erasures(
     caller: CallerDep, service: ServiceDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Erasures that were asked for, newest first."""
-    mine = caller.tenant_of(READ, tenant)
+    mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection:
         found = ledger.requests(connection, tenant=mine)
     question = CursorBinding("listErasures", caller.name, {"tenant": mine})
@@ -189,14 +189,16 @@ def _certified(caller: Caller, service: Service, erasure: str) -> None:
 
 def _selector(caller: Caller, service: Service, what: ErasureRequest) -> Selector:
     """The selector of a request, its tenant from the credential (rule 1); raises for one that is none."""
-    mine = caller.tenant_of(Permission.ERASE, what.tenant)
+    mine = service.tenant_of(caller, Permission.ERASE, what.tenant)
     if mine != caller.tenant:  # a name that was typed
         with service.reading() as connection:
             check_tenant(connection, mine)
     parts = {name: getattr(what, name) for name in ("subject", "session", "classification", "segment")}
-    for name, value in (*parts.items(), ("tenant", mine)):
+    for name, value in parts.items():
         if value is not None:
             check_identifier(name, value)
+    if mine is not None:
+        check_tenant_name(mine)
     model = None if what.model is None else bytes.fromhex(what.model)
     labels = tuple(sorted(what.labels.items()))
     selector = Selector(tenant=mine, model=model, key_epoch=what.key_epoch, labels=labels, **parts)

@@ -57,7 +57,7 @@ async def stream(
     limit: Limit = 100,
 ) -> Response:
     """Leaves in the order of their commits, from where the cursor left off; held open up to `wait` seconds."""
-    mine = caller.tenant_of(Permission.READ_CUSTODY, tenant)
+    mine = service.tenant_of(caller, Permission.READ_CUSTODY, tenant)
     question = CursorBinding("streamEvents", caller.name, {"tenant": mine})
     given = service.cursors.read(question, cursor)
     at = None if given is None else Position(int(given[0]), int(given[1]))

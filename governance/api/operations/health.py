@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import Response
 
+from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, ServiceDep
@@ -51,6 +52,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
     """The ledger's writer, its signatures and witnesses, the batches of workers and the workers themselves."""
     with service.reading() as connection:
         seen = witness_status(connection, service.clock.utc_us())
+        issuers = known_issuers(connection)
     status = service.writer.status()
     signer = service.signer.status() if service.signer is not None else None
     workers = [worker for _, worker in service.fleet.listed(limit=1000) if worker.ended_us is None]
@@ -60,6 +62,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
         "checkpoints": None if signer is None else signer._asdict(),
         "witnesses": seen._asdict() | {"witnesses": [witness._asdict() for witness in seen.witnesses]},
         "row_walls": service.row_walls,
+        "issuers": list(issuers.all),
         "received_leaves": service.ingest.stored_leaves,
         "workers": len(workers),
         "silent_workers": sorted({worker.worker for worker in workers if worker.silent}),

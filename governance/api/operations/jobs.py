@@ -52,7 +52,7 @@ def add_jobs(api: Api) -> None:
 
 def export(caller: CallerDep, service: ServiceDep, what: ExportRequest) -> dict[str, Any]:
     """Take leaves out of the ledger, with everything that is needed to verify them offline, as one tar file."""
-    mine = caller.tenant_of(READ, what.tenant)
+    mine = service.tenant_of(caller, READ, what.tenant)
     if what.since is not None and what.until is not None and what.since >= what.until:
         raise ProblemError("invalid", "`since` must be before `until`")
     now_us, roles = service.clock.now_us(), tuple(sorted(caller.roles))

@@ -62,7 +62,9 @@ def rotate(caller: CallerDep, service: ServiceDep, how: HandoverModel) -> dict[s
 
 def unlink(caller: CallerDep, service: ServiceDep, who: SubjectNamed) -> dict[str, Any]:
     """Destroy what says who a subject's pseudonyms are; every leaf and proof stays. Says what remains where."""
-    return custody.unlink(service, who.tenant, who.subject, actor=caller.name, reason=who.reason)._asdict()
+    return custody.unlink(
+        service, service.named(who.tenant), who.subject, actor=caller.name, reason=who.reason
+    )._asdict()
 
 
 def orders(
@@ -75,7 +77,9 @@ def orders(
 
 def _ordering(action: str, says: str) -> Callable[..., dict[str, Any]]:
     def ordered(caller: CallerDep, service: ServiceDep, what: TenantNamed) -> dict[str, Any]:
-        made = custody.order(service, what.tenant, action, actor=caller.name, reason=what.reason)
+        made = custody.order(
+            service, service.named(what.tenant), action, actor=caller.name, reason=what.reason
+        )
         return made._asdict()
 
     ordered.__doc__ = says

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 from fastapi import Response
 
+from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, ServiceDep
 from kvcustody.governance.api.models.policies import (
@@ -125,10 +126,14 @@ def explained(service: ServiceDep, what: PolicyQuestion) -> Response:
     levels = table.policy.classifications
     if what.classification not in levels:
         raise ProblemError("invalid", "`classification` is none of the policy's")
+    try:
+        reader, owner = table.policy.named(what.reader), table.policy.named(what.owner or what.reader)
+    except ConfigError as error:
+        raise ProblemError("invalid", error.message) from None
     request = Request(
         PolicyAction[what.action.upper()],
-        what.reader,
-        what.owner or what.reader,
+        reader,
+        owner,
         levels.index(what.classification),
         Scope[what.scope.upper()],
         Via[what.via.upper()],

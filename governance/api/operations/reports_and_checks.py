@@ -58,7 +58,7 @@ def add_evidence(api: Api) -> None:
 
 def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> dict[str, Any]:
     """Make an evidence report of a period: its files, its SHA-256 and the command that makes it again."""
-    mine = caller.tenant_of(READ, what.tenant)
+    mine = service.tenant_of(caller, READ, what.tenant)
     if mine != caller.tenant:  # a name that was typed
         with service.reading() as connection:
             check_tenant(connection, mine)

@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync
 from fastapi import Path, Query, Request
 
 from kvcustody.audit.erasure.requests_and_answers import names, pending
+from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_table import unknown_pseudonyms, unlinkings
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
@@ -113,8 +114,13 @@ def listed(
 def register(
     caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: IncarnationModel
 ) -> dict[str, Any]:
-    """Put a new incarnation of this worker on record; closes the custody of its dead predecessors."""
-    return {"new": service.fleet.register(caller.name, incarnation, what.offset_us), "worker": caller.name}
+    """Put a new incarnation of this worker on record; closes the custody of its dead predecessors.
+
+    It may be repeated, to hear again which issuers of tenants the ledger knows.
+    """
+    new = service.fleet.register(caller.name, incarnation, what.offset_us)
+    with service.reading() as connection:
+        return {"new": new, "worker": caller.name, "issuers": list(known_issuers(connection).all)}
 
 
 def report(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: WorkerReport) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import structlog
 
-from kvcustody.errors import IdentityError
+from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.service.access.api_key import MARK, prefix_of
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.oidc_token import OidcTokens
+from kvcustody.governance.service.access.oidc_token import OidcTokens, VerifiedClaims
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.rate_limit import RateLimiter
@@ -102,7 +102,14 @@ class ServiceAuthenticator:
         proven = self._tokens.verify(credential, certificate)
         if self._principals.ended(proven.principal):
             raise _refused("principal is disabled")
-        return Caller(proven.principal, proven.roles, proven.tenant, "token")
+        return Caller(proven.principal, proven.roles, self._tenant_of(proven), "token")
+
+    def _tenant_of(self, proven: VerifiedClaims) -> str | None:
+        """The tenant that a token names: whoever issues tokens for people says whose an id is, like everybody."""
+        try:
+            return None if proven.tenant is None else self._principals.named(proven.tenant)
+        except ConfigError:
+            raise _refused("token's tenant could be several issuers'") from None
 
     def _by_key(self, key: str, certificate: str | None) -> Caller:
         prefix = prefix_of(key)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import IdentityError
-from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
 from kvcustody.governance.service.access.jwks import KeySet
 from kvcustody.governance.service.access.roles import OF_TENANTS, Role, check_roles
 from kvcustody.governance.service.settings import Issuer
@@ -127,7 +127,7 @@ def _proven(claims: dict[str, Any], entry: Issuer) -> VerifiedClaims:
     roles = {entry.roles[name] for name in names if isinstance(name, str) and name in entry.roles}
     tenant = claims.get(entry.tenant_claim) if roles & OF_TENANTS else None
     if tenant is not None:
-        check_identifier("tenant", tenant)
+        check_tenant_name(tenant)
     return VerifiedClaims(f"{entry.name}:{who}", check_roles(roles, tenant), tenant)
 
 

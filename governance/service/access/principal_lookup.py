@@ -15,6 +15,7 @@ import structlog
 from sqlalchemy import Engine, select, update
 
 from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.query.issuers import named_tenant
 from kvcustody.audit.schema.service import service_keys, service_principals
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.access.api_key import KeyHasher, digest_of, is_stretched
@@ -123,6 +124,11 @@ class PrincipalLookup:
             row.certificate,
         )  # the one from before the look-up, if cleared
         return principal, prefix
+
+    def named(self, tenant: str) -> str:
+        """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several."""
+        with self._engine.connect() as connection:
+            return named_tenant(connection, tenant)
 
     def ended(self, name: str, prefix: str = "") -> bool:
         """Whether a principal, or the key that it used, was ended since: for answers that take long, and for tokens."""

@@ -29,7 +29,7 @@ from kvcustody.audit.events import Event, PrincipalChanged
 from kvcustody.audit.schema.service import service_keys, service_principals, service_sessions
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import IdentityError
-from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.principal_lookup import PrincipalLookup
 from kvcustody.governance.service.access.principal_table import (
@@ -128,7 +128,7 @@ class Principals(PrincipalLookup):
         _checked_name(name)
         held = check_roles(roles, tenant)
         if tenant is not None:
-            check_identifier("tenant", tenant)
+            tenant = self.named(check_tenant_name(tenant))
         if held & ALONE:
             kind = "machine"
         found = PrincipalRecord(name, kind, held, tenant, self._clock.utc_us(), by, None, 1)

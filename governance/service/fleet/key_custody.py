@@ -20,7 +20,7 @@ from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind
 from kvcustody.audit.tlog.signing_key import SigningKeyError, read_signing_key
 from kvcustody.errors import LedgerUnavailable
-from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys, rotate_signing_key
 from kvcustody.governance.service.problem_details import ProblemError
 
@@ -66,7 +66,7 @@ def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[Si
 
 def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: str) -> UnlinkedSubject:
     """Destroy what says who a subject's pseudonyms are (rule 3); says what remains in which copies."""
-    check_identifier("tenant", tenant)
+    check_tenant_name(tenant)
     check_identifier("subject", subject)
     url = service.settings.subject_keys_url
     keys = None if url is None else SubjectKeys.open(url)  # of its own: the writer's belong to its thread
@@ -90,7 +90,7 @@ def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: s
 
 def order(service: Service, tenant: str, action: str, *, actor: str, reason: str) -> KeyOrder:
     """Order that every worker rotate, or destroy, the epochs that a tenant's keys have now (rule 2)."""
-    check_identifier("tenant", tenant)
+    check_tenant_name(tenant)
     service.record(KeysOrdered(service.clock.now_us(), tenant, action, actor, reason))
     service.changed()
     return next(

@@ -144,14 +144,14 @@ class BatchCustody:
         """A deferral becomes a refusal where the request could not even run alone."""
         needed = self._needed(tokens, max_new_tokens)
         for manager in self.governor.managers:
-            account = manager.accounts.get(str(claim.principal.tenant))
+            account = manager.accounts.get(self.governor.tenant_name(claim.principal))
             if account is not None and needed > most_blocks(account):
                 return too_big(outcome.request_id, needed, account)
         return outcome
 
     def is_crowded(self, request_id: str, margin: float) -> bool:
         """Whether a request of a tenant beyond its guarantee should wait, so that those running can go on."""
-        tenant = str(self._claimed[request_id].principal.tenant)
+        tenant = self.governor.tenant_name(self._claimed[request_id].principal)
         for manager in self.governor.managers:
             account = manager.accounts.get(tenant)
             if account is None:

@@ -25,8 +25,9 @@ from kvcustody.governance.identity.extra_content import PromptEmbeddings, frame
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.ids import TenantId
+from kvcustody.tenants import OWN
 
-ANONYMOUS = Principal("kvcustody", TenantId("anonymous"))
+ANONYMOUS = Principal(OWN, TenantId("anonymous"))
 CHILD_MARK = "__child#"
 _NOTHING: Mapping[int, bytes] = {}
 

@@ -117,7 +117,7 @@ class Custodian:
 
     def _check_offload(self, principal: Principal, route: str | None, hints: Hints) -> None:
         """Copies in host memory are plain, so the policy has to allow that tier without encryption."""
-        table, tenant = self.governor.table, str(principal.tenant)
+        table, tenant = self.governor.table, self.governor.tenant_name(principal)
         level = table.classify(
             tenant, route or principal.route, principal.classification, hints.classification
         )

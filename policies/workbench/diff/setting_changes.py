@@ -14,7 +14,7 @@ from kvcustody.policies.workbench.diff.model import SettingChange
 
 def setting_changes(old: Policy, new: Policy) -> Iterator[SettingChange]:
     """Every change, policy-wide first."""
-    for field in ("name", "description", "classifications", "eviction"):
+    for field in ("name", "description", "issuers", "classifications", "eviction"):
         one, two = _plain(getattr(old, field)), _plain(getattr(new, field))
         if one != two:
             yield SettingChange("policy", field, one, two)

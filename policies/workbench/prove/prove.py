@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from kvcustody.policies.document.digest import digest
 from kvcustody.policies.document.model import Action, Policy, Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.model import UNLISTED, AccessColumns, AccessRequest, Decision, Unlisted
+from kvcustody.policies.table.model import (
+    TENANT_LENGTH_MAX,
+    UNLISTED,
+    AccessColumns,
+    AccessRequest,
+    Decision,
+    Unlisted,
+)
 from kvcustody.policies.table.obligations import obligations_of
 from kvcustody.policies.workbench.prove.counterexamples import Findings
 from kvcustody.policies.workbench.prove.model import Proof, Searched
@@ -292,6 +299,6 @@ def _malformed(tenants: Sequence[str], levels: int) -> Iterator[Request]:
             (99, 0, Scope.TENANT),
         ):
             yield Request(action, first, second, level, scope, via, 0)  # type: ignore[arg-type]
-    for nobody in ("", "x" * 257):
+    for nobody in ("", "x" * (TENANT_LENGTH_MAX + 1)):
         for via in Via:
             yield Request(Action.REUSE, nobody, nobody, 0, Scope.SESSION, via, 0)

@@ -33,6 +33,7 @@ from kvcustody.integrations.vllm.scheduler.governed_request import (
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.tenants import Issuers
 
 _numbers = itertools.count()
 MODEL = ModelIdentity(
@@ -53,6 +54,9 @@ class NoLedger:
     """A ledger that is always there and keeps nothing."""
 
     admitting = recording = True
+
+    def issuers(self) -> Issuers:
+        return Issuers()
 
     def submit(self, events: Sequence[object], /) -> int:
         return 0

@@ -12,15 +12,16 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import KeysOrdered
 from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock, VirtualClock
-from kvcustody.governance.identity.domain_spec import group_owner, tenant_owner
+from kvcustody.governance.identity.domain_spec import KeyOwner, group_owner, tenant_owner
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders, newest
-from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.policies import library
+from kvcustody.tenants import Issuers
 
 ACME, ELSEWHERE, LABS, GROUP = (
     tenant_owner("idp", "acme"),
@@ -29,6 +30,11 @@ ACME, ELSEWHERE, LABS, GROUP = (
     group_owner("acme"),
 )
 NOW_US = 1_790_000_000_000_000
+
+
+def followed(ring: Keyring, orders: list[OrderedKeys]) -> dict[KeyOwner, list[KeyFact]]:
+    """Orders followed where `idp` is the home issuer."""
+    return apply_key_orders(ring, orders, lambda owner: Issuers("idp").name(owner.issuer, owner.name))
 
 
 def rings(folder: Path, count: int) -> list[Keyring]:
@@ -45,32 +51,34 @@ def rings(folder: Path, count: int) -> list[Keyring]:
 def test_an_order_is_followed_once_by_all_who_share_the_keys(tmp_path: Path) -> None:
     one, two = rings(tmp_path, 2)
     order = [OrderedKeys("acme", "rotate", NOW_US + 1)]
-    done = apply_key_orders(one, order)
+    done = followed(one, order)
     assert {owner: [fact.kind for fact in facts] for owner, facts in done.items()} == {
         ACME: ["rotated"],
-        ELSEWHERE: ["rotated"],
     }
     for ring in (two, one, two):
-        assert apply_key_orders(ring, order) == {}, "followed already, by another process or by this one"
+        assert followed(ring, order) == {}, "followed already, by another process or by this one"
         assert ring.epochs(ACME) == (1, 2)
         assert ring.epochs(LABS) == ring.epochs(GROUP) == (1,), "control: others' keys stay"
+        assert ring.epochs(ELSEWHERE) == (1,), "of another issuer's tenant with that id too"
+    done = followed(one, [OrderedKeys("acme^other", "rotate", NOW_US + 1)])
+    assert list(done) == [ELSEWHERE], "control"
 
 
 def test_a_clock_that_is_behind_follows_no_order_twice(tmp_path: Path) -> None:
     """The order is of a moment that has not come here; what it made counts as made then."""
     [ring] = rings(tmp_path, 1)
     order = [OrderedKeys("acme", "destroy", NOW_US + 3_600_000_000)]
-    done = apply_key_orders(ring, order)
+    done = followed(ring, order)
     assert [fact.kind for fact in done[ACME]] == ["rotated", "destroyed"]
-    assert ring.epochs(ACME) == (2,) and apply_key_orders(ring, order) == {}
-    assert apply_key_orders(ring, [OrderedKeys("acme", "rotate", NOW_US + 3_600_000_001)])[ACME][0].epoch == 3
+    assert ring.epochs(ACME) == (2,) and followed(ring, order) == {}
+    assert followed(ring, [OrderedKeys("acme", "rotate", NOW_US + 3_600_000_001)])[ACME][0].epoch == 3
 
 
 @pytest.mark.parametrize("action", ["rotate", "destroy"])
 def test_an_order_from_before_an_epoch_was_made_is_none(tmp_path: Path, action: str) -> None:
     [ring] = rings(tmp_path, 1)
-    assert apply_key_orders(ring, [OrderedKeys("acme", action, NOW_US)]) == {}
-    assert apply_key_orders(ring, [OrderedKeys("acme", action, NOW_US + 1)]) != {}, "control"
+    assert followed(ring, [OrderedKeys("acme", action, NOW_US)]) == {}
+    assert followed(ring, [OrderedKeys("acme", action, NOW_US + 1)]) != {}, "control"
 
 
 def test_the_last_order_asks_for_all_that_earlier_ones_did() -> None:

@@ -8,8 +8,12 @@ import pytest
 from door_world import DOCUMENT
 
 from kvcustody.errors import ConfigError
+from kvcustody.governance.settings import Settings
+from kvcustody.integrations.identity.api_keys import add_key
+from kvcustody.integrations.identity.from_settings import check_issuers
 from kvcustody.integrations.identity.identity_document import IdentityDocument
 from kvcustody.integrations.identity.yaml_models import parse_document
+from kvcustody.tenants import OWN
 
 MISTAKES = [
     ("audience: kvcustody", "audience: 7", "9:5: `issuers.0.audience` input should be a valid string"),
@@ -77,6 +81,31 @@ def test_an_issuer_that_is_no_identifier_needs_a_name() -> None:
     text = DOCUMENT.replace("    name: idp\n", "").replace("example/realm", "example/realm?x=1")
     with pytest.raises(ConfigError, match="give it a `name`"):
         parse_document(IdentityDocument, text.encode(), "identity.yaml")
+
+
+def test_what_is_nobodys_has_an_issuer_that_nobody_else_is(tmp_path: Path) -> None:
+    """Else a tenant `anonymous` of that issuer would be whoever reached transformers without an identity."""
+    text = DOCUMENT.replace("name: idp", f"name: {OWN}")
+    with pytest.raises(ConfigError, match="the issuer of what is nobody's"):
+        parse_document(IdentityDocument, text.encode(), "identity.yaml")
+    with pytest.raises(ConfigError, match="the issuer of what is nobody's"):
+        add_key(tmp_path / "keys.yaml", {"name": "nobody", "tenant": "anonymous", "issuer": OWN})
+
+
+def test_a_door_for_two_issuers_needs_a_policy_that_lists_them(tmp_path: Path) -> None:
+    """The engine's process looks: else the first request would decide whose the bare ids are."""
+    settings = Settings(policy_path=tmp_path / "policy.yaml", identity_path=tmp_path / "identity.yaml")
+    check_issuers(settings, ())  # the document is on another machine
+    (tmp_path / "identity.yaml").write_text(DOCUMENT)
+    check_issuers(settings, ())  # its keys are not made yet: there is one issuer
+    add_key(tmp_path / "keys.yaml", {"name": "ci", "tenant": "acme", "issuer": "idp"})
+    check_issuers(settings, ())
+    add_key(tmp_path / "keys.yaml", {"name": "other", "tenant": "acme"})
+    with pytest.raises(
+        ConfigError, match="`api-keys`, `idp` name tenants, and the policy lists no `issuers`"
+    ):
+        check_issuers(settings, ())
+    check_issuers(settings, ("idp", "api-keys"))
 
 
 def test_the_documented_example_is_read() -> None:

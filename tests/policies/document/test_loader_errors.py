@@ -22,6 +22,7 @@ HERE = Path(__file__).parents[1]
 BASE = (HERE / "base.yaml").read_text()
 STRICT = (HERE / "strict.yaml").read_text()
 GOLDEN = HERE / "golden_errors.txt"
+TWICE = BASE.replace("  globex:", "  acme^corp:")
 LABS = "labs: {quota: {guaranteed: 10%, cap: 10%}}"
 GRANT = "{id: g, owner: acme, reader: labs, at_most: low, until: 2027-01-01, reason: r}"
 SEGMENT = (
@@ -124,6 +125,10 @@ CASES = [
     case("unknown-field", "retention:\n", "retension:\n"),
     case("unknown-nested", "at_most: mid", "at_mots: mid"),
     case("unknown-far", "name: base\n", "name: base\nzzz: 1\n"),
+    case("several-issuers", "name: base\n", "name: base\nissuers: [corp, partner]\n"),
+    case("unlisted-issuer", "  globex:", "  globex^partner:"),
+    case("tenant-twice-by-its-issuer", "name: base\n", "name: base\nissuers: [corp]\n", base=TWICE),
+    case("own-issuer", "name: base\n", "name: base\nissuers: [kvcustody]\n"),
     case("missing-field", "    reason: joint evaluation\n", ""),
     case(
         "missing-section",

@@ -158,7 +158,7 @@ def test_unlisted_tenants_are_refused_without_a_default(compiled):
 
 
 @pytest.mark.parametrize(
-    "nobody", [None, "", 7, b"acme", ("acme",), ["acme"], {}, "x" * 257, True, float("nan")]
+    "nobody", [None, "", 7, b"acme", ("acme",), ["acme"], {}, "x" * 258, True, float("nan")]
 )
 @pytest.mark.parametrize("via", Via)
 def test_what_is_not_a_tenant_gets_nothing(compiled, nobody, via):

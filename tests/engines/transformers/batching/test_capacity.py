@@ -22,6 +22,7 @@ from continuous_world import (
 
 from kvcustody.errors import HandleError
 from kvcustody.integrations.transformers.batching.custody import BatchCustody
+from kvcustody.tenants import OWN
 
 HALVES = """\
   a: {quota: {guaranteed: 50%, cap: 50%}}
@@ -183,7 +184,7 @@ def test_positive_control_children_that_inherit_nothing_are_strangers(
     with governed(generate=generate, text=policy(TENANTS + ANYBODY)) as engine:
         engine.submit(person("a"), prompt(29))
         engine.run()
-        assert set(engine.governor.tenant_counters) == {"a", "anonymous"}
+        assert set(engine.governor.tenant_counters) == {"a", f"anonymous^{OWN}"}
 
 
 def test_an_id_in_use_is_not_served_twice() -> None:
