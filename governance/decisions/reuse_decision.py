@@ -6,6 +6,7 @@
 - While a new revision is being recorded, a reuse needs the permission of both (a narrowing act takes effect first).
 - What was revoked is denied whatever the table says. Once the policy's lease has run out so is all but the own scope,
   and once the revision itself has expired everything is: it permits nothing any more.
+- A fork reads anew what its parent attached across tenants: it is decided as that reuse is, at its own instant.
 - Where the policy says `own_hits: deny`, nothing is reused while the ledger has what happens only later.
 - Each reuse across tenants is in the reader's log, in its residency's leaf. The first is in both logs, and both
   count all of them (class C).
@@ -19,14 +20,15 @@ from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
 from kvcustody.audit.events import Event, HitCounted
-from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is_revoked
+from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is_revoked, label_of
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest, Decision
 
-LAPSED, EXPIRED, UNRECORDED, UNCERTAIN = "policy-lease", "policy-expired", "ledger-outage", "clock-in-doubt"
+LAPSED, EXPIRED, UNRECORDED = "policy-lease", "policy-expired", "ledger-outage"
+UNCERTAIN, CLOSED = "clock-in-doubt", "no-longer-opened"
 
 
 class Moment(NamedTuple):
@@ -114,6 +116,16 @@ class ReuseDecider:
         if self._first_uses.in_doubt:
             self._deny(counters, plan, UNCERTAIN, entry.owner)
         return False
+
+    def may_go_on(self, plan: AnyPlan, domain: Domain, counters: TenantCounters, moment: Moment) -> bool:
+        """Whether the plan's reader may attach anew what it attached of another's domain before, as a fork does."""
+        if moment.now_us >= self.expires_us:
+            self._deny(counters, plan, EXPIRED, label_of(domain).tenant)
+            return False
+        opened = [entry for entry in (*plan.grants, *plan.segments.values()) if entry.chain.domain is domain]
+        if not opened:
+            self._deny(counters, plan, CLOSED, label_of(domain).tenant)
+        return any(self.may(plan, entry, counters, moment) for entry in opened)
 
     def _decide(self, request: AccessRequest, classification: str, moment: Moment) -> Decision:
         """By the active revision, and by the coming one too while that is being recorded."""

@@ -86,12 +86,13 @@ NO_KEYS = RequestKeys([], 0, False)
 class KeyChain(OwnerData):
     """One request's prompt, its keys, and the running state behind its last whole block."""
 
-    __slots__ = ("epoch", "keys", "prompt", "single_group", "source", "state", "tail")
+    __slots__ = ("epoch", "keys", "prompt", "single_group", "source", "state", "tail", "until_utc_us")
 
     def __init__(self, prompt: Prompt, *, single_group: bool, epoch: int) -> None:
         self.prompt = prompt
         self.single_group = single_group
         self.epoch = epoch
+        self.until_utc_us = 0  # when a grant or segment begins or ends next, as of the look-up
         self.keys: list[bytes] = []
         self.state: HashState | None = None
         self.source: Domain | None = (

@@ -217,20 +217,21 @@ class EnginePort(Authority[ExternalPool]):
             return NO_KEYS
         plan = residency.facts
         assert isinstance(plan, Plan)
-        if chain.epoch != self._epoch:
+        moment = Moment(now_us, now_us + self._clock.offset_us, residency.trace)
+        if chain.epoch != self._epoch or moment.utc_us >= plan.valid_until_utc_us:
             self._renew_plan(residency, chain)
             plan = residency.facts
             assert isinstance(plan, Plan)
         counters = self._counters(plan.tenant)
-        moment = Moment(now_us, now_us + self._clock.offset_us, residency.trace)
         read, reasons = self._reuse.read_plan(plan, chain.prompt, counters, moment)
         residency.reasons = reasons
+        chain.until_utc_us = plan.valid_until_utc_us
         keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
         residency.publishes = keys.publishable
         return keys
 
     def _renew_plan(self, residency: ExternalResidency, chain: KeyChain) -> None:
-        """A revision or a key rotation came between arrival and now: the request's remaining_holds is found anew."""
+        """A revision, a key rotation or an end came between arrival and now: the request's standing is found anew."""
         old = residency.facts
         assert isinstance(old, Plan)
         key = old.key
@@ -301,8 +302,9 @@ class EnginePort(Authority[ExternalPool]):
         if now_us >= self._reuse.expires_us:
             return 0
         if isinstance(expected, np.ndarray):
-            if now_us >= self._reuse.lease_until_us:
-                expected = residency.domain.tag
+            edge_us = chain.until_utc_us if isinstance(chain, KeyChain) else 0
+            if now_us >= self._reuse.lease_until_us or now_us + self._clock.offset_us >= edge_us:
+                expected = residency.domain.tag  # what a grant or segment opened then may be over by now
             else:
                 expected = expected[: len(which)] if positions is None else expected[np.array(positions)]
         return self.pool.attachable(which, expected, now_us)

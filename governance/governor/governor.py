@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
-from kvcustody.allocator.pool.accounting import Account
+from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.longest_prefix import Prompt
@@ -277,8 +277,32 @@ class Governor(Authority[BlockManager]):
         manager = self._pools.managers[sequence.pool]
         manager.fill(sequence, None if tokens is None else read_token_array(tokens))
 
-    def fork(self, request_id: Hashable, child_id: Hashable) -> Admission:
-        """A second request on the same blocks (parallel sampling, beams); the first divergent write copies."""
+    def may_fork(self, request_id: Hashable) -> bool:
+        """Whether a new request may read all that this one reads: none of it was revoked, expired or erased."""
+        sequence = self._get(request_id)
+        residency = sequence.residency
+        if not residency.may_hold:  # erased, and let finish
+            return False
+        crossed: dict[Domain, None] = {}
+        node = sequence.leaf
+        while node is not None:
+            if node.domain is not residency.domain:
+                crossed[node.domain] = None
+            node = node.parent
+        if not crossed:
+            return True
+        moment = self._moment(residency.trace)
+        plan = self._plan(plan_of(residency).key, request_id, moment)  # as it is now
+        if not isinstance(plan, Plan):
+            return False
+        counters = self._counters(plan.tenant)
+        return all(self._reuse.may_go_on(plan, domain, counters, moment) for domain in crossed)
+
+    def fork(self, request_id: Hashable, child_id: Hashable) -> Admission | AdmissionRefused:
+        """A second request on the same blocks (parallel sampling, beams); the first divergent write copies.
+
+        Refused where the parent reads what may not be read anew: it runs on, and the child is admitted by itself.
+        """
         parent = self._get(request_id)
         plan = plan_of(parent.residency)
         manager = self._pools.managers[parent.pool]
@@ -286,6 +310,10 @@ class Governor(Authority[BlockManager]):
         key = (plan.tenant, child_id)
         if key in self._live:
             raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
+        if not self.may_fork(request_id):
+            return AdmissionRefused(
+                child_id, "fork: not all that its parent reads may be read anew; admit it"
+            )
         child = manager.fork(
             parent,
             key,

@@ -300,3 +300,28 @@ def test_without_the_lease_the_own_scope_is_attached_all_the_same() -> None:
     assert race.port.look_up(mine, race.find).readable == 4  # type: ignore[arg-type]
     assert race.port.attachable(mine, [1, 2, 3, 4]) == 4  # type: ignore[arg-type]
     race.close()
+
+
+def test_nothing_attaches_after_the_grant_has_expired_since_the_look_up() -> None:
+    """A request that looked up in time and waits reads nothing of another's once the grant is over."""
+    until_us = 1_798_761_600_000_000  # 2027-01-01
+    for late, attached in ((0, True), (1, False)):
+        race = Race(revoke)
+        race.clock.advance(until_us - 1 - race.clock.utc_us())
+        race._publish_as_owner()
+        race._use_first()
+        race.arrive()
+        race.look_up()
+        assert race.residency.granted_blocks == 4
+        race.clock.advance(late)
+        race.attach()
+        assert bool(race.blocks) is attached
+        race.port.release(race.residency)
+        if late:
+            race.arrive()
+            race.look_up()
+            assert race.residency.granted_blocks == 0
+            again = race.port.resume(race.residency, PROMPT) if race.port.release(race.residency) else None
+            race.port.look_up(again, race.find)  # type: ignore[arg-type]
+            assert again.granted_blocks == 0  # type: ignore[union-attr]
+        race.close()

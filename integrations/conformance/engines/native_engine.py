@@ -106,6 +106,8 @@ class NativeEngine(ToyEngine):
         if parent.state != RUNNING:
             return child.number
         answer = self.governor.fork(self._handles[parent], (child.number, 0))
+        if not isinstance(answer, Admission):
+            return child.number  # it waits, and is admitted by itself
         self.waiting.remove(child)
         self.running.append(child)
         child.state, self._handles[child] = RUNNING, answer.request_id

@@ -224,8 +224,12 @@ class BatchCustody:
         """Admit a child that inherited from its parent, of which `computed` tokens have their K/V.
 
         Returns the parent's blocks whose content the engine must copy into the same places of the child's table, or
-        None where there is no room now. What the policy lets the parent reuse is shared, the rest is the child's own.
+        None where there is no room now, or the parent reads what may not be read anew: a copy would be read as well.
+        What the policy lets the parent reuse is shared, the rest is the child's own.
         """
+        parent = self.records[parent_id].handle
+        if parent not in self.governor.running or not self.governor.may_fork(parent):
+            return None
         if not isinstance(self.admit(child_id, tokens, None), Admission):
             return None
         shared = self.records[child_id].hit_tokens // self.page

@@ -21,6 +21,7 @@ from continuous_world import (
 )
 
 from kvcustody.errors import HandleError
+from kvcustody.governance.governor.governor import Governor
 from kvcustody.integrations.transformers.batching.custody import BatchCustody
 from kvcustody.tenants import OWN
 
@@ -161,6 +162,36 @@ def test_forks_share_what_is_whole_and_copy_the_rest() -> None:
         engine.run()
         assert engine.reused[later] == 0
         engine.sound()
+
+
+WAY = "grants: [{id: way, owner: b, reader: a, at_most: low, until: 2099-01-01, reason: t}]"
+GRANTED = policy().replace("scope: subject", "scope: tenant").replace("rules:\n", f"{WAY}\nrules:\n")
+
+
+@pytest.mark.parametrize(("how", "is_forked"), [("kept", True), ("revoked", False), ("control", True)])
+def test_what_is_revoked_before_a_fork_is_not_copied_into_the_children(
+    how: str, is_forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`control`: revoked, and nobody looks."""
+    if how == "control":
+        monkeypatch.setattr(Governor, "may_fork", lambda self, request_id: True)
+    generate = generation(num_return_sequences=3, do_sample=True, max_new_tokens=6)
+    with governed(config=batching(max_batch_tokens=16), text=GRANTED, generate=generate) as engine:
+        engine.submit(person("b"), prompt(29))
+        engine.submit(person("a"), prompt(9, seed=3))  # a first use is a miss until it is on record
+        engine.run()
+        engine.governor.settle()
+        name = engine.submit(person("a"), [*prompt(29), *prompt(40, seed=4)])
+        engine.step()
+        assert engine.cache.custody.records[name].hit_tokens > 0, "void: the parent must read what is granted"
+        assert set(engine.tables()) == {name}, "void: it has forked already"
+        if how != "kept":
+            engine.governor.revoke(["way"], actor="t")
+        while engine.tables().keys() == {name}:
+            engine.step()
+        children = [table for other, table in engine.tables().items() if other != name]
+        assert (len(children) == 2) is is_forked
+        engine.run()
 
 
 def test_forks_that_do_not_fit_wait_and_are_still_their_parents() -> None:
