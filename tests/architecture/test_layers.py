@@ -18,7 +18,9 @@ LAYERS: dict[str, frozenset[str]] = {
     "integrations": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
     "console": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
 }
-FOUNDATION = frozenset({"_version", "clock", "deadline_clock", "errors", "extensions", "files", "ids", "tenants"})
+FOUNDATION = frozenset(
+    {"_version", "clock", "deadline_clock", "errors", "extensions", "files", "ids", "tenants"}
+)
 # What a room may import from outside: the allocator knows no YAML, SQL or HTTP; kernels need torch and triton.
 FORBIDDEN = {
     "kernels": {"yaml", "sqlalchemy", "alembic", "pydantic", "typer", "fastapi", "cryptography", "structlog"},
