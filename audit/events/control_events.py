@@ -46,6 +46,22 @@ class PrincipalChanged(NamedTuple):
     trace: str = ""
 
 
+class AttemptsRefused(NamedTuple):
+    """How often an identity that proves nobody, or nobody who is admitted, was refused from `from_us` to now (class B).
+
+    `place`: an `engine`, the `door` before one, or the `service`. `source`: the network that they came from, or the
+    tenant that they named; `others` are all beyond the bound. `of_worker`: whose door it is.
+    """
+
+    at_us: int
+    place: str
+    reason: str
+    source: str
+    attempts: int
+    from_us: int
+    of_worker: str = ""
+
+
 class ReleaseStep(NamedTuple):
     """One step of the release workflow, about to be taken (class A).
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvcustody.audit.events.control_events import (
     AccessRecorded,
+    AttemptsRefused,
     ClockConfirmed,
     DecisionRecorded,
     GrantsRevoked,
@@ -76,6 +77,7 @@ Event = (
     | SinkChanged
     | ClockConfirmed
     | AccessRecorded
+    | AttemptsRefused
     | PrincipalChanged
     | DecisionRecorded
     | ResidencyOpened
@@ -132,6 +134,7 @@ KINDS: dict[type, EventKind] = {
     SinkChanged: EventKind("sink-changed", "A"),
     ClockConfirmed: EventKind("clock-confirmed", "A"),
     AccessRecorded: EventKind("access", "A"),
+    AttemptsRefused: EventKind("attempts-refused", "B"),
     PrincipalChanged: EventKind("principal-changed", "A"),
     DecisionRecorded: EventKind("decision", "A"),
     ResidencyOpened: EventKind("residency-opened", "B"),

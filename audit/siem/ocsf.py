@@ -45,6 +45,7 @@ TABLE: dict[str, OcsfClass] = {
     "grants-revoked": OcsfClass(ENTITY, DELETE, "Delete", MEDIUM),
     "key-event": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "keys-ordered": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "attempts-refused": OcsfClass(API, OTHER, "Refuse", MEDIUM),
     "issuer-assigned": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "signing-key": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "principal-changed": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),

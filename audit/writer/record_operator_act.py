@@ -27,10 +27,10 @@ def record_operator_act(engine: Engine, make: Callable[[int], Event], *, clock: 
 
 
 @contextmanager
-def recorder(engine: Engine, clock: Clock) -> Iterator[EventWriter]:
+def recorder(engine: Engine, clock: Clock, prefix: str = "console") -> Iterator[EventWriter]:
     """A writer of its own name, for as long as an act takes."""
     with tempfile.TemporaryDirectory(prefix="kvcustody-record-") as folder:
-        name = f"console-{uuid.uuid4().hex[:12]}"
+        name = f"{prefix}-{uuid.uuid4().hex[:12]}"
         writer = EventWriter(engine, worker=name, clock=clock, spill_directory=Path(folder))
         try:
             yield writer

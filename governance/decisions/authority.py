@@ -41,6 +41,7 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.governance.observability.attempts import Attempts
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.ids import TenantId
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -73,6 +74,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self._outbox: list[Event] = []
         self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
         self._first_uses = FirstUseLog(ledger, self._clock)
+        self.attempts = Attempts("engine", self._clock)
         self.tenant_counters: dict[str, TenantCounters] = {}
         self._names = TenantNames(ledger, keyring, self._clock, table.policy.issuers)
         self.table = table
@@ -109,7 +111,10 @@ class Authority(ABC, Generic[PoolT_co]):
             return AdmissionRefused(request_id, error.message)
         except LedgerUnavailable:  # the first epoch of a tenant cannot be recorded
             return Deferred(request_id, "ledger")
-        return plan if plan is not None else AdmissionRefused(request_id, "tenant is not in the policy")
+        if plan is None:
+            self.attempts.note("unknown-tenant", self._names.called(key[0].issuer, key[0].tenant))
+            return AdmissionRefused(request_id, "tenant is not in the policy")
+        return plan
 
     def tenant_name(self, principal: Principal) -> TenantId:
         """What a principal's tenant is called in policy, accounts and ledger."""

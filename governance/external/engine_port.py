@@ -530,7 +530,12 @@ class EnginePort(Authority[ExternalPool]):
 
     def next_due_us(self) -> int | None:
         """When something is due next, on the boot-time clock: for a timer. None where nothing is."""
-        dues = (self.pool.hold_table.next_due_us(), self._active.next_due_us(), self.erasures.next_due_us())
+        dues = (
+            self.pool.hold_table.next_due_us(),
+            self._active.next_due_us(),
+            self.erasures.next_due_us(),
+            self.attempts.next_due_us(),
+        )
         return min((due for due in dues if due is not None), default=None)
 
     # -- administration -----------------------------------------------------------------------------------------------
@@ -606,7 +611,12 @@ class EnginePort(Authority[ExternalPool]):
         charged = charged_blocks(self.pool.accounts.values())
         charged.pop(ANONYMOUS, None)
         return Stats(
-            dict(self.tenant_counters), pools, len(self._running), self._orphans.drift_blocks, charged
+            dict(self.tenant_counters),
+            pools,
+            len(self._running),
+            self._orphans.drift_blocks,
+            charged,
+            dict(self.attempts.totals),
         )
 
     def counts(self) -> PoolCounts:
@@ -631,6 +641,7 @@ class EnginePort(Authority[ExternalPool]):
             for hold in list(self.pool.hold_table.of(account)):
                 forget += self.pool.lapse(hold, "teardown", now_us)
         self._evict(forget)
+        self._outbox += self.attempts.events()
         self._drain(now_us)
         self._first_uses.close()
 
@@ -673,6 +684,8 @@ class EnginePort(Authority[ExternalPool]):
         self._record_starting()
         outbox, self._outbox = self._outbox, []
         outbox += self._reuse.take_counts(now_us)
+        if self.attempts.due_us <= now_us:
+            outbox += self.attempts.events()
         outbox += ends(self.pool, now_us)
         launches = self.pool.take_scrubbed()
         if launches:

@@ -406,6 +406,8 @@ class Governor(Authority[BlockManager]):
         """Hand everything that happened to the ledger's queue, releases before the ends they explain."""
         outbox, self._outbox = self._outbox, []
         outbox += self._reuse.take_counts(now_us)
+        if self.attempts.due_us <= now_us:
+            outbox += self.attempts.events()
         for number, manager in enumerate(self._pools.managers):
             pool = manager.pool
             if not (pool.ended or pool.receipts or pool.released):
@@ -485,7 +487,14 @@ class Governor(Authority[BlockManager]):
         charged = charged_blocks(
             account for manager in self._pools.managers for account in manager.accounts.values()
         )
-        return Stats(dict(self.tenant_counters), pools, len(self._live), self._orphans.drift_blocks, charged)
+        return Stats(
+            dict(self.tenant_counters),
+            pools,
+            len(self._live),
+            self._orphans.drift_blocks,
+            charged,
+            dict(self.attempts.totals),
+        )
 
     def counts(self) -> PoolCounts:
         """The pools' own counters for conservation, after everything that happened has been handed to the ledger.
@@ -517,6 +526,7 @@ class Governor(Authority[BlockManager]):
             manager.teardown(now_us)
         if self.erasures.pending:
             self.erasures.poll(now=True)
+        self._outbox += self.attempts.events()
         self._drain(now_us)
         self._first_uses.close()
 

@@ -62,6 +62,9 @@ MEASURES: tuple[Measure, ...] = (
             "evicted.{reason}"),
     # isolation (ISO-1)
     Measure("reuse_denied_requests_total", "counter", "Reuses that policy denied, on record.", ("tenant", "rule")),
+    Measure("identities_refused_total", "counter", "Requests without an identity, with a false one, or of a tenant "
+            "that policy does not admit, by reason.", ("worker", "reason"), "identity.{reason}"),
+    Measure("credentials_refused_total", "counter", "Credentials that the service refused, by reason.", ("reason",)),
     # retention and deletion (RET-1 to RET-4)
     Measure("residencies", "gauge", "Residencies that are held.", _WORKER, "residencies"),
     Measure("residencies_overdue", "gauge", "Residencies past their deadline.", _WORKER, "overdue"),
@@ -192,6 +195,8 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
             add(f"deferred.{reason}", count)
         for reason, count in tally.refused.items():
             add(f"refused.{_word(reason)}", count)
+    for reason, count in stats.attempts.items():
+        add(f"identity.{reason}", count)
     total = found.get("blocks.total", 0)
     if total:
         found["usage_ratio"] = (found.get("blocks.active", 0) + found.get("blocks.cached", 0)) / total

@@ -36,6 +36,7 @@ class Stats(NamedTuple):
     running: int
     drift_blocks: int = 0  # found by scans and not repaired: in custody, and nothing accounts for them
     charged: Mapping[str, int] = MappingProxyType({})  # blocks by the tenant that pays for them
+    attempts: Mapping[str, int] = MappingProxyType({})  # identities that proved nobody, by reason
 
 
 def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:

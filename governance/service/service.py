@@ -30,6 +30,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError, LedgerError
 from kvcustody.governance.identity.principal import check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
+from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
 from kvcustody.governance.service.access.caller import Caller
@@ -97,6 +98,11 @@ class Service:
             subject_keys=self.subject_keys,
         )
         stack.callback(self.writer.close)
+        self.attempts = AttemptsReporter(
+            Attempts("service", clock),
+            lambda taken: self.submit(events_of("service", taken, self.clock.now_us())),
+        )
+        stack.callback(self.attempts.close)
         self.signer: CheckpointSigner | None = None
         self.signer = self._signer(stack)
         issuers = [issuer.name for issuer in settings.issuers]
@@ -111,7 +117,9 @@ class Service:
         failures = RateLimiter(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
         tokens = OidcTokens(settings.issuers, clock)
         by_key = RateLimiter(settings.key_failures_per_minute / _MINUTE, settings.key_failures_per_minute)
-        self.authenticator = ServiceAuthenticator(self.principals, tokens, self.sessions, failures, by_key)
+        self.authenticator = ServiceAuthenticator(
+            self.principals, tokens, self.sessions, failures, by_key, self.attempts.note
+        )
         self.tracing = open_tracing(settings, stack)
         self.rates = RateLimiter(settings.requests_per_second, settings.requests_burst)
         self.cursors = Cursors(self.secret)

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
-from kvcustody.clock import Clock
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.database.engine import check_store, ledger_error, open_store
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.deadline_clock import DeadlineClock
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, LedgerError
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.governance.control_plane.opening import connect
+from kvcustody.governance.observability.attempts import Attempted, Attempts, AttemptsReporter, events_of
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.identity.api_keys import read_keys
 from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
+
+_PLACE = "door"
 
 
 def open_request_gate(settings: Settings, clock: Clock | None = None) -> RequestGate:
@@ -63,3 +74,58 @@ def open_verifier(settings: Settings, clock: Clock | None = None) -> ScopeTokens
 def _process_clock(settings: Settings, clock: Clock | None) -> DeadlineClock:
     """The clock of a process that ends when it is killed: what is kept of time by then is enough."""
     return settings.open_clock(clock, ExitStack())
+
+
+def open_attempts(settings: Settings, clock: Clock) -> AttemptsReporter:
+    """What a door notes its refusals in; close it at the end."""
+    return AttemptsReporter(Attempts(_PLACE, clock), _Recorder(settings, clock))
+
+
+class _Recorder:
+    """Puts refused identities on record in the ledger that the engine writes to; belongs to one thread at a time.
+
+    Nothing is opened before the first of them. Behind a control plane that one writes, told under the worker's own key;
+    else the ledger's database is written to, under a name of the door's own.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._stack = ExitStack()  # open until the process ends
+        self._connection: ControlPlaneConnection | None = None
+        self._writer: EventWriter | None = None
+
+    def __call__(self, taken: Sequence[Attempted]) -> None:
+        if self._settings.control_plane:
+            self._hand_over(taken)
+        else:
+            self._write(taken)
+
+    def _hand_over(self, taken: Sequence[Attempted]) -> None:
+        if self._connection is None:
+            self._connection = connect(self._settings, self._stack)
+        since_us = min(one.from_us for one in taken)
+        items = [{"reason": one.reason, "source": one.source, "attempts": one.attempts} for one in taken]
+        seconds = max(0, self._clock.now_us() - since_us) // MICROSECONDS
+        self._connection.post("/v1/worker/attempts", {"seconds": seconds, "items": items})
+
+    def _write(self, taken: Sequence[Attempted]) -> None:
+        if self._writer is None:
+            self._check_there()
+            engine = open_store(self._settings.database_url)
+            self._stack.callback(engine.dispose)
+            self._writer = self._stack.enter_context(recorder(engine, self._clock, _PLACE))
+        now_us, worker = self._clock.now_us(), self._settings.worker_name
+        self._writer.submit(events_of(_PLACE, taken, now_us, of_worker=worker))
+        if not self._writer.flush():
+            raise LedgerError("the ledger takes nothing")
+
+    def _check_there(self) -> None:
+        """Raises `LedgerError` where there is no ledger yet: the engine makes it, and not its door."""
+        engine = open_store(self._settings.database_url, read_only=True)
+        try:
+            check_store(engine)
+        except SQLAlchemyError as problem:
+            raise ledger_error(engine, problem) from problem
+        finally:
+            engine.dispose()

@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import structlog
 
+from kvcustody.governance.observability.attempts import network_of, reason_of
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, RequestGate
 from kvcustody.integrations.identity.refusal import (
     Application,
@@ -25,12 +27,22 @@ from kvcustody.integrations.identity.routes import route_path
 
 _LOG = structlog.get_logger("kvcustody.identity")
 _POLICY_VIOLATION: Final = 1008
+_NOBODY: Final = 401
 
 
 class IdentityMiddleware:
     """Wraps an ASGI application; `body_bytes_max` bounds the bodies that it reads."""
 
-    def __init__(self, app: Application, gate: RequestGate, *, body_bytes_max: int = 32 << 20) -> None:
+    def __init__(
+        self,
+        app: Application,
+        gate: RequestGate,
+        *,
+        body_bytes_max: int = 32 << 20,
+        refused: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """`refused` is told the reason and the network of every request whose identity proves nobody."""
+        self._refused = refused
         self._app = app
         self._gate = gate
         self._body_bytes_max = body_bytes_max
@@ -55,6 +67,9 @@ class IdentityMiddleware:
             body = None if admitted.scoped is None else await self._scoped_body(admitted, headers, receive)
         except RequestRefused as refusal:
             _LOG.warning("request refused", status=refusal.status, reason=refusal.reason)
+            if refusal.status == _NOBODY and self._refused is not None:
+                client = scope.get("client") or ("",)
+                self._refused(reason_of(refusal.reason), network_of(client[0]))
             await refusal.send(send)
             return
         except _ClientGoneError:

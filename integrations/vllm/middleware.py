@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+
+from kvcustody.clock import SystemClock
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.settings import load_settings
-from kvcustody.integrations.identity.from_settings import open_request_gate
+from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.refusal import Application
 
@@ -15,4 +18,7 @@ class ScopeMiddleware(IdentityMiddleware):
     def __init__(self, app: Application) -> None:
         settings = load_settings()
         configure(settings.log_level, settings.log_format)
-        super().__init__(app, open_request_gate(settings), body_bytes_max=int(settings.request_bytes_max))
+        attempts = open_attempts(settings, SystemClock())
+        atexit.register(attempts.close)
+        gate = open_request_gate(settings)
+        super().__init__(app, gate, body_bytes_max=int(settings.request_bytes_max), refused=attempts.note)

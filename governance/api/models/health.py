@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from kvcustody.audit.query.attempts import RefusedIdentities
 from kvcustody.audit.tlog.checkpoint_signer import SignerStatus
 from kvcustody.audit.witness.status import WitnessSeen
 from kvcustody.audit.writer.event_writer import WriterStatus
 from kvcustody.governance.api.models.base import Model, Whole, example
 from kvcustody.governance.api.models.shown import shown
 
+RefusedModel = shown(RefusedIdentities, "RefusedIdentities")
 WitnessModel = shown(WitnessSeen, "WitnessSeen")
 Ledger = shown(WriterStatus, "LedgerHealth")
 Checkpoints = shown(SignerStatus, "CheckpointHealth")
@@ -23,6 +25,14 @@ class Alive(Model):
     status: Literal["ok"]
 
 
+_REFUSED = {
+    "place": "door",
+    "of_worker": "gpu-0",
+    "reason": "invalid",
+    "attempts": 17,
+    "sources": 1,
+    "last_us": 1_780_000_000_000_000,
+}
 _WITNESSES = {
     "size": 4,
     "signed_size": 4,
@@ -52,7 +62,8 @@ class Health(Model):
     """What is well, and what is not. `degraded`: it is served, but the ledger spills or does not admit.
 
     `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite). `issuers`: whose
-    tenants the ledger names, first the one that the bare ids are of.
+    tenants the ledger names, first the one that the bare ids are of. `refused_identities`: of the last day, as they
+    are on record.
     """
 
     model_config = example(
@@ -71,6 +82,7 @@ class Health(Model):
             "witnesses": _WITNESSES,
             "row_walls": True,
             "issuers": ["corp"],
+            "refused_identities": [_REFUSED],
             "received_leaves": 120,
             "workers": 1,
             "silent_workers": [],
@@ -83,6 +95,7 @@ class Health(Model):
     witnesses: Witnesses
     row_walls: bool
     issuers: list[str]
+    refused_identities: list[RefusedModel]  # type: ignore[valid-type]
     received_leaves: Whole
     workers: Whole
     silent_workers: list[str]

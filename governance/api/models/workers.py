@@ -8,6 +8,7 @@ from pydantic import Field
 
 from kvcustody.governance.api.models.base import LARGE, Model, TenantName, Utc, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
+from kvcustody.governance.observability.attempts import REASONS
 from kvcustody.governance.service.fleet.workers import WorkerRun
 
 Workers = page_of(
@@ -115,6 +116,27 @@ class Registered(Model):
     new: bool
     worker: str
     issuers: list[str]
+
+
+class RefusedAttempts(Model):
+    """How often a source was refused for one reason: a network, or `others`."""
+
+    model_config = example({"reason": "forged", "source": "203.0.113.0/24", "attempts": 17})
+
+    reason: Literal[*sorted(REASONS)]  # type: ignore[valid-type]
+    source: Annotated[str, Field(max_length=64, pattern=r"^[0-9a-fA-F:./]*$|^others$")]
+    attempts: Annotated[int, Field(strict=True, ge=1, lt=LARGE)]
+
+
+class AttemptsReport(Model):
+    """Identities that a worker's door refused in the last `seconds`."""
+
+    model_config = example(
+        {"seconds": 60, "items": [{"reason": "forged", "source": "203.0.113.0/24", "attempts": 17}]}
+    )
+
+    seconds: Annotated[int, Field(strict=True, ge=0, le=86_400 * 366)]
+    items: Annotated[list[RefusedAttempts], Field(min_length=1, max_length=1000)]
 
 
 class WorkerReport(Model):

@@ -6,14 +6,18 @@ from typing import Any
 
 from fastapi import Response
 
+from kvcustody.audit.query.attempts import refused_identities
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.witness.status import witness_status
+from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, ServiceDep
 from kvcustody.governance.api.models.health import Alive, Health
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError
+
+_DAY_US = 86_400 * MICROSECONDS
 
 
 def add_health(api: Api) -> None:
@@ -53,6 +57,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
     with service.reading() as connection:
         seen = witness_status(connection, service.clock.utc_us())
         issuers = known_issuers(connection)
+        refused = refused_identities(connection, service.clock.utc_us() - _DAY_US)
     status = service.writer.status()
     signer = service.signer.status() if service.signer is not None else None
     workers = [worker for _, worker in service.fleet.listed(limit=1000) if worker.ended_us is None]
@@ -63,6 +68,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
         "witnesses": seen._asdict() | {"witnesses": [witness._asdict() for witness in seen.witnesses]},
         "row_walls": service.row_walls,
         "issuers": list(issuers.all),
+        "refused_identities": [one._asdict() for one in refused],
         "received_leaves": service.ingest.stored_leaves,
         "workers": len(workers),
         "silent_workers": sorted({worker.worker for worker in workers if worker.silent}),

@@ -16,11 +16,13 @@ from kvcustody.audit.erasure.requests_and_answers import names, pending
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_table import unknown_pseudonyms, unlinkings
+from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
+    AttemptsReport,
     BatchStored,
     Heard,
     IncarnationModel,
@@ -32,6 +34,7 @@ from kvcustody.governance.api.models.workers import (
     WorkerReport,
     Workers,
 )
+from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.service import Service
@@ -60,6 +63,8 @@ def add_workers(api: Api) -> None:
     steps = _work("pullPolicy", "GET", "/v1/worker/policy/records")
     api.add(steps, policy_records, answers=PolicyRecords)
     api.add(_work("takeErasures", "GET", "/v1/worker/erasures"), erasures, answers=Orders)
+    refused = _work("reportAttempts", "POST", "/v1/worker/attempts", keyed=True)
+    api.add(refused, attempts, answers=Heard)
     checking = _work("checkPseudonyms", "POST", "/v1/worker/pseudonyms:check")
     api.add(checking, check_pseudonyms, answers=UnlinkedModel)
     batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
@@ -129,6 +134,17 @@ def report(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: Work
     service.fleet.heard(
         caller.name, incarnation, revision=what.policy_revision, status=what.status, charged=what.charged
     )
+    return {"at_us": service.clock.utc_us(), "unlinkings": _unlinkings(service)}
+
+
+def attempts(caller: CallerDep, service: ServiceDep, what: AttemptsReport) -> dict[str, Any]:
+    """Identities that the door before this worker's engine has refused: they go on record, as of that door."""
+    now_us = service.clock.now_us()
+    found = [
+        Attempted(one.reason, one.source, one.attempts, now_us - MICROSECONDS * what.seconds)
+        for one in what.items
+    ]
+    service.submit(events_of("door", found, now_us, of_worker=caller.name))
     return {"at_us": service.clock.utc_us(), "unlinkings": _unlinkings(service)}
 
 

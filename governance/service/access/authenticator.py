@@ -10,9 +10,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 
 from kvcustody.errors import ConfigError, IdentityError
+from kvcustody.governance.observability.attempts import network_of, reason_of
 from kvcustody.governance.service.access.api_key import MARK, prefix_of
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.oidc_token import OidcTokens, VerifiedClaims
@@ -36,8 +39,10 @@ class ServiceAuthenticator:
         sessions: Sessions,
         failures: RateLimiter,
         key_failures: RateLimiter,
+        refused: Callable[[str, str], None],
     ) -> None:
-        """`failures` by address, `key_failures` by the prefix of a key."""
+        """`failures` by address, `key_failures` by the prefix of a key; `refused` is told each reason and network."""
+        self._refused = refused
         self._principals = principals
         self._tokens = tokens
         self._sessions = sessions
@@ -55,6 +60,7 @@ class ServiceAuthenticator:
             return self._proven(authorization, cookie, certificate)
         except IdentityError as error:
             reason = error.operands.get("reason", "malformed")
+        self._refused(reason_of(reason), network_of(address))
         wait_seconds = self._failures.take(address)
         prefix = prefix_of((authorization or "").partition(" ")[2])
         if prefix is not None:

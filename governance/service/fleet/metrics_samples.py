@@ -19,6 +19,7 @@ from kvcustody.audit.query import custody as queries
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.clock import MICROSECONDS
 from kvcustody.deadline_clock import DeadlineClock
+from kvcustody.governance.observability.attempts import AttemptsReporter
 from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
 from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.service.fleet.workers import Fleet
@@ -40,6 +41,7 @@ class MeasuredService(Protocol):
     ingest: Ingest
     fleet: Fleet
     signer: CheckpointSigner | None
+    attempts: AttemptsReporter
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A connection in one read transaction."""
@@ -71,6 +73,8 @@ class ServiceMetrics:
 
     def _own(self) -> Iterator[Sample]:
         service = self._service
+        for reason, count in sorted(service.attempts.attempts.totals.items()):
+            yield "credentials_refused_total", (reason,), float(count)
         status = service.writer.status()
         yield "ledger_admitting", (), float(status.admitting)
         yield "ledger_backlog_events", (), status.backlog

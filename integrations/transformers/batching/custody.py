@@ -80,6 +80,8 @@ class BatchCustody:
         """A request joins the waiting queue: from here on it is whose its claim says."""
         if request_id not in self._claimed:
             claim = self._claims.take(request_id)
+            if self._claims.is_nobodys(claim):
+                self.governor.attempts.note("missing")
             self._claimed[request_id] = claim if self._is_sharing else claim.private()
 
     def forget(self, request_id: str) -> None:

@@ -81,6 +81,10 @@ class RequestClaims:
             claim = self._waiting.pop(request_id, None)
         return self._anonymous.private() if claim is None else claim
 
+    def is_nobodys(self, claim: RequestClaim) -> bool:
+        """Whether a claim stands for there being none."""
+        return claim.principal is self._anonymous.principal
+
 
 class RequestRecord:
     """One admitted request: `reported_tokens` are known to the Governor, its blocks can hold `room_tokens`."""

@@ -164,6 +164,7 @@ class SchedulerSide:
             principal, hints = verified.principal, verified.hints
         else:
             principal, hints = None, NO_HINTS
+            self.port.attempts.note(verified.reason)
             _log.warning("no identity", request=request.request_id, reason=verified.reason)
         extras = extras_of(request, self.state.block_tokens)
         if extras.unkeyed is not None:

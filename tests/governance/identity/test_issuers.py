@@ -39,6 +39,8 @@ from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.ledger_protocol import CountingLedger
+from kvcustody.governance.observability import attempts
+from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.ids import TenantId
@@ -321,6 +323,30 @@ def test_only_tenants_of_listed_issuers_are_admitted(tmp_path: Path) -> None:
             "control: it admits strangers"
         )
         assert {account.name for account in governor.managers[0].accounts.values()} >= {"globex^partner"}
+
+
+def test_who_is_not_admitted_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the name that was tried, once a window, and at the latest at the end; counted at once."""
+    with opened(tmp_path) as worker:
+        for _ in range(3):
+            worker.governor.admit(of("evil"), MODEL, PROMPT)
+        worker.governor.step()
+        worker.writer.flush()
+        assert not any(kind == "attempts-refused" for _, _, kind, _ in everything(tmp_path)), (
+            "not each by itself"
+        )
+        status = worker_status(worker.governor.stats(), 16)
+        assert status["identity.unknown-tenant"] == 3
+        monkeypatch.setattr(attempts, "WINDOW_SECONDS", 0)
+        worker.governor.admit(identify(issuer="partner", tenant="globex"), MODEL, PROMPT)
+        worker.governor.attempts.due_us = 0
+        worker.governor.step()
+        serve(worker.governor, of("corp"))
+    said = [json.loads(leaf) for _, _, kind, leaf in everything(tmp_path) if kind == "attempts-refused"]
+    assert {(body["place"], body["reason"], body["source"], body["attempts"]) for body in said} == {
+        ("engine", "unknown-tenant", "acme^evil", 3),
+        ("engine", "unknown-tenant", "globex^partner", 1),
+    }
 
 
 class SharedLedger(CountingLedger):

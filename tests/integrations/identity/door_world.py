@@ -181,6 +181,7 @@ def ask(
     chunks: int = 1,
     root_path: str = "",
     body_bytes_max: int = 1 << 20,
+    refused: Callable[[str, str], None] | None = None,
 ) -> Reply:
     """One request through the middleware in this process."""
     data = body if isinstance(body, bytes) else json.dumps({"prompt": "p"} if body is None else body).encode()
@@ -206,7 +207,8 @@ def ask(
 
     app = Recorder()
     scope = {"type": "http", "method": method, "path": path, "root_path": root_path, "headers": raw}
-    middleware = IdentityMiddleware(app, gate, body_bytes_max=body_bytes_max)
+    scope["client"] = ("203.0.113.77", 4711)
+    middleware = IdentityMiddleware(app, gate, body_bytes_max=body_bytes_max, refused=refused)
     asyncio.run(middleware(scope, receive, send))
     start = outbox[0]
     found = {name.decode(): value.decode() for name, value in start["headers"]}

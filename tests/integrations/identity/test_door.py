@@ -72,6 +72,21 @@ def test_the_reason_of_a_401_is_in_the_log_and_quotes_nothing(deployment: Deploy
     assert "mistyped" not in str(lines)
 
 
+def test_every_identity_that_is_refused_is_noted_with_its_network(deployment: Deployment) -> None:
+    noted: list[tuple[str, str]] = []
+
+    def refused(reason: str, source: str) -> None:
+        noted.append((reason, source))
+
+    for key in (None, "a-secret-that-somebody-mistyped", deployment.token(exp=5), deployment.acme):
+        ask(deployment.gate, key=key, refused=refused)
+    ask(
+        deployment.gate, "/v1/completions", b"{", key=deployment.acme, refused=refused
+    )  # of somebody, and wrong
+    network = "203.0.113.0/24"
+    assert noted == [("missing", network), ("invalid", network), ("expired", network)]
+
+
 @pytest.mark.parametrize("path", sorted(ADMINISTRATION))
 def test_administration_is_refused_to_tenants_and_open_to_operators(
     deployment: Deployment, path: str

@@ -188,6 +188,11 @@ ROWS = {
     "pullPolicy": Row("/v1/worker/policy/records", every="worker"),
     "takeErasures": Row("/v1/worker/erasures", every="worker"),
     "checkPseudonyms": Row("/v1/worker/pseudonyms:check", every="worker", body={"names": []}),
+    "reportAttempts": Row(
+        "/v1/worker/attempts",
+        every="worker",
+        body={"seconds": 1, "items": [{"reason": "missing", "source": "", "attempts": 1}]},
+    ),
     "takeScans": Row("/v1/worker/scans", every="worker"),
     "answerScan": Row(
         "/v1/worker/incarnations/{life}/scans/{order}",

@@ -45,6 +45,8 @@ def test_without_a_valid_token_nothing_is_read_or_published(rig: Callable[..., R
     late = one.token("alpha")
     one.clock.advance(61_000_000)
     assert one.ask(ids, None, salt=late) == 0
+    assert one.port.attempts.totals == {"missing": 1, "malformed": 1, "replayed": 1, "expired": 1}
+    assert one.port.next_due_us() is not None, "an idle engine is woken to put them on record"
     assert not one.port.pool.indexed.any()
     one.verify()
 

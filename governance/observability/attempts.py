@@ -1,0 +1,175 @@
+"""Requests whose identity proves nobody, or nobody who is admitted: counted by reason, and put on record in sums.
+
+1. Noting one costs a look-up and an addition, under a lock, and decides nothing.
+2. What is noted within `WINDOW_SECONDS` is one event a reason and source, of at most `SOURCES_MAX` sources a reason:
+   those beyond are counted together as `others`. So a flood writes little, and nothing of it is lost from the sums.
+3. A source is a network or a tenant's name, never an address, a credential or anything that one held.
+4. What cannot be recorded waits in the same sums, under the same bounds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+import structlog
+
+from kvcustody.audit.events import AttemptsRefused, Event
+from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.errors import CustodyError
+
+REASONS = frozenset(
+    {"missing", "invalid", "malformed", "incomplete", "other-key", "forged", "expired", "future-dated"}
+    | {"before-start", "replayed", "memory-full", "unknown-tenant"}
+)
+WINDOW_SECONDS = 60
+SOURCES_MAX = 32
+OTHERS = "others"
+_NEVER_US = 1 << 62
+_PREFIX_BITS = {4: 24, 6: 48}
+_log = structlog.get_logger(__name__)
+
+
+class Attempted(NamedTuple):
+    """How often one source was refused for one reason, and since when on the boot-time clock."""
+
+    reason: str
+    source: str
+    attempts: int
+    from_us: int
+
+
+class Attempts:
+    """The attempts of one place; thread-safe."""
+
+    def __init__(self, place: str, clock: Clock) -> None:
+        self._place = place
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._window: dict[tuple[str, str], list[int]] = {}  # attempts, and the first one's moment
+        self._sources: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter()  # by reason, since the start
+        self.due_us = _NEVER_US  # when the window ends
+
+    def note(self, reason: str, source: str = "") -> None:
+        """Somebody was refused."""
+        assert reason in REASONS, reason
+        now_us = self._clock.now_us()
+        with self._lock:
+            self.totals[reason] += 1
+            self._add(Attempted(reason, source, 1, now_us))
+            self.due_us = min(self.due_us, now_us + WINDOW_SECONDS * MICROSECONDS)
+
+    def take(self) -> list[Attempted]:
+        """What the window holds, which then begins anew."""
+        with self._lock:
+            found = [Attempted(*key, *entry) for key, entry in sorted(self._window.items())]
+            self._window.clear()
+            self._sources.clear()
+            self.due_us = _NEVER_US
+        return found
+
+    def next_due_us(self) -> int | None:
+        """When the window ends, for a timer; None while nothing was noted."""
+        return self.due_us if self.due_us < _NEVER_US else None
+
+    def give_back(self, taken: Iterable[Attempted]) -> None:
+        """These could not be recorded: they are in the window that is open now (rule 4)."""
+        with self._lock:
+            for entry in taken:
+                self._add(entry)
+            self.due_us = min(self.due_us, self._clock.now_us() + WINDOW_SECONDS * MICROSECONDS)
+
+    def events(self) -> list[Event]:
+        """What the window holds, for the ledger."""
+        return events_of(self._place, self.take(), self._clock.now_us())
+
+    def _add(self, one: Attempted) -> None:
+        key = (one.reason, one.source)
+        entry = self._window.get(key)
+        if entry is None and one.source != OTHERS:
+            if self._sources[one.reason] < SOURCES_MAX:
+                self._sources[one.reason] += 1
+            else:
+                key = (one.reason, OTHERS)
+                entry = self._window.get(key)
+        if entry is None:
+            self._window[key] = [one.attempts, one.from_us]
+        else:
+            entry[0] += one.attempts
+            entry[1] = min(entry[1], one.from_us)
+
+
+class AttemptsReporter:
+    """Attempts of a process that takes no steps: `record` is called at the end of a window, on a thread of its own."""
+
+    def __init__(self, attempts: Attempts, record: Callable[[Sequence[Attempted]], object]) -> None:
+        self.attempts = attempts
+        self._record = record
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._closed = False
+
+    def note(self, reason: str, source: str = "") -> None:
+        """Somebody was refused."""
+        self.attempts.note(reason, source)
+        if self._timer is None:
+            self._arm()
+
+    def flush(self) -> None:
+        """Record what the window holds; what cannot be recorded waits for the next one."""
+        with self._lock:
+            self._timer = None
+        taken = self.attempts.take()
+        if not taken:
+            return
+        try:
+            self._record(taken)
+        except (CustodyError, OSError) as error:
+            self.attempts.give_back(taken)
+            _log.error("refused identities are not on record yet", reason=str(error))
+            self._arm()
+
+    def close(self) -> None:
+        """Record what is left, and no more."""
+        with self._lock:
+            self._closed = True
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        self.flush()
+
+    def _arm(self) -> None:
+        with self._lock:
+            if self._timer is None and not self._closed:
+                self._timer = threading.Timer(WINDOW_SECONDS, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+
+
+def events_of(place: str, taken: Iterable[Attempted], now_us: int, *, of_worker: str = "") -> list[Event]:
+    """The events of a window that ends now."""
+    return [
+        AttemptsRefused(now_us, place, one.reason, one.source, one.attempts, one.from_us, of_worker)
+        for one in taken
+    ]
+
+
+def network_of(address: str) -> str:
+    """The network that an address is in: /24, or /48 of IPv6; empty for what is none, as a local socket (rule 3)."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return ""
+    mapped = getattr(found, "ipv4_mapped", None) or found
+    return str(ip_network((mapped, _PREFIX_BITS[mapped.version]), strict=False))
+
+
+def reason_of(refusal: str) -> str:
+    """A door's own words for why a credential proves nobody, as one of few."""
+    if refusal == "no credential":
+        return "missing"
+    return "expired" if "expired" in refusal or "past its date" in refusal else "invalid"
