@@ -18,6 +18,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import sources_in_use, tenants_seen
 from kvcustody.policies.document.problems import Problem, quote
 from kvcustody.policies.workbench.lint.lint import SOON_DAYS, ScrubRate, lint
+from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 from kvcustody.policies.workbench.validate import load_table
 
 _SIZE = re.compile(r"([0-9]+)\s*([KMGT]i?)?B?\Z")
@@ -59,6 +60,10 @@ Rate = Annotated[
     typer.Option("--scrub-rate", help="What `benchmarks/device/scrub.py --json` measured on the device."),
 ]
 Pool = Annotated[str | None, typer.Option("--pool", help="The bytes of the device's pool, such as 64GiB.")]
+Engine = Annotated[
+    PoolOwner | None,
+    typer.Option("--engine", help="Tell also what does nothing beside this engine."),
+]
 Strict = Annotated[bool, typer.Option("--fail", help="Exit 1 when there is a finding.")]
 
 
@@ -73,14 +78,16 @@ def lint_command(
     db: Database = None,
     scrub_rate: Rate = None,
     pool: Pool = None,
+    engine: Engine = None,
     fail: Strict = False,
     as_json: Json = False,
 ) -> None:
     """Tell what is sound and yet probably not meant: rules that do nothing, grants that end or that nobody needs.
 
     Also names that look alike, tenants that the identity provider does not know (with --tenants), grants that nobody
-    used (with --used), and scrub deadlines that the measured rate cannot meet (with --scrub-rate and --pool). With --db
-    the ledger says what was used and which tenants ever came. Exit 0, or with --fail 1 on findings.
+    used (with --used), scrub deadlines that the measured rate cannot meet (with --scrub-rate and --pool), and fields
+    that do nothing, anywhere yet or beside one engine (with --engine). With --db the ledger says what was used and
+    which tenants ever came. Exit 0, or with --fail 1 on findings.
     """
     known, seen = _lines(tenants), _lines(used)
     if db is not None:
@@ -90,7 +97,13 @@ def lint_command(
     for path in files:
         table = load_table(path)
         found[str(path)] = lint(
-            table, now_us=now_us, soon_days=soon_days, used=seen, known_tenants=known, rate=rate
+            table,
+            now_us=now_us,
+            soon_days=soon_days,
+            used=seen,
+            known_tenants=known,
+            rate=rate,
+            owner=engine,
         )
     problems = [problem for each in found.values() for problem in each]
     _show(found, problems, ProblemFormat.JSON if as_json else style)

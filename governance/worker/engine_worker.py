@@ -31,8 +31,9 @@ from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.worker.open_foundation import open_foundation
+from kvcustody.governance.worker.open_foundation import open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins
+from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 
 _log = structlog.get_logger(__name__)
 
@@ -133,6 +134,7 @@ def open_engine_worker(
             bytes_per_block=plan.bytes_per_block,
             device=plan.device,
         )
+        warn_of_idle_fields(standing.table, PoolOwner.ENGINE)
         pool = ExternalPool(
             plan.blocks,
             shards=plan.shards,

@@ -38,6 +38,7 @@ from kvcustody.governance.settings import Settings, unknown_variables
 from kvcustody.governance.worker.plugins import open_root_key, software
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.workbench.lint.without_effect import PoolOwner, without_effect
 
 _log = structlog.get_logger(__name__)
 
@@ -165,3 +166,9 @@ def _announce(
     writer.submit([started])
     for event in activation_events(table, started.at_us, settings.worker_name):
         writer.submit_durable(event)
+
+
+def warn_of_idle_fields(table: DecisionTable, owner: PoolOwner) -> None:
+    """Log what in the policy does nothing beside this engine, so that nobody relies on it."""
+    for mark, code, why in without_effect(table.policy, owner):
+        _log.warning("policy field without effect", code=code, line=mark.line, why=why)

@@ -30,8 +30,9 @@ from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.worker.open_foundation import open_foundation
+from kvcustody.governance.worker.open_foundation import open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins
+from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 
 _log = structlog.get_logger(__name__)
 
@@ -118,6 +119,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
             eviction=eviction,
         )
         table = standing.table
+        warn_of_idle_fields(table, PoolOwner.KVCUSTODY)
         governor = Governor(
             pools, table, keyring, writer, clock=clock, expires_utc_us=standing.expires_utc_us
         )

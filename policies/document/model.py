@@ -181,7 +181,7 @@ class TokenRange:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The eviction policy and the parameters that belong to it (None where they do not)."""
+    """The eviction policy and the parameters that belong to it (None where they do not, or are not given)."""
 
     kind: EvictionKind
     priority: int | None = None

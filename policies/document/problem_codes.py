@@ -146,6 +146,9 @@ LINT_CODES: dict[str, Code] = {
         "scrub deadline that cannot be met",
         "allow more time, verify a smaller share, or lower the largest cap",
     ),
+    "KVP761": Code(
+        "field without effect", "remove it, so that nobody relies on it, or use an engine where it works"
+    ),
 }
 """What lint reports of sound policies."""
 CODES |= LINT_CODES

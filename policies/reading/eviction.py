@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from kvcustody.policies.document.model import Eviction, EvictionKind, TokenRange
 from kvcustody.policies.document.problems import quote
 from kvcustody.policies.document.yaml_nodes import Node
@@ -17,7 +15,6 @@ _PARAMETERS = {EvictionKind.PRIORITY: ("priority", "ranges"), EvictionKind.SLRU:
 _PRIORITY_MAX = 100
 _TOKENS_MAX = 10_000_000
 PRIORITY_DEFAULT = 35
-PROTECTED_DEFAULT = Fraction(4, 5)
 HITS_DEFAULT = 2
 
 
@@ -34,11 +31,7 @@ def read_eviction(fields: FieldReader, node: Node) -> Eviction:
                 found[name].mark, "KVP306", f"`{name}` does not apply to eviction {quote(kind.value)}"
             )
     if kind is EvictionKind.SLRU:
-        protected = (
-            fields.percentage(found["protected"], "`protected`")
-            if "protected" in found
-            else PROTECTED_DEFAULT
-        )
+        protected = fields.percentage(found["protected"], "`protected`") if "protected" in found else None
         hits = fields.integer(found["hits"], "`hits`", 1, 1_000) if "hits" in found else HITS_DEFAULT
         return Eviction(kind, protected=protected, hits=hits, mark=node.mark)
     if kind is EvictionKind.PRIORITY:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sqlalchemy import select
+from structlog.testing import capture_logs
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.audit.database.engine import open_store
@@ -109,3 +110,16 @@ def test_what_cannot_be_opened_is_named_and_nothing_stays_open(
         open_worker(settings(tmp_path, **values), memory_plan([]))
     with open_worker(settings(tmp_path), memory_plan([])) as worker:  # no lock or file was left behind
         assert worker.governor.check() == []
+
+
+@pytest.mark.parametrize(
+    ("written", "told"), [("{policy: slru, hits: 2}", 0), ("{policy: slru, protected: 80%}", 1)]
+)
+def test_a_start_says_what_in_the_policy_does_nothing(tmp_path: Path, written: str, told: int) -> None:
+    asked = settings(tmp_path)
+    text = library.source("single-org").replace("eviction: {policy: lru}", f"eviction: {written}")
+    (tmp_path / "policy.yaml").write_text(text, encoding="utf-8")
+    with capture_logs() as logs, open_worker(asked, memory_plan([])):
+        pass
+    found = [line for line in logs if line["event"] == "policy field without effect"]
+    assert len(found) == told and all("`protected` does nothing" in line["why"] for line in found)

@@ -31,6 +31,7 @@ from kvcustody.policies.table.model import AccessRequest
 from kvcustody.policies.table.obligations import obligations_of
 from kvcustody.policies.workbench.diff.obligation_changes import duration
 from kvcustody.policies.workbench.lint.dead_rules import Finding, lint_rules
+from kvcustody.policies.workbench.lint.without_effect import PoolOwner, without_effect
 from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import SHARED, instant
 
@@ -59,11 +60,13 @@ def lint(
     used: Collection[str] | None = None,
     known_tenants: Collection[str] | None = None,
     rate: ScrubRate | None = None,
+    owner: PoolOwner | None = None,
 ) -> tuple[Problem, ...]:
     """Every finding in document order.
 
     `used`: grant and segment ids that the ledger has seen in use; `known_tenants`: those of the identity provider;
-    `rate`: what the deployment's scrubber was measured at. Without them their checks are left out.
+    `rate`: what the deployment's scrubber was measured at; `owner`: whose blocks are governed. Without them their
+    checks are left out.
     """
     policy = table.policy
     problems = Problems(policy.file)
@@ -75,6 +78,7 @@ def lint(
         *_lint_retention(policy),
         *_lint_quotas(policy),
         *_lint_scrub(policy, rate),
+        *without_effect(policy, owner),
     ]
     for mark, code, message in found:
         problems.add(mark, code, message)

@@ -26,6 +26,7 @@ from kvcustody.policies.workbench.format import fmt
 from kvcustody.policies.workbench.init_policy import start
 from kvcustody.policies.workbench.json_schema import schema
 from kvcustody.policies.workbench.lint.lint import ScrubRate, confused, lint
+from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 from kvcustody.policies.workbench.prove.route_examples import routes
 from kvcustody.policies.workbench.request import Request
 from kvcustody.policies.workbench.run_test_cases import run_cases
@@ -122,8 +123,15 @@ def test_a_new_source_is_an_opening_even_where_another_had_opened_the_cell(compi
 # Lint
 
 
+PLAIN = (
+    "low: {tiers: [host, nvme], encrypt: required}",
+    "low: {tiers: [host], encrypt: none}",
+)  # what works today
+LRU = "eviction: {policy: lru}"
+
+
 def lint_codes(compiled, *edits, **settings):
-    return sorted({finding.code for finding in lint(compiled(*edits), now_us=NOW, **settings)})
+    return sorted({finding.code for finding in lint(compiled(PLAIN, *edits), now_us=NOW, **settings)})
 
 
 LINT = {
@@ -147,6 +155,7 @@ LINT = {
                "{idle: 1h, absolute: 1h, active_max: 1h}")],
     "KVP732": [("high: {idle: 0s, absolute: 0s", "high: {idle: 1h, absolute: 9h")],
     "KVP741": [("guaranteed: 20%, cap: 60%", "guaranteed: 75%, cap: 80%")],
+    "KVP761": [(LRU, "eviction: {policy: slru, protected: 80%}")],
 }  # fmt: skip
 
 
@@ -178,6 +187,32 @@ def test_lint_leaves_the_library_alone():
     """But for dates: a guard for later edits is no finding."""
     for name in library.names():
         assert lint(compile_policy(library.load(name), revision=1), now_us=NOW) == ()
+
+
+def test_what_does_nothing_is_told_until_it_works(compiled):
+    """Beside any engine, and more beside one that allocates by itself."""
+
+    def told(*edits, owner=None):
+        return [
+            str(f.message)
+            for f in lint(compiled(PLAIN, *edits), now_us=NOW, owner=owner)
+            if f.code == "KVP761"
+        ]
+
+    assert told() == [], "the base is honest"
+    assert told((LRU, "eviction: {policy: slru, hits: 3}")) == [], "control: what works is not told"
+    assert "`protected` does nothing" in told((LRU, "eviction: {policy: slru, protected: 80%}"))[0]
+    assert told((LRU, "eviction: {policy: priority, priority: 35}")) == []
+    assert "`priority: 40` does nothing" in told((LRU, "eviction: {policy: priority, priority: 40}"))[0]
+    host, nvme = "  mid: {tiers: [host], encrypt: none}", "  mid: {tiers: [nvme], encrypt: required}"
+    assert "nothing is offloaded to `nvme`, encrypted yet" in told((host, nvme))[0]
+    vllm = told((LRU, "eviction: {policy: cost}"), owner=PoolOwner.ENGINE)
+    assert any("eviction `cost` does nothing beside vLLM" in one for one in vllm)
+    assert any("nothing is offloaded to `host` beside vLLM" in one for one in vllm)
+    assert told((LRU, "eviction: {policy: cost}"), owner=PoolOwner.KVCUSTODY) == []
+    assert "nothing is offloaded to `host`, `nvme`, encrypted yet" in str(
+        lint(compiled(), now_us=NOW)[0].message
+    )
 
 
 def test_confusable_names():
