@@ -156,6 +156,15 @@ class ExternalPool:
         account.limit(guaranteed=guaranteed, cap=cap, borrow=borrow, residencies=residencies)
         return account
 
+    def forget_account(self, name: str) -> None:
+        """A tenant that is charged for nothing and holds nothing leaves."""
+        account = self.accounts[name]
+        assert not account.used_blocks, f"tenant `{name}` is charged for {account.used_blocks} blocks"
+        account.limit(guaranteed=0, cap=0, borrow=False, residencies=0)
+        self.hold_table.forget(account)
+        self.partition.accounts.remove(account)
+        del self.accounts[name]
+
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
         """A new domain charged to `owner`; the pool keeps it while one of its blocks lives."""
         domain = Domain(self._next_domain, owner, **facts)

@@ -122,6 +122,20 @@ class BlockManager:
         account.limit(guaranteed=guaranteed, cap=cap, borrow=borrow, residencies=residencies)
         return account
 
+    def forget_account(self, name: str) -> None:
+        """A tenant that holds nothing and is charged for nothing leaves; its partition is nobody's then."""
+        account = self.accounts[name]
+        assert not account.used_blocks, f"tenant `{name}` is charged for {account.used_blocks} blocks"
+        account.limit(guaranteed=0, cap=0, borrow=False, residencies=0)
+        self.tree.forget_account(account)
+        account.partition.accounts.remove(account)
+        del self.accounts[name]
+
+    def give_partition(self, before: str, name: str) -> None:
+        """The partition that was `before`'s, who has left, is `name`'s from now on."""
+        assert before not in self.accounts
+        self._partitions[name] = self._partitions.pop(before)
+
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
         """A new domain charged to `owner`. It lives as long as something keeps it: a reader's plan, or its blocks."""
         domain = Domain(self._next_domain, owner, windows=self.options.windows, **facts)
@@ -141,6 +155,10 @@ class BlockManager:
         id_ = self._next_residency
         self._next_residency = id_ + 1
         return PathResidency(id_, account, domain, principal, facts, now_us, trace)
+
+    def partition_blocks(self, name: str) -> int:
+        """The size of the partition that is, or was, `name`'s."""
+        return self._partitions[name].size
 
     def has_partition(self, name: str) -> bool:
         """Whether `name` has a partition of its own."""

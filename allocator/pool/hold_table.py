@@ -67,6 +67,11 @@ class HoldTable(Generic[HoldT]):
         holds = self._lists.get(account)
         return holds.count if holds is not None else 0
 
+    def forget(self, account: Account) -> None:
+        """An account that holds nothing leaves."""
+        holds = self._lists.pop(account, None)
+        assert holds is None or not holds.count
+
     def take_due(self, partition: PoolPartition, now_us: int) -> HoldT | None:
         """Take out of the wheel one hold of `partition` whose tick has passed, earliest first, or None."""
         wheel = self._wheels.get(partition)

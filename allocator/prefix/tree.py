@@ -57,6 +57,11 @@ class PrefixTree:
         """Make the eviction queue of a new account."""
         self.queues[account] = EvictionQueue(self._policy())
 
+    def forget_account(self, account: Account) -> None:
+        """An account that has no node left leaves."""
+        del self.queues[account]
+        self.hold_table.forget(account)
+
     def nodes(self) -> Iterator[Node]:
         """Every node, parents before their children; the tree must not change meanwhile."""
         stack = list(self.roots)

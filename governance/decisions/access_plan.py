@@ -254,6 +254,12 @@ class PlanCache(Generic[PoolT_co]):
         self._by_key.clear()
         self._key_changes = self._keyring.changes
 
+    def forget_tenant(self, tenant: str) -> None:
+        """Forget the plans of a tenant that has left."""
+        for key, plan in self._plans.pop(tenant, {}).items():
+            plan.forget_keys()
+            del self._by_key[key]
+
     def forget_closed(self) -> None:
         """Forget plans that open a closed domain, as after an erasure: the next request gets a fresh one."""
         for key, plan in list(self._by_key.items()):

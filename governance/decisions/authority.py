@@ -47,6 +47,7 @@ from kvcustody.ids import TenantId
 from kvcustody.policies.table.decision_table import DecisionTable
 
 T = TypeVar("T")
+NO_ROOM = "there is no room for another tenant now; try again later"
 _log = structlog.get_logger(__name__)
 
 
@@ -105,16 +106,28 @@ class Authority(ABC, Generic[PoolT_co]):
     ) -> Plan[PoolT_co] | AdmissionRefused | Deferred:
         try:
             plan = self._book.plan(key, moment.utc_us)
-        except (
-            CapacityError
-        ) as error:  # no partition or pool is left for a tenant that is admitted by default
-            return AdmissionRefused(request_id, error.message)
+        except CapacityError as error:  # no room is left for a tenant that is admitted by default
+            _log.debug("no room for a tenant", problem=error.message)
+            return AdmissionRefused(request_id, NO_ROOM)  # whoever asks, however full it is, whoever is here
         except LedgerUnavailable:  # the first epoch of a tenant cannot be recorded
             return Deferred(request_id, "ledger")
         if plan is None:
             self.attempts.note("unknown-tenant", self._names.called(key[0].issuer, key[0].tenant))
             return AdmissionRefused(request_id, "tenant is not in the policy")
         return plan
+
+    def _forget_tenant(self, tenant: str) -> None:
+        """An unlisted tenant has left: nothing that is here names it any more."""
+        self._book.forget_tenant(tenant)
+        for domain in self._domains.values():
+            if domain.owner.name == tenant:
+                domain.is_open = False
+        self.tenant_counters.pop(tenant, None)
+
+    def _came_once(self, tenant: str) -> bool:
+        """Whether a tenant has not come back since its first request, as names that somebody invents do not."""
+        counters = self.tenant_counters.get(tenant)
+        return counters is None or counters.requests <= 1
 
     def tenant_name(self, principal: Principal) -> TenantId:
         """What a principal's tenant is called in policy, accounts and ledger."""

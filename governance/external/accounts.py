@@ -8,10 +8,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.errors import CapacityError
 from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.decisions.unlisted_tenants import UnlistedTenants
 from kvcustody.policies.document.model import Profile, TenantPolicy
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -25,25 +28,45 @@ class PortAccounts:
         self._pool = pool
         self._residencies_max = residencies_max
         self._names: set[str] = set()
-        self._unlisted: set[str] = set()
+        self._unlisted = UnlistedTenants()
+        self._leaving: set[str] = set()  # gone, but charged for what is not CLEAN yet
         self._anonymous_domain: tuple[int, Domain] | None = None
 
-    def account(self, name: str, table: DecisionTable) -> Account:
-        """The account of an admitted tenant. Raises `CapacityError` where the policy admits no more unlisted ones."""
+    def account(self, name: str, table: DecisionTable, leaves: Callable[[str], bool]) -> Account:
+        """The account of an admitted tenant. Raises `CapacityError` where the policy admits no more unlisted ones.
+
+        `leaves` is asked of unlisted tenants that are here to make room for another: see `UnlistedTenants`.
+        """
         if name in self._names:
             return self._pool.accounts[name]
         tenant = table.tenant(name)
         if tenant is None:
             raise CapacityError(f"tenant `{name}` is not in the policy", tenant=name)
-        if tenant is table.policy.default and tenant.tenants_max is not None:
-            if len(self._unlisted) >= tenant.tenants_max:
-                raise CapacityError(
-                    f"tenant `{name}`: the policy admits {tenant.tenants_max} unlisted tenants, and they are here",
-                    tenant=name,
-                )
-            self._unlisted.add(name)
+        most = tenant.tenants_max if tenant is table.policy.default else None
+        if most is not None and not self._unlisted.admit(name, most, leaves):
+            raise CapacityError(
+                f"tenant `{name}`: the policy admits {most} unlisted tenants, and they are here", tenant=name
+            )
+        self._leaving.discard(name)
         self._names.add(name)
         return self._limited(name, tenant, table)
+
+    def seat(self, name: str) -> Account | None:
+        """The account of a tenant that is here."""
+        return self._pool.accounts[name] if name in self._names else None
+
+    def leave(self, name: str, *, charged: bool) -> bool:
+        """An unlisted tenant that runs and holds nothing goes; `charged`: whatever is on its way to CLEAN yet."""
+        account = self._pool.accounts[name]
+        if len(self._pool.hold_table.of(account)) or (account.used_blocks and not charged):
+            return False
+        account.limit(guaranteed=0, cap=None, borrow=True, residencies=account.residency_cap)
+        self._names.discard(name)
+        self._leaving.add(name)
+        for gone in [gone for gone in self._leaving if not self._pool.accounts[gone].used_blocks]:
+            self._pool.forget_account(gone)
+            self._leaving.discard(gone)
+        return True
 
     def _limited(self, name: str, tenant: TenantPolicy, table: DecisionTable) -> Account:
         strict = table.policy.profile is Profile.STRICT

@@ -541,7 +541,23 @@ class EnginePort(Authority[ExternalPool]):
     # -- administration -----------------------------------------------------------------------------------------------
 
     def _account(self, tenant: str) -> tuple[Account, ExternalPool]:
-        return self._accounts.account(tenant, quotas_of(self.table)), self.pool
+        return self._accounts.account(tenant, quotas_of(self.table), self._leaves), self.pool
+
+    def _leaves(self, tenant: str) -> bool:
+        """Whether an unlisted tenant makes room for another; as `Governor._leaves`."""
+        account = self._accounts.seat(tenant)
+        if account is not None:
+            self._flush_deferred()  # a release may wait to be told
+            if account.active_blocks or any(one.account is account for one in self._running.values()):
+                return False
+            is_shared = self.table.policy.profile is Profile.SHARED
+            if is_shared and self._came_once(tenant):
+                account.residency_cap = 0
+                self._evict(self.pool.enforce_residency_cap(account, self._clock.now_us()))
+            if not self._accounts.leave(tenant, charged=is_shared):
+                return False
+        self._forget_tenant(tenant)
+        return True
 
     def _limited_pools(self) -> Iterable[LimitedPool]:
         return [self.pool]

@@ -431,7 +431,28 @@ class Governor(Authority[BlockManager]):
     # -- administration -----------------------------------------------------------------------------------------------
 
     def _account(self, tenant: str) -> tuple[Account, BlockManager]:
-        return self._pools.account(tenant, quotas_of(self.table))
+        return self._pools.account(tenant, quotas_of(self.table), self._leaves)
+
+    def _leaves(self, tenant: str) -> bool:
+        """Whether an unlisted tenant makes room for another: it runs nothing, and holds nothing.
+
+        In `shared` one that never came back gives up its cache as well: a storm of names takes room from itself.
+        """
+        found = self._pools.seat(tenant)
+        if found is not None:
+            account, manager = found
+            running = (sequence.residency.account for sequence in self._live.values())
+            if account.active_blocks or any(one is account for one in running):
+                return False
+            if self._pools.is_shared and self._came_once(tenant):
+                now_us = self._clock.now_us()
+                for hold in list(manager.hold_table.of(account)):
+                    manager.tree.lapse(hold, "quota", now_us)
+                manager.tree.flush(now_us)
+            if not self._pools.leave(tenant):
+                return False
+        self._forget_tenant(tenant)
+        return True
 
     def _limited_pools(self) -> Iterable[LimitedPool]:
         return self._pools.managers

@@ -18,6 +18,7 @@ from kvcustody.allocator.pool.options import DEFAULT_OPTIONS, PoolOptions
 from kvcustody.allocator.prefix.eviction_policy import POLICIES, EvictionPolicy, SegmentedLru
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.errors import CapacityError, HandleError
+from kvcustody.governance.decisions.unlisted_tenants import UnlistedTenants
 from kvcustody.policies.document.model import EvictionKind, Policy, Profile, TenantPolicy
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -56,7 +57,9 @@ class Pools:
         self._fences: dict[int, dict[int, int]] = {}
         self._next_fence = 0
         self._unassigned = blocks
-        self._unlisted: set[str] = set()
+        self._unlisted = UnlistedTenants()
+        self._leaving: set[str] = set()  # gone, but charged for what is not CLEAN yet
+        self._given_back: dict[str, BlockManager] = {}  # gone, and their partitions or pools are to be had
         self._changes: list[IndexChange] | None = None
 
     def boot(self, table: DecisionTable) -> None:
@@ -112,8 +115,13 @@ class Pools:
             manager.tree.changes = self._changes
         return taken
 
-    def account(self, name: str, table: DecisionTable) -> tuple[Account, BlockManager]:
-        """The account of an admitted tenant and the pool it is in. Raises `CapacityError` where no room is left."""
+    def account(
+        self, name: str, table: DecisionTable, leaves: Callable[[str], bool] = lambda name: False
+    ) -> tuple[Account, BlockManager]:
+        """The account of an admitted tenant and the pool it is in. Raises `CapacityError` where no room is left.
+
+        `leaves` is asked of unlisted tenants that are here to make room for another: see `UnlistedTenants`.
+        """
         manager = self._by_tenant.get(name)
         if manager is not None and name in manager.accounts:
             return manager.accounts[name], manager
@@ -121,23 +129,80 @@ class Pools:
         if tenant is None:
             raise CapacityError(f"tenant `{name}` is not in the policy", tenant=name)
         if tenant is table.policy.default and tenant.tenants_max is not None:
-            self._unlisted.add(name)
-            if len(self._unlisted) > tenant.tenants_max:
-                self._unlisted.discard(name)
+            self._forget_clean()
+            if not self._unlisted.admit(name, tenant.tenants_max, leaves):
                 raise CapacityError(
                     f"tenant `{name}`: the policy admits {tenant.tenants_max} unlisted tenants, and they are here",
                     tenant=name,
                 )
+        self._leaving.discard(name)
         if self._profile is Profile.DEDICATED:
+            manager = manager or self._pool_given_back(self._share(tenant))
             if manager is None:
                 manager = self._dedicate(name, tenant, table.policy)
                 manager.boot()
         else:
             manager = self.managers[0]
-            if self._profile is Profile.STRICT and not manager.has_partition(name):
-                manager.add_partition(name, self._share(tenant))
+            if self._profile is Profile.STRICT and self._given_back.pop(name, None) is None:
+                self._give_partition(manager, name, self._share(tenant))
         self._by_tenant[name] = manager
         return self._limited(name, tenant, manager), manager
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether tenants share one pool and its eviction order."""
+        return self._profile is Profile.SHARED
+
+    def seat(self, name: str) -> tuple[Account, BlockManager] | None:
+        """The account and pool of a tenant that is here."""
+        manager = self._by_tenant.get(name)
+        return None if manager is None else (manager.accounts[name], manager)
+
+    def leave(self, name: str) -> bool:
+        """An unlisted tenant that runs nothing gives back what it has; False where it holds something.
+
+        In `shared` it may be charged for what is on its way to CLEAN: it has no guarantee from here on.
+        """
+        manager = self._by_tenant[name]
+        account = manager.accounts[name]
+        if manager.hold_table.count(account) or account.cached_blocks:
+            return False
+        if self.is_shared:
+            account.limit(guaranteed=0, cap=None, borrow=True, residencies=account.residency_cap)
+            self._leaving.add(name)
+        elif account.used_blocks or account.partition.clean_count < account.partition.size:
+            return False
+        else:
+            manager.forget_account(name)
+            self._given_back[name] = manager
+        del self._by_tenant[name]
+        self._forget_clean()
+        return True
+
+    def _forget_clean(self) -> None:
+        """Whoever left and is charged for nothing any more is forgotten."""
+        accounts = self.managers[0].accounts
+        for name in [name for name in self._leaving if not accounts[name].used_blocks]:
+            self.managers[0].forget_account(name)
+            self._leaving.discard(name)
+
+    def _pool_given_back(self, blocks: int) -> BlockManager | None:
+        """A dedicated pool of this size whose tenant has left."""
+        for name, manager in self._given_back.items():
+            if manager.pool.blocks == blocks:
+                return self._given_back.pop(name)
+        return None
+
+    def _give_partition(self, manager: BlockManager, name: str, blocks: int) -> None:
+        """A partition for a tenant: its own, one that another gave back, or a new one."""
+        if manager.has_partition(name):
+            return
+        for before in self._given_back:
+            if manager.partition_blocks(before) == blocks:
+                del self._given_back[before]
+                manager.give_partition(before, name)
+                return
+        manager.add_partition(name, blocks)
 
     def _limited(self, name: str, tenant: TenantPolicy, manager: BlockManager) -> Account:
         isolating = self._profile is not Profile.SHARED

@@ -137,8 +137,10 @@ class OnlineScan(Slices):
     def _count_holds(self) -> Iterator[None]:
         self._holds_counted = True
         for partition in self._manager.pool.partitions:
-            for at in range(len(partition.accounts)):
+            at = 0
+            while at < len(partition.accounts):  # one may leave meanwhile: it holds nothing
                 yield from self._count_account(self._manager.hold_table.of(partition.accounts[at]).oldest)
+                at += 1
                 if self._spend(_PASS):
                     yield
 

@@ -28,7 +28,7 @@ def _one_lru(monkeypatch: pytest.MonkeyPatch) -> None:
     """A control: one account, one queue, one quota for all tenants."""
     account_of = Pools.account
 
-    def account(self: Pools, name: str, decisions: Any) -> Any:
+    def account(self: Pools, name: str, decisions: Any, leaves: Any = None) -> Any:
         return account_of(self, "victim", decisions)
 
     monkeypatch.setattr(Pools, "account", account)
