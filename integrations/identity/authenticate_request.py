@@ -27,6 +27,7 @@ from kvcustody.integrations.identity.identity_document import OWN_HEADERS, Ident
 from kvcustody.integrations.identity.refusal import RequestRefused, malformed, not_found, unauthenticated
 from kvcustody.integrations.identity.request_body import (
     bind_ids,
+    bound_session,
     check_id,
     check_transfer,
     owns_response,
@@ -36,7 +37,7 @@ from kvcustody.integrations.identity.request_body import (
     take_client_salt,
     write_body,
 )
-from kvcustody.integrations.identity.request_headers import REQUEST_ID, RequestHeaders
+from kvcustody.integrations.identity.request_headers import REQUEST_ID, SESSION_ID, RequestHeaders
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED, STORED_RESPONSE, Scoped
 
 _KNOWN_MAX: Final = 4_096
@@ -76,12 +77,15 @@ CLASSIFICATION: Final = f"{OWN_HEADERS}classification"
 
 
 class AdmittedRequest(NamedTuple):
-    """A request that may pass: as whom, with which request id, if it reaches the engine how it is scoped, its trace."""
+    """A request that may pass: as whom, with which ids in headers, how it is scoped for the engine, its trace.
+
+    `ids`: headers with an id that the client chose, bound to its owner; None where it sent none.
+    """
 
     principal: Principal
     owner: str
     hint: str | None
-    request_id: str | None
+    ids: dict[str, str | None]
     scoped: Scoped | None
     trace: str = ""
 
@@ -123,10 +127,13 @@ class RequestGate:
         if stored is not None and not owns_response(owner, stored[1]) and not proven.operator:
             raise not_found()
         given = headers.one(REQUEST_ID)
-        request_id = None if given is None else f"{owner}-{check_id(REQUEST_ID, given)}"
+        ids = {
+            REQUEST_ID: None if given is None else f"{owner}-{check_id(REQUEST_ID, given)}",
+            SESSION_ID: bound_session(SESSION_ID, headers.one(SESSION_ID), owner),
+        }
         if scoped is not None and (headers.one("content-encoding") or "identity") != "identity":
             raise malformed("content-encoding", "must be absent")
-        return AdmittedRequest(principal, owner, _hint(headers), request_id, scoped, headers.trace)
+        return AdmittedRequest(principal, owner, _hint(headers), ids, scoped, headers.trace)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> bytes:
         """The admitted's request body with a scope token in it; `RequestRefused` if it is malformed."""

@@ -108,7 +108,7 @@ class IdentityDocument(IdentityDocumentPart):
     form: Literal["kvcustody/identity@1"] = Field(alias="schema")
     api_keys: ApiKeysEntry | None = None
     issuers: tuple[IssuerEntry, ...] = ()
-    open_paths: tuple[RouteName, ...] = ("/health", "/ping", "/version", "/metrics")
+    open_paths: tuple[RouteName, ...] = ("/health", "/ping", "/version")
     served_paths: tuple[RouteName, ...] = ()  # beside those of `routes`; requests pass without a scope token
     routes: dict[RouteName, RouteName] = Field(default_factory=dict)  # served path: route of the principal
     allow_transfer_parameters: bool = False

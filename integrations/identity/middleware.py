@@ -76,7 +76,7 @@ class IdentityMiddleware:
             return
         passed = {
             **scope,
-            "headers": headers.passed_on(admitted.request_id, None if body is None else len(body)),
+            "headers": headers.passed_on(admitted.ids, None if body is None else len(body)),
         }
         await self._app(passed, receive if body is None else _Replay(body, receive), send)
 

@@ -5,7 +5,7 @@
 2. Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways
    to the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused. Beside it is the trace of the request's
    headers, where it came with one and the body has room.
-3. Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, stored
+3. Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, sessions, stored
    responses, media uuids. Equal ids of different owners never meet.
 4. Everything else is kept, value for value.
 """
@@ -26,7 +26,8 @@ from kvcustody.integrations.identity.routes import Body, Scoped
 
 OUR_TRANSFER_FIELD: Final = "kvcustody"
 OUR_TRACE_FIELD: Final = "kvcustody_trace"
-_TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+_TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params", "kv_hints")
+_SESSION = "session_id"
 _MEDIA_FIELDS = (
     *("messages", "input", "query", "queries", "documents", "items"),
     *("data_1", "data_2", "text_1", "text_2"),
@@ -62,12 +63,8 @@ def take_client_salt(body: dict[str, Any]) -> object:
 
 def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
     """Remove our fields from what the client sent, and refuse the rest unless the deployment allows it."""
-    sampling = body.get("sampling_params")
-    for holder in (
-        body.get("vllm_xargs"),
-        sampling.get("extra_args") if isinstance(sampling, dict) else None,
-    ):
-        if isinstance(holder, dict) and any(field in holder for field in _TRANSFER_FIELDS):
+    for holder in _extra_arguments(body):
+        if any(field in holder for field in _TRANSFER_FIELDS):
             raise malformed("vllm_xargs", "may not carry transfer parameters")
     for field in _TRANSFER_FIELDS:
         given = body.pop(field, None)
@@ -114,9 +111,24 @@ def bind_ids(body: dict[str, Any], kind: Body, owner: str) -> None:
         raise malformed(
             "features", "is not accepted from tenants: its media hashes name shared cache entries"
         )
+    for holder in (body, *_extra_arguments(body)):
+        if _SESSION in holder:
+            holder[_SESSION] = bound_session(_SESSION, holder[_SESSION], owner)
     for field in _MEDIA_FIELDS:
         if type(body.get(field)) in (list, dict):
             _bind_media(body[field], owner, 0)
+
+
+def bound_session(param: str, value: object, owner: str) -> str | None:
+    """A session id that the client chose, bound to its owner: the engine's events carry it, and routers go by it."""
+    return None if value is None or value == "" else f"{owner}-{check_id(param, value)}"
+
+
+def _extra_arguments(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Where a body has room for arguments of the engine's own."""
+    sampling = body.get("sampling_params")
+    holders = (body.get("vllm_xargs"), sampling.get("extra_args") if isinstance(sampling, dict) else None)
+    return [holder for holder in holders if isinstance(holder, dict)]
 
 
 def owns_response(owner: str, response_id: object) -> bool:

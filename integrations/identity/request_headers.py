@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kvcustody.governance.identity.w3c_trace import TRACEPARENT, trace_of
@@ -11,6 +11,7 @@ from kvcustody.integrations.identity.refusal import malformed
 
 Raw = list[tuple[bytes, bytes]]
 REQUEST_ID: Final = "x-request-id"
+SESSION_ID: Final = "x-session-id"
 _OWN: Final = OWN_HEADERS.encode("ascii")
 _TRACEPARENT: Final = TRACEPARENT.encode("ascii")
 
@@ -40,14 +41,13 @@ class RequestHeaders:
         values = [value for found, value in self._raw if found == _TRACEPARENT]
         return trace_of(values[0].decode("latin-1")) if len(values) == 1 else ""
 
-    def passed_on(self, request_id: str | None, body_bytes: int | None) -> Raw:
-        """The headers for the application: ours gone, the request id bound, the length that of a new body."""
-        replaced = {REQUEST_ID.encode()}
+    def passed_on(self, bound: Mapping[str, str | None], body_bytes: int | None) -> Raw:
+        """The headers for the application: ours gone, the ids `bound` (None: none), the length that of a new body."""
+        replaced = {name.encode("ascii") for name in bound}
         if body_bytes is not None:
             replaced |= {b"content-length", b"transfer-encoding"}
-        kept = [(n, v) for n, v in self._raw if not _is_ours(n) and n not in replaced]
-        if request_id is not None:
-            kept.append((REQUEST_ID.encode(), request_id.encode("ascii")))
+        kept = [(n, v) for n, v in self._raw if not _is_ours(n) and n.replace(b"_", b"-") not in replaced]
+        kept += [(name.encode("ascii"), value.encode("ascii")) for name, value in bound.items() if value]
         if body_bytes is not None:
             kept.append((b"content-length", b"%d" % body_bytes))
         return kept

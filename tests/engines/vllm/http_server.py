@@ -127,9 +127,12 @@ class HttpServer:
         ) as got:
             yield from got.iter_text()
 
-    def get(self, path: str) -> Reply:
-        """A plain GET."""
-        got = self._client.get(path)
+    def get(self, path: str, *, operator: bool = False) -> Reply:
+        """A plain GET, of nobody or with an operator's key."""
+        headers = {}
+        if operator and self.deployment is not None:
+            headers["Authorization"] = f"Bearer {self.deployment.operator_key()}"
+        got = self._client.get(path, headers=headers)
         return Reply(got.status_code, got.text)
 
     def _headers(self, tenant: str | None, headers: dict[str, str]) -> dict[str, str]:

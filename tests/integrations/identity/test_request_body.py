@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.integrations.identity import authenticate_request as door_module
+from kvcustody.integrations.identity import request_body as body_module
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.refusal import RequestRefused
 from kvcustody.integrations.identity.request_body import (
@@ -37,7 +38,10 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=20,
 )
-OURS = {"cache_salt", "kv_transfer_params", "ec_transfer_params", "request_id", "vllm_xargs", "n"}
+OURS = {
+    *("cache_salt", "kv_transfer_params", "ec_transfer_params", "kv_hints"),
+    *("request_id", "session_id", "vllm_xargs", "sampling_params", "n"),
+}
 CLIENT_SALTS = st.text("abcXYZ 019!@/", min_size=9, max_size=40)
 
 
@@ -238,6 +242,58 @@ def test_a_token_too_long_for_a_salt_goes_beside_it_or_is_refused(deployment: De
 
 def _ids(deployment: Deployment, key: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return ask(deployment.gate, path, copy.deepcopy(body), {"X-Request-Id": "mine"}, key=key).passed.json
+
+
+SESSIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # where a client may put one: body, headers
+    "body": ({"session_id": "s1"}, {}),
+    "header": ({}, {"X-Session-Id": "s1"}),
+    "vllm_xargs": ({"vllm_xargs": {"session_id": "s1", "kept": 1}}, {}),
+    "extra_args": ({"sampling_params": {"extra_args": {"session_id": "s1"}}}, {}),
+}
+
+
+def sessions_seen(deployment: Deployment, where: str) -> set[str]:
+    """The session ids with which three owners' requests reach the engine."""
+    body, headers = SESSIONS[where]
+    seen = set()
+    for key in (deployment.acme, deployment.globex, deployment.alice):
+        sent = {"prompt": "p", **copy.deepcopy(body)}
+        got = ask(deployment.gate, "/inference/v1/generate", sent, headers, key=key).passed
+        extra = got.json.get("vllm_xargs") or got.json.get("sampling_params", {}).get("extra_args", {})
+        assert extra.get("kept", 1) == 1
+        seen.add(got.headers.get("x-session-id") or got.json.get("session_id") or extra.get("session_id"))
+    return seen
+
+
+@pytest.mark.parametrize("where", SESSIONS)
+def test_sessions_of_different_owners_never_meet(deployment: Deployment, where: str) -> None:
+    seen = sessions_seen(deployment, where)
+    assert len(seen) == 3 and all(session.endswith("-s1") for session in seen)
+
+
+@pytest.mark.parametrize("where", SESSIONS)
+def test_without_binding_sessions_would_meet(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    for module in (door_module, body_module):
+        monkeypatch.setattr(module, "bound_session", lambda param, value, owner: value)
+    assert sessions_seen(deployment, where) == {"s1"}
+
+
+def test_a_session_that_is_none_is_dropped_and_a_malformed_one_refused(deployment: Deployment) -> None:
+    key = deployment.acme
+    empty = ask(
+        deployment.gate, body={"prompt": "p", "session_id": None}, headers={"X-Session-Id": ""}, key=key
+    )
+    assert empty.passed.json["session_id"] is None and "x-session-id" not in empty.passed.headers
+    for body, headers in (
+        ({"session_id": "a b"}, {}),
+        ({"session_id": 7}, {}),
+        ({}, {"X-Session-Id": "a b"}),
+    ):
+        assert ask(deployment.gate, body={"prompt": "p", **body}, headers=headers, key=key).status == 400
+    hinted = ask(deployment.gate, body={"prompt": "p", "kv_hints": {"actions": []}}, key=key)
+    assert hinted.status == 400 and b"kv_hints" in hinted.body
 
 
 def test_ids_of_different_owners_never_meet(deployment: Deployment) -> None:

@@ -166,7 +166,9 @@ def test_a_client_that_hangs_up_frees_its_blocks(governed):
 
 
 def _running(server: HttpServer) -> float:
-    found = re.search(r"^vllm:num_requests_running\{[^}]*\} (\S+)", server.get("/metrics").text, re.MULTILINE)
+    found = re.search(
+        r"^vllm:num_requests_running\{[^}]*\} (\S+)", server.get("/metrics", operator=True).text, re.MULTILINE
+    )
     return float(found[1])
 
 
