@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcustody.errors import ConfigError
-from kvcustody.files import READABLE, write_file
+from kvcustody.files import evidence_folder, evidence_mode, write_file
 
 
 def read_file(path: Path) -> bytes:
@@ -19,8 +19,8 @@ def read_file(path: Path) -> bytes:
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
     """Write files into a folder, each whole or not at all; raises `ConfigError` where that fails."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        evidence_folder(folder)
         for name, data in files.items():
-            write_file(folder / name, data, mode=READABLE)
+            write_file(folder / name, data, mode=evidence_mode())
     except OSError as error:
         raise ConfigError(f"folder `{folder}`: {error.strerror}", path=folder) from error

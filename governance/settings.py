@@ -44,6 +44,7 @@ _READ_ELSEWHERE = frozenset(  # by commands and this project's own tests
     for name in (
         "API_KEY_FILE",
         "COMPLETE",
+        "FILES_GROUP_READS",
         "RECORD",
         "SCHEMA_EXAMPLES",
         "SCREENSHOTS",

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
+import structlog
 from sqlalchemy import Connection, Engine, Select, column, create_engine, event, inspect, select, table
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from kvcustody.errors import LedgerError
+from kvcustody.files import PRIVATE, claim_file, evidence_mode
 
 SCHEMA_REVISION = "0017"
 VERSION_TABLE = "kvcustody_schema"
@@ -28,6 +30,8 @@ WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it i
 WRITER_CACHE_KIB = 65_536  # what one large transaction changes stays in memory until its commit
 MAPPED_BYTES = 1 << 40  # SQLite maps as much of it as its build allows, 2 GiB as a rule
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
+
+_log = structlog.get_logger(__name__)
 
 Question = tuple[str, tuple[Any, ...]]  # a statement as text, written with `?`, and its values
 
@@ -45,28 +49,39 @@ _SQLITE_REASONS = {
 
 
 def open_store(
-    target: str | Path, *, read_only: bool = False, timeout_seconds: float = 1.0, mapped: bool = False
+    target: str | Path,
+    *,
+    read_only: bool = False,
+    timeout_seconds: float = 1.0,
+    mapped: bool = False,
+    keys: bool = False,
 ) -> Engine:
     """An engine on a SQLite file (a path or `sqlite:` URL) or PostgreSQL (`postgresql:` URL). Lazy.
 
     `mapped`: read a SQLite file through the memory map, a tenth faster where most of a ledger is read. A disk that
     fails then ends the process instead of the query: for a command that asks one question, never for a service.
+    `keys`: it holds keys, so no setting lets anybody else read its file.
     """
     url = str(target)
     if url.startswith(("postgresql:", "postgresql+psycopg:")):
         return _postgres(url, read_only, timeout_seconds)
     if "://" in url and not url.startswith("sqlite://"):
         raise LedgerError(f"ledger `{url.split('://', 1)[0]}` is neither SQLite nor PostgreSQL", target=url)
-    return _sqlite(Path(url.removeprefix("sqlite:///")), read_only, timeout_seconds, mapped)
+    return _sqlite(Path(url.removeprefix("sqlite:///")), read_only, timeout_seconds, mapped, keys)
 
 
-def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool) -> Engine:
+def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, keys: bool) -> Engine:
     mode = "ro" if read_only else "rwc"
     engine = create_engine(
         f"sqlite:///file:{quote(str(path))}?mode={mode}&uri=true",
         connect_args={"timeout": timeout_seconds, "check_same_thread": False, "cached_statements": 512},
         query_cache_size=128,
     )
+
+    @event.listens_for(engine, "do_connect")
+    def _claimed(*_: object) -> None:
+        if not read_only and path.name != ":memory:":
+            _claim(path, PRIVATE if keys else evidence_mode())
 
     @event.listens_for(engine, "connect")
     def _connected(connection: sqlite3.Connection, _record: Any) -> None:
@@ -88,6 +103,15 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool) -
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
     return engine
+
+
+def _claim(path: Path, mode: int) -> None:
+    """A database is its user's alone, whatever the umask; one that was open to others is taken back, and it is said."""
+    try:
+        if claim_file(path, mode):
+            _log.warning("a database was open to others; it is not any more", file=path.name)
+    except OSError:
+        return  # SQLite says better what is wrong with the place
 
 
 def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:

@@ -38,7 +38,7 @@ from kvcustody.audit.tlog.merkle import Frontier, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError
-from kvcustody.files import READABLE, fresh_file, is_draft, publish_folder, write_file
+from kvcustody.files import evidence_folder, evidence_mode, fresh_file, is_draft, publish_folder, write_file
 
 CHUNK_LEAVES = 1 << 15
 _STATE = ".state.json"
@@ -185,7 +185,7 @@ class _Export:
                     stray.unlink()  # of the try that was killed; an export holds what its manifest names alone
                 return
         shutil.rmtree(self._partial, ignore_errors=True)
-        self._partial.mkdir(parents=True)
+        evidence_folder(self._partial)
         self._save(ask)
 
     def _save(self, ask: dict[str, Any] | None = None) -> None:
@@ -252,7 +252,7 @@ def _take(frontier: Frontier, leaves: list[bytes], digest: Any) -> Frontier:
 
 def _write_lines(path: Path, root_leaves: Iterator[RootLeaf]) -> None:
     """The root log: each leaf, and what opens it, in hexadecimal."""
-    with fresh_file(path, mode=READABLE) as file:
+    with fresh_file(path, mode=evidence_mode()) as file:
         while some := list(islice(root_leaves, _ROOT_LINES)):
             lines = (
                 root_line(leaf.commitment, leaf.opening.to_bytes() if leaf.opening else None) for leaf in some
@@ -261,7 +261,7 @@ def _write_lines(path: Path, root_leaves: Iterator[RootLeaf]) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    write_file(path, data, mode=READABLE)
+    write_file(path, data, mode=evidence_mode())
 
 
 def _silent(log: str, done: int, total: int) -> None:

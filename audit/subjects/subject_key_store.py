@@ -115,11 +115,7 @@ class SubjectKeys:
     @classmethod
     def open(cls, target: str | Path) -> SubjectKeys:
         """The store at a path or URL; a SQLite file is made 0600. Raises `LedgerError` where it cannot be used."""
-        text = str(target)
-        if "postgresql" not in text.split("://", 1)[0]:
-            path = Path(text.removeprefix("sqlite:///"))
-            path.touch(mode=0o600, exist_ok=True) if path.parent.is_dir() else None
-        return cls(open_store(text))
+        return cls(open_store(str(target), keys=True))
 
     def refresh(self) -> bool:
         """Forget every key in memory where one was destroyed since; True when so (rule 3)."""

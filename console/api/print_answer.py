@@ -14,7 +14,7 @@ import typer
 from kvcustody.console.api.client import ApiReply, Asker
 from kvcustody.console.command import make_table, print_json, stdout
 from kvcustody.errors import ConfigError
-from kvcustody.files import READABLE, write_file
+from kvcustody.files import evidence_folder, evidence_mode, write_file
 
 _KEEP = 0.2
 
@@ -62,8 +62,8 @@ def one_segment(text: str) -> str:
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, data, mode=READABLE)
+        evidence_folder(path.parent)
+        write_file(path, data, mode=evidence_mode())
     except OSError as error:
         raise ConfigError(f"`{path}`: {error.strerror}", path=path) from None
 

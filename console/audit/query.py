@@ -25,7 +25,7 @@ from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.options_ledger import DEFAULT, Ledger, moment_us, reading, shown
 from kvcustody.errors import ConfigError
-from kvcustody.files import READABLE, write_file
+from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.identity.w3c_trace import check_trace
 
 _HEAD = frozenset(
@@ -158,8 +158,8 @@ def prove(
         leaf, proof = proofs.proven(log, idx, as_of=as_of)
     if out is not None:
         try:
-            write_file(out.with_name(out.name + ".leaf"), leaf, mode=READABLE)
-            write_file(out.with_name(out.name + ".proof"), proof.to_bytes(), mode=READABLE)
+            write_file(out.with_name(out.name + ".leaf"), leaf, mode=evidence_mode())
+            write_file(out.with_name(out.name + ".proof"), proof.to_bytes(), mode=evidence_mode())
         except OSError as error:
             raise ConfigError(f"proof `{out}` cannot be written: {error.strerror}", path=out) from None
     if as_json:

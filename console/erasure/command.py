@@ -33,7 +33,7 @@ from kvcustody.console.options_ledger import (
     writing,
 )
 from kvcustody.errors import ConfigError
-from kvcustody.files import READABLE, write_file
+from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector, selector_from
 
@@ -245,7 +245,7 @@ def certificate(
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        write_file(path, data, mode=READABLE)
+        write_file(path, data, mode=evidence_mode())
     except OSError as error:
         raise ConfigError(f"`{path}` cannot be written: {error.strerror}", path=path) from None
 

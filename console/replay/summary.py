@@ -20,7 +20,7 @@ from kvcustody.console.replay.charts import (
 )
 from kvcustody.console.replay.report import ReplayCoverage, ReplayReport, Spread, TenantResult
 from kvcustody.errors import ConfigError
-from kvcustody.files import READABLE, write_file
+from kvcustody.files import evidence_mode, write_file
 
 AGE_EDGES_US = [s * 1_000_000 for s in (1, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)]
 AGE_LABELS = ["1 s", "10 s", "30 s", "1 m", "2 m", "5 m", "10 m", "20 m", "30 m", "1 h", "2 h", "4 h", "more"]
@@ -32,7 +32,7 @@ def write_summary(report: ReplayReport, path: Path) -> None:
     """Render the page to `path`; raises `ConfigError` when it cannot be written."""
     text = render_summary(report)
     try:
-        write_file(path, text.encode(), mode=READABLE)
+        write_file(path, text.encode(), mode=evidence_mode())
     except OSError as error:
         raise ConfigError(
             f"cannot write summary `{path}`: {error.strerror or error}", path=str(path)

@@ -5,9 +5,12 @@
 2. `exclusive` puts the file there by a link, which fails where anything has the name, a dangling link included;
    otherwise by a rename, which replaces a link instead of writing where it points.
 3. `mode` is what the file is created with, less the umask: it is never open to more, not even while it is written.
+   Keys are `PRIVATE`. Evidence (ledgers, exports, reports, answers of commands) is its user's alone whatever the umask,
+   and its group's to read where the environment says so by name (`GROUP_READS`). What is nobody's secret is `READABLE`.
 4. Whatever fails, the draft goes. A killed process may leave one; it is never read, and `discard_drafts` removes it.
 5. A device, pipe or socket (`/dev/stdout`) has no content to replace and is written to.
-6. A folder of many files is written as a draft folder and put there by `publish_folder`, every part of it fsynced first.
+6. A file that SQLite writes by itself is claimed first, and taken back from others where it was open to them.
+7. A folder of many files is written as a draft folder and put there by `publish_folder`, every part of it fsynced first.
 """
 
 from __future__ import annotations
@@ -18,14 +21,50 @@ import secrets
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 PRIVATE = 0o600
-READABLE = 0o666  # less the umask: what people hand out
+READABLE = 0o666  # less the umask: policies, public keys, schemas
+GROUP_READS = "KVCUSTODY_FILES_GROUP_READS"  # `1` or `true`: evidence may be read by the group of its files
+_GROUP = 0o640
 _DRAFT = ".new"
 _SYNC_THREADS = 16
+
+
+def evidence_mode() -> int:
+    """The mode of a file of evidence (rule 3)."""
+    return _GROUP if os.environ.get(GROUP_READS, "").lower() in ("1", "true", "yes") else PRIVATE
+
+
+def evidence_folder(path: Path) -> None:
+    """Make a folder for evidence where there is none; one that somebody made stays as it is."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o750 if evidence_mode() == _GROUP else 0o700)
+
+
+def claim_file(path: Path, mode: int) -> bool:
+    """Make a file for SQLite, or take back what others may do with the one there is; True where it was open to more.
+
+    What SQLite makes beside it (`-wal`, `-shm`) gets the same mode. A file of another user's stays as it is.
+    """
+    if not path.parent.is_dir():
+        return False  # SQLite says so
+    with suppress(FileExistsError):  # one that exists is not opened: closing it would give SQLite's own locks up
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+    was_open = False
+    for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))):
+        with suppress(FileNotFoundError):
+            status = each.stat()
+            found = stat.S_IMODE(status.st_mode)
+            if stat.S_ISREG(status.st_mode) and found & ~mode & 0o077 and status.st_uid == os.geteuid():
+                each.chmod(found & (mode | 0o700))
+                was_open = True
+            elif mode == _GROUP and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                each.chmod(found | _GROUP)
+    return was_open
 
 
 def write_file(
@@ -55,6 +94,8 @@ def _fresh(path: Path, mode: int, exclusive: bool) -> Iterator[int]:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_DRAFT}")
     try:
         with _closing(os.open(draft, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)) as descriptor:
+            if mode == _GROUP:  # named by a setting, so the umask does not take it back
+                os.fchmod(descriptor, mode)
             yield descriptor
             os.fsync(descriptor)
         if exclusive:

@@ -16,7 +16,6 @@ ALLOWED = {
         "audit/tlog/tiles.py",
         "_write",
     ): "in a draft folder, which `publish_folder` syncs and puts in its place",
-    ("audit/subjects/subject_key_store.py", "open"): "claims the name for SQLite",
     ("audit/witness/state.py", "__init__"): "claims the name for SQLite, which makes its own content durable",
     (
         "audit/writer/spill_file.py",
