@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 
 FAST := tests/allocator tests/policies/table tests/policies/document tests/governance tests/audit/events tests/redteam/test_keys.py \
@@ -12,11 +12,13 @@ unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each woul
 
 .PHONY: setup run test test-fast test-system test-engines check docs bench soak clean
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing kvcustody and its development tools into $(VENV)"
-	@$(PIP_INSTALL) torch
-	@$(PIP_INSTALL) -e '.[test,dev]'
+	@$(PIP_INSTALL) -c constraints.txt torch
+	@$(PIP_INSTALL) --no-deps --require-hashes -r requirements.lock
+	@$(PIP_INSTALL) --no-deps -e .
+	@$(BIN)/python -m pip check --quiet --disable-pip-version-check
 	@touch $(READY)
 
 setup: $(READY) ## create the development environment
