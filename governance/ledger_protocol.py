@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvcustody.audit.events import Event
+from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.tenants import Issuers
 
 
@@ -20,6 +21,10 @@ class Ledger(Protocol):
     @property
     def recording(self) -> bool:
         """False while the ledger has what is submitted only later, from a spill: some policies do not wait for that."""
+
+    @property
+    def shares(self) -> TenantShares:
+        """Whose events wait, and who has too many waiting to be admitted."""
 
     def issuers(self) -> Issuers:
         """Whose tenants the ledger names, as it is now; raises `LedgerUnavailable` where it cannot be asked."""
@@ -37,6 +42,7 @@ class CountingLedger:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._sequence = 0
+        self.shares = TenantShares()
 
     @property
     def admitting(self) -> bool:

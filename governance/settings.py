@@ -174,7 +174,9 @@ class Settings(LayeredSettings):
         description="Folder for events that cannot reach the ledger for a while; must be on a local disk.",
     )
     spill_bytes_max: ByteSize = Field(
-        ByteSize(256 << 20), description="Size at which the spill is full and admission stops."
+        ByteSize(256 << 20),
+        description="Size at which the spill is full and admission stops; in strict and dedicated half of "
+        "it is divided among tenants.",
     )
     ledger_batch_ms: int = Field(
         100,

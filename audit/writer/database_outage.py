@@ -25,6 +25,7 @@ from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import EventQueue
 from kvcustody.audit.writer.spill_file import SpillFile, SpillFullError
 from kvcustody.audit.writer.spill_replay import SpillReplay, replay
+from kvcustody.audit.writer.tenant_shares import TenantShares, sizes_of
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 
@@ -43,6 +44,7 @@ class DatabaseOutage:
         directory: SubjectDirectory,
         committer: Committer,
         spill: SpillFile,
+        shares: TenantShares,
         retry_seconds: float,
         batch: int,
     ) -> None:
@@ -54,6 +56,7 @@ class DatabaseOutage:
         self._directory = directory
         self._committer = committer
         self._spill = spill
+        self._shares = shares
         self._retry_seconds = retry_seconds
         self._batch = batch
         self.down = ""  # why the database is down; empty when it is not
@@ -109,6 +112,7 @@ class DatabaseOutage:
             self._wait()
             return False
         self._directory.settle(names)
+        self._shares.spilled(sizes_of(entries, names))
         self.full = ""
         if not self.spilled:
             self.spilled = True
@@ -131,6 +135,7 @@ class DatabaseOutage:
         else:
             self.down = self.full = ""
             self.spilled = False
+            self._shares.replayed()
 
     def replay(self) -> None:
         """Read every spill into the ledger; raises what the database raises."""

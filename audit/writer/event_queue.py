@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvcustody.audit.events import Event, GapRecorded, HitCounted, HitCounters, Withdrawn
+from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import Clock
 
 _COUNT_KEYS_MAX = 10_000
@@ -39,8 +40,11 @@ class QueuedEvents:
 class EventQueue:
     """The queue between an engine and its ledger writer."""
 
-    def __init__(self, clock: Clock, *, capacity: int, batch: int, count_seconds: float) -> None:
-        """`batch` events wake the writer."""
+    def __init__(
+        self, clock: Clock, shares: TenantShares, *, capacity: int, batch: int, count_seconds: float
+    ) -> None:
+        """`batch` events wake the writer; `shares` is told whose wait."""
+        self._shares = shares
         self._clock = clock
         self._limit = 2 * capacity
         self._batch = batch
@@ -78,6 +82,7 @@ class EventQueue:
                 self._drop(first, self.sequence)
             else:
                 self._queue.extend(enumerate(events, first))
+                self._shares.queued(self._queue, events)
             last = self.sequence
         if self.idle or len(self._queue) >= self._batch:
             self.wake.set()
@@ -147,7 +152,9 @@ class EventQueue:
                 self._account()
             pop, tickets = self._queue.popleft, self._tickets
             if not tickets:
-                return [pop() for _ in range(min(len(self._queue), most))], []
+                taken = [pop() for _ in range(min(len(self._queue), most))]
+                self._shares.taken(self._queue, taken)
+                return taken, []
             while self._queue and len(taken) < most:
                 item = pop()
                 ticket = tickets.get(item[0])
@@ -158,6 +165,7 @@ class EventQueue:
                         continue
                     ticket.state = "taken"
                 taken.append(item)
+            self._shares.taken(self._queue, taken)
         return taken, given_up
 
     def emit(self, event: Event) -> None:

@@ -40,6 +40,7 @@ from kvcustody.audit.writer.database_outage import DatabaseOutage
 from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import EventQueue, QueuedEvents
 from kvcustody.audit.writer.spill_file import SpillFile
+from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.audit.writer.worker_lock import lock_worker_name
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError, LedgerUnavailable
@@ -105,8 +106,10 @@ class EventWriter:
         self._directory = SubjectDirectory(subject_keys)
         self._context = Context(self.incarnation, self.offset_us, self._directory)
         self._encoder = BatchEncoder(self._context)
+        self.shares = TenantShares(events=settings.capacity, spill_bytes=settings.spill_bytes)
         self._intake = EventQueue(
             clock,
+            self.shares,
             capacity=settings.capacity,
             batch=settings.batch,
             count_seconds=settings.count_seconds,
@@ -125,6 +128,7 @@ class EventWriter:
             directory=self._directory,
             committer=self._committer,
             spill=self._spill,
+            shares=self.shares,
             retry_seconds=settings.retry_seconds,
             batch=settings.batch,
         )

@@ -23,6 +23,7 @@ from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import Context, Event, HitCounted, leaves
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor
@@ -74,6 +75,7 @@ class Shelf:
     """A ledger that keeps events until somebody converts them, or drops them."""
 
     admitting = recording = True
+    shares = TenantShares()
 
     def __init__(self, *, keeping: bool = True) -> None:
         self._keeping = keeping

@@ -35,6 +35,7 @@ from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import EventQueue
 from kvcustody.audit.writer.event_writer import WriterSettings, WriterStatus
 from kvcustody.audit.writer.spill_file import SpillFile, SpillFullError, SpillSegment
+from kvcustody.audit.writer.tenant_shares import TenantShares, sizes_of
 from kvcustody.audit.writer.worker_lock import lock_worker_name
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerError, LedgerUnavailable, ServiceError
@@ -75,8 +76,13 @@ class RemoteLedger:
         self._context = Context(self.incarnation, self.offset_us, self._directory)
         self._encoder = BatchEncoder(self._context)
         self._batch = min(settings.batch, _BATCH_LEAVES)
+        self.shares = TenantShares(events=settings.capacity, spill_bytes=settings.spill_bytes)
         self._intake = EventQueue(
-            clock, capacity=settings.capacity, batch=self._batch, count_seconds=settings.count_seconds
+            clock,
+            self.shares,
+            capacity=settings.capacity,
+            batch=self._batch,
+            count_seconds=settings.count_seconds,
         )
         self._mark = DurableWatermark()
         self._spill = SpillFile(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
@@ -314,6 +320,7 @@ class RemoteLedger:
             time.sleep(min(0.05, self._settings.retry_seconds))
             return
         self._directory.settle(names)
+        self.shares.spilled(sizes_of(entries, names))
         self._full, self._spilled = "", True
         self._finish(entries)
 
@@ -347,6 +354,7 @@ class RemoteLedger:
                 segment.close()
         self.down = self._full = ""
         self._spilled = False
+        self.shares.replayed()
 
     def _register(self, incarnation: str, offset_us: int) -> None:
         answer = self._connection.put(f"/v1/worker/incarnations/{incarnation}", {"offset_us": offset_us})

@@ -34,7 +34,7 @@ from kvcustody.governance.decisions.apply_narrowing import LimitedPool, apply_li
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.decisions.reuse_decision import Moment, ReuseDecider
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
-from kvcustody.governance.decisions.staged_table import StagedTable
+from kvcustody.governance.decisions.staged_table import StagedTable, quotas_of
 from kvcustody.governance.decisions.tenant_names import TenantNames
 from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
 from kvcustody.governance.identity.principal import Principal
@@ -78,6 +78,8 @@ class Authority(ABC, Generic[PoolT_co]):
         self.attempts = Attempts("engine", self._clock)
         self.tenant_counters: dict[str, TenantCounters] = {}
         self._names = TenantNames(ledger, keyring, self._clock, table.policy.issuers)
+        self._shares = ledger.shares
+        self._share_ledger(table)
         self.table = table
         self.revoked = table.revoked
         self._shadow: ShadowPolicy | None = None
@@ -242,7 +244,18 @@ class Authority(ABC, Generic[PoolT_co]):
         self._first_uses.forget()
         self._decide_by(table)
         self._limit(table)
+        self._share_ledger(table)
         self._bind(table, now_us)
+
+    def _share_ledger(self, table: DecisionTable) -> None:
+        """Where tenants are kept apart, each waits for the ledger in a share of its own: that of the pool."""
+        base = quotas_of(table)
+
+        def share(tenant: str) -> float:
+            entry = base.tenant(tenant)
+            return 0.0 if entry is None else float(entry.guaranteed)
+
+        self._shares.divide(share if base.policy.profile.isolating else None)
 
     def _check_newer(self, table: DecisionTable) -> None:
         active = self.table

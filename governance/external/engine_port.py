@@ -257,7 +257,9 @@ class EnginePort(Authority[ExternalPool]):
             return None
         account, plan = residency.account, residency.facts
         waits = isinstance(plan, Plan) and plan.waits_for_ledger
-        if not self._ledger.admitting or (waits and not self._ledger.recording):
+        ledger = self._ledger
+        is_over = residency.tenant in self._shares.over
+        if is_over or not ledger.admitting or (waits and not ledger.recording):
             return self._defer(residency, "ledger")
         need = residency.reserved_blocks
         if not self._accounts.fits(account, need):

@@ -152,7 +152,12 @@ class Governor(Authority[BlockManager]):
         handle = (plan.tenant, request_id)
         ledger = self._ledger
         admits = prompt.tokens and plan.admitted.permitted and ledger.admitting
-        if not admits or handle in self._live or (plan.waits_for_ledger and not ledger.recording):
+        if (
+            not admits
+            or plan.tenant in self._shares.over
+            or handle in self._live
+            or (plan.waits_for_ledger and not ledger.recording)
+        ):
             return self._kept_out(plan, handle, prompt, counters)
         manager, now_us = plan.manager, moment.now_us
         begun: RunningSequence | str = ""

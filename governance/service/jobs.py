@@ -3,14 +3,16 @@
 1. A job belongs to the principal who started it; to everybody else it is absent.
 2. A job that a process did not finish before it ended is `lost`, told at the next start; it is never run twice.
 3. Cancelling asks: the job stops at its next step, and what it made is removed.
+4. A tenant's people, or one who is of no tenant, have an eighth of the places, and parties take turns: nobody's jobs
+   keep another's from being taken or from being next.
 """
 
 from __future__ import annotations
 
-import queue
 import shutil
 import threading
 import uuid
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 _log = structlog.get_logger(__name__)
 _WAITING_MAX = 64
+_WAITING_MAX_OF_PARTY = _WAITING_MAX // 8
 
 
 class Job(NamedTuple):
@@ -76,7 +79,9 @@ class JobRunner:
         self._clock = clock
         self._folder = folder
         self._owner = owner
-        self._queue: queue.Queue[tuple[str, Work] | None] = queue.Queue(_WAITING_MAX)
+        self._waiting: OrderedDict[str, deque[tuple[str, Work]]] = OrderedDict()  # by party, in turn
+        self._changed = threading.Condition()
+        self._ending = False
         self._running: dict[str, JobProgress] = {}
         self._cancelled: set[str] = set()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,9 +90,16 @@ class JobRunner:
         self._thread.start()
 
     def start(
-        self, kind: str, work: Work, *, principal: str, tenant: str | None, parameters: dict[str, Any]
+        self,
+        kind: str,
+        work: Work,
+        *,
+        principal: str,
+        tenant: str | None,
+        parameters: dict[str, Any],
+        party: str = "",
     ) -> Job:
-        """Begin a job; raises `unavailable` where too many wait."""
+        """Begin a job of a principal's `party` (default: its own); raises `unavailable` where too many wait."""
         job = Job(
             uuid.uuid4().hex, kind, principal, tenant, "waiting", 0, None, parameters, None, None,
             self._clock.utc_us(), None,
@@ -95,12 +107,20 @@ class JobRunner:
         values = {**job._asdict(), "owner": self._owner, "parameters": orjson.dumps(parameters).decode()}
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(insert(service_jobs).values(**values))
-        try:
-            self._queue.put_nowait((job.job, work))
-        except queue.Full:
+        if not self._put(party or principal, (job.job, work)):
             self._set(job.job, state="failed", error="too many jobs wait", ended_us=self._clock.utc_us())
-            raise ProblemError("unavailable", "too many jobs wait", headers={"Retry-After": "30"}) from None
+            raise ProblemError("unavailable", "too many jobs wait", headers={"Retry-After": "30"})
         return job
+
+    def _put(self, party: str, item: tuple[str, Work]) -> bool:
+        """Queue a job; False where its party's places, or all, are taken."""
+        with self._changed:
+            mine = self._waiting.get(party, ())
+            if len(mine) >= _WAITING_MAX_OF_PARTY or sum(map(len, self._waiting.values())) >= _WAITING_MAX:
+                return False
+            self._waiting.setdefault(party, deque()).append(item)
+            self._changed.notify()
+        return True
 
     def get(self, job: str, *, principal: str) -> Job:
         """The principal's job; raises `not-found` (rule 1)."""
@@ -147,17 +167,34 @@ class JobRunner:
         """Stop what runs, and take no more."""
         for running in list(self._running.values()):
             running.cancelled.set()
-        self._queue.put(None)
+        with self._changed:
+            self._ending = True
+            self._waiting.clear()
+            self._changed.notify()
         self._thread.join(10.0)
 
     # -- the thread of jobs ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             try:
                 self._work(*item)
             except Exception:
                 _log.error("job could not be recorded", job=item[0], exc_info=True)
+
+    def _next(self) -> tuple[str, Work] | None:
+        """The first job of the party whose turn it is; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ending or self._waiting)
+            if self._ending:
+                return None
+            party, mine = next(iter(self._waiting.items()))
+            item = mine.popleft()
+            if mine:
+                self._waiting.move_to_end(party)
+            else:
+                del self._waiting[party]
+            return item
 
     def _work(self, job: str, work: Work) -> None:
         folder = self._folder / job

@@ -55,6 +55,7 @@ def start_report(
     formats: Sequence[str],
     *,
     expects: str | None = None,
+    party: str = "",
 ) -> Job:
     """Begin the job; `expects` is the SHA-256 that report.json should have: whether it does is in the result."""
 
@@ -82,7 +83,9 @@ def start_report(
         }
 
     parameters = {"framework": asked.framework, "since_us": asked.since_us, "until_us": asked.until_us}
-    return service.jobs.start("report", work, principal=principal, tenant=asked.tenant, parameters=parameters)
+    return service.jobs.start(
+        "report", work, principal=principal, tenant=asked.tenant, parameters=parameters, party=party
+    )
 
 
 def _file(name: str, data: bytes) -> dict[str, Any]:

@@ -178,7 +178,9 @@ class ServiceSettings(LayeredSettings):
     address_connections_max: int = Field(
         512, ge=1, description="Connections of one address, but for the Unix socket and trusted proxies."
     )
-    running_requests_max: int = Field(256, ge=1, description="Requests in work at one time; more get 503.")
+    running_requests_max: int = Field(
+        256, ge=1, description="Requests in work at one time, a quarter of them for one tenant; more get 503."
+    )
     body_bytes_max: ByteSize = Field(ByteSize(4 << 20), description="Largest body of a request.")
     batch_bytes_max: ByteSize = Field(ByteSize(16 << 20), description="Largest ledger batch of a worker.")
     batch_readers: int | None = Field(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from kvcustody.audit.events import Event
+from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import Clock
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.keys.keyring import Keyring
@@ -48,6 +49,7 @@ class KeepingLedger:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.admitting = self.recording = True
+        self.shares = TenantShares()
 
     def issuers(self) -> Issuers:
         """Nobody's: each of its workers begins one."""

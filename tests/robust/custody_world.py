@@ -22,6 +22,7 @@ from kvcustody.audit.coverage.conservation import ConservationIdentity, conserva
 from kvcustody.audit.events import Event, WorkerStarted
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import MICROSECONDS, Clock, VirtualClock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission
@@ -99,6 +100,10 @@ class Dropping:
     @property
     def recording(self) -> bool:
         return self._ledger.recording
+
+    @property
+    def shares(self) -> TenantShares:
+        return self._ledger.shares
 
     def issuers(self) -> Issuers:
         return self._ledger.issuers()

@@ -21,6 +21,7 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.console.replay.options import EnvironmentOptions, read_policy
 from kvcustody.console.replay.run.marked_tensors import PatternCache, ReplayCacheShape
 from kvcustody.console.replay.run.model_identity import replay_model
@@ -81,6 +82,11 @@ class ObservedLedger:
     def recording(self) -> bool:
         """As the ledger says."""
         return self._ledger.recording
+
+    @property
+    def shares(self) -> TenantShares:
+        """As the ledger says."""
+        return self._ledger.shares
 
     def issuers(self) -> Issuers:
         """As the ledger says."""

@@ -52,7 +52,9 @@ def make(visit: PageRequest) -> Response:
         as_of=visit.number("as_of"),
     )
     visit.record("consoleReport", tenant=tenant)
-    job = start_report(service, visit.caller.name, asked, service.documents.formats())
+    job = start_report(
+        service, visit.caller.name, asked, service.documents.formats(), party=visit.caller.party
+    )
     return redirect(f"/reports/{job.job}")
 
 

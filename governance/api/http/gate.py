@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -70,6 +71,7 @@ async def record_before_answer(service: Service, event: Event) -> None:
 
 
 _log = structlog.get_logger("kvcustody.access")
+_PARTIES = 4  # how many it takes to hold every place
 _KEY_CHARACTERS_MAX = 200
 _INLINE_BYTES = 65_536  # of a body that is read on the loop; a larger one is read on a thread
 CALLER = "kvcustody.caller"
@@ -98,6 +100,7 @@ class Gate:
         self._workers_only = workers_only
         self._pages = pages
         self._running = 0
+        self._of_party: Counter[str] = Counter()
         self._threads = anyio.CapacityLimiter(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,7 +137,8 @@ class Gate:
                 caller = await self._page(exchange)
                 return
             caller = await self._authenticate(exchange)
-            await self._serve(exchange, operation, caller)
+            with self._place_of(caller):
+                await self._serve(exchange, operation, caller)
         except ProblemError as problem:
             await exchange.refuse(problem)
         except ClientGoneError:
@@ -148,6 +152,25 @@ class Gate:
         finally:
             self._running -= 1
             self._note(exchange, operation, caller, time.perf_counter() - started, span)
+
+    @contextmanager
+    def _place_of(self, caller: Caller | None) -> Iterator[None]:
+        """One of the places of the caller's party, a quarter of all: requests that are held open stop nobody else."""
+        if caller is None:
+            yield
+            return
+        party = caller.party
+        if self._of_party[party] >= max(1, self._service.settings.running_requests_max // _PARTIES):
+            raise ProblemError(
+                "unavailable", "too many of your requests at once", headers={"Retry-After": "1"}
+            )
+        self._of_party[party] += 1
+        try:
+            yield
+        finally:
+            self._of_party[party] -= 1
+            if not self._of_party[party]:
+                del self._of_party[party]
 
     async def _authenticate(self, exchange: Exchange) -> Caller:
         authorization = exchange.header("authorization")
@@ -190,7 +213,8 @@ class Gate:
             else:
                 check_act(exchange, self._service.sessions, cookie, form_token(exchange))
         exchange.scope[CALLER] = caller
-        await self._pages(exchange.scope, exchange.replay(), exchange.send)
+        with self._place_of(caller):
+            await self._pages(exchange.scope, exchange.replay(), exchange.send)
         return caller
 
     async def _serve(self, exchange: Exchange, operation: Operation | None, caller: Caller) -> None:

@@ -77,7 +77,9 @@ def export(caller: CallerDep, service: ServiceDep, what: ExportRequest) -> dict[
 
     parameters = what.model_dump(exclude_none=True)
     return shown(
-        service.jobs.start("export", work, principal=caller.name, tenant=mine, parameters=parameters)
+        service.jobs.start(
+            "export", work, principal=caller.name, tenant=mine, parameters=parameters, party=caller.party
+        )
     )
 
 

@@ -74,7 +74,9 @@ def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> 
     except ConfigError as error:
         raise ProblemError("invalid", error.message) from None
     record_read(service, caller, "makeReport", tenant=mine)
-    return shown(start_report(service, caller.name, asked, formats, expects=what.expected_digest))
+    return shown(
+        start_report(service, caller.name, asked, formats, expects=what.expected_digest, party=caller.party)
+    )
 
 
 def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRequest) -> dict[str, Any]:
@@ -133,7 +135,11 @@ def check(caller: CallerDep, service: ServiceDep, what: CheckRequest) -> dict[st
             return _found(fsck(connection, keys=keys, kept=kept, progress=tell))
 
     parameters = {"keys": len(keys), "notes": len(kept)}
-    return shown(service.jobs.start("check", work, principal=caller.name, tenant=None, parameters=parameters))
+    return shown(
+        service.jobs.start(
+            "check", work, principal=caller.name, tenant=None, parameters=parameters, party=caller.party
+        )
+    )
 
 
 def _found(report: FsckReport) -> dict[str, Any]:

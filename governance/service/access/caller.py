@@ -39,6 +39,11 @@ class Caller(NamedTuple):
         return self.tenant
 
     @property
+    def party(self) -> str:
+        """With whom the caller shares what is bounded by party: its tenant's people, else nobody."""
+        return self.name if self.tenant is None else f"tenant {self.tenant}"
+
+    @property
     def recorded(self) -> bool:
         """Whether the caller's reads of the ledger are events of their own."""
         return bool(self.roles & RECORDED)

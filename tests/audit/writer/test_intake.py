@@ -6,6 +6,7 @@ import pytest
 
 from kvcustody.audit.events import Event, GapRecorded, KeyEvent
 from kvcustody.audit.writer.event_queue import EventQueue
+from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import SystemClock
 
 LIMIT = 4
@@ -13,7 +14,7 @@ LIMIT = 4
 
 @pytest.fixture
 def intake() -> EventQueue:
-    return EventQueue(SystemClock(), capacity=LIMIT // 2, batch=1000, count_seconds=1000.0)
+    return EventQueue(SystemClock(), TenantShares(), capacity=LIMIT // 2, batch=1000, count_seconds=1000.0)
 
 
 def events(count: int) -> list[Event]:

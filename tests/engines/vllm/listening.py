@@ -13,6 +13,7 @@ from deployment import POLICY, principal
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
+from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import SystemClock
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
@@ -54,6 +55,7 @@ class NoLedger:
     """A ledger that is always there and keeps nothing."""
 
     admitting = recording = True
+    shares = TenantShares()
 
     def issuers(self) -> Issuers:
         return Issuers()

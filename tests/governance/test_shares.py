@@ -1,0 +1,207 @@
+"""In strict, one tenant's evidence fills neither the spill nor the queue for another: it alone waits.
+
+A Governor or a port over a real writer whose database is away. The controls divide nothing: everybody waits then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events import Event, WorkerStopped
+from kvcustody.audit.events.custody_events import BlocksAttached
+from kvcustody.audit.writer.committer import Committer
+from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.writer.tenant_shares import TenantShares
+from kvcustody.clock import VirtualClock
+from kvcustody.governance.admission_outcome import Admission, Deferred
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+
+POLICY = """\
+schema: kvcustody/policy@1
+name: shares
+profile: strict
+scope: subject
+classifications: [low]
+classify: [{tenant: "*", as: low}]
+tenants:
+  greedy: {quota: {guaranteed: 50%, cap: 50%}}
+  modest: {quota: {guaranteed: 50%, cap: 50%}}
+rules: [{id: own, effect: permit, action: reuse, when: {reader: owner}}]
+retention: {low: {idle: 1h, absolute: 8h, active_max: 2h}}
+scrub: {default: {within: 1s, verify: none}}
+offload: {low: never}
+audit:
+  on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
+"""
+SPILL_BYTES = 256 << 10
+QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.05, spill_bytes=SPILL_BYTES)
+MODEL = ModelIdentity(
+    weights_digest="sha256:aa",
+    weights_epoch=1,
+    tokenizer_digest="sha256:bb",
+    chat_template="v1",
+    quantization="none",
+    kv_dtype="fp16",
+    kv_layout="NHD",
+    block_tokens=16,
+    rope={"base": 10000},
+    attention={"heads": 1},
+)
+ROUNDS = 400  # several times what greedy's quarter of the spill holds
+
+
+@pytest.fixture
+def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
+    shutil.copyfile(migrated, tmp_path / "ledger.db")
+    engine = open_store(tmp_path / "ledger.db")
+    yield engine
+    engine.dispose()
+
+
+class World:
+    """Two tenants with half of a strict pool each, and a ledger whose database may be away."""
+
+    def __init__(self, store: Engine, folder: Path) -> None:
+        self.clock = VirtualClock(utc_us=time.time_ns() // 1000)
+        self.writer = EventWriter(
+            store, worker="w", clock=self.clock, spill_directory=folder / "spill", settings=QUICK
+        )
+        root = RootKeyWrapping(KeyBuffer.random(KEY_BYTES))
+        keyring = Keyring(FileKeyStore(folder / "keys.json"), root, self.clock)
+        pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=self.clock), 256)
+        table = compile_policy(load_policy(POLICY, name="shares.yaml"), revision=1)
+        self.governor = Governor(pools, table, keyring, self.writer, clock=self.clock)
+        self.numbers = {"greedy": 0, "modest": 0}
+        for tenant in self.numbers:
+            assert self.serve(tenant)
+
+    def serve(self, tenant: str) -> bool:
+        """One short request of a new subject, to its end; whether it was admitted."""
+        self.numbers[tenant] += 1
+        who = identify(issuer="idp", tenant=tenant, verified={"subject": f"s{self.numbers[tenant]}"})
+        made = self.governor.admit(who, MODEL, [1, 2, 3])
+        if isinstance(made, Admission):
+            self.governor.abort(made.request_id)
+        else:
+            assert isinstance(made, Deferred) and made.reason == "ledger", made
+        self.governor.step()
+        if isinstance(made, Admission):
+            self.settled()
+        return isinstance(made, Admission)
+
+    def settled(self) -> None:
+        """What was told is in the database or the spill, or the spill is full."""
+        until = time.monotonic() + 10
+        while self.writer.admitting and not self.writer.flush(0.05):
+            assert time.monotonic() < until
+
+    def close(self) -> None:
+        self.governor.close()
+        self.writer.close()
+
+
+@pytest.fixture(params=[False, True], ids=["divided", "not"])
+def undivided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """The control: nobody has a share."""
+    if request.param:
+        monkeypatch.setattr(TenantShares, "divide", lambda self, share_of: None)
+    return bool(request.param)
+
+
+@contextlib.contextmanager
+def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def fails(self: Committer, *args: Any, **named: Any) -> int:
+        raise OperationalError("the database is away", None, Exception("away"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Committer, "write", fails)
+        patched.setattr(Committer, "reopen", fails)
+        yield
+
+
+def test_a_tenant_that_fills_its_share_of_the_spill_waits_alone(
+    store: Engine, tmp_path: Path, undivided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, tmp_path)
+    with away(monkeypatch):
+        admitted = 0
+        while admitted < ROUNDS and world.serve("greedy"):
+            admitted += 1
+        assert 0 < admitted < ROUNDS, "it was stopped by what it had spilled"
+        assert world.writer.admitting == (not undivided)
+        assert world.serve("modest") == (not undivided), "void: undivided, one fills it for all"
+        assert world.writer.shares.over == (frozenset() if undivided else {"greedy"})
+        if not undivided:
+            assert world.writer.status().spilled_bytes < SPILL_BYTES * 0.6
+    until = time.monotonic() + 30
+    while world.writer.shares.over or not (world.writer.recording and world.writer.admitting):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert world.serve("greedy") and world.serve("modest")
+    world.close()
+
+
+def queued(count: int, tenant: str) -> list[Event]:
+    return [BlocksAttached(1, number, tenant, ()) for number in range(count)]
+
+
+def test_a_tenant_that_fills_its_share_of_the_queue_waits_alone() -> None:
+    """Half of the queue is divided; below an eighth nothing is counted, and what leaves is counted out."""
+    shares = TenantShares(events=1000, spill_bytes=1000)
+    shares.divide(lambda tenant: 0.5)
+    queue: list[tuple[int, Event]] = []
+
+    def add(count: int, tenant: str) -> frozenset[str]:
+        events = queued(count, tenant)
+        queue.extend(enumerate(events))
+        shares.queued(queue, events)
+        return shares.over
+
+    assert add(125, "greedy") == frozenset(), "too little to be counted"
+    assert add(125, "greedy") == frozenset()
+    assert add(1, "greedy") == {"greedy"} and add(200, "modest") == {"greedy"}
+    assert add(51, "modest") == {"greedy", "modest"}
+    taken, queue[:] = queue[:100], queue[100:]
+    shares.taken(queue, taken)
+    assert shares.over == {"modest"}
+    taken, queue[:] = queue[:], []
+    shares.taken(queue, taken)
+    assert shares.over == frozenset()
+    shares.divide(None)
+    assert add(1000, "greedy") == frozenset(), "control: nothing is divided"
+    queue.append((1, WorkerStopped(1, "w", "closed", 0, ())))
+    shares.divide(lambda tenant: 0.0)
+    assert add(0, "greedy") == {"greedy"}, "what is nobody's is in nobody's share"
+
+
+def test_shares_follow_the_profile_and_the_guarantees(store: Engine, tmp_path: Path) -> None:
+    world = World(store, tmp_path)
+    shares = world.writer.shares
+    shares.spilled([("greedy", SPILL_BYTES // 4), ("stranger", 1)])
+    assert shares.over == {"stranger"}, "a half of the half, exactly; who has no guarantee has no share"
+    shares.spilled([("greedy", 1)])
+    assert "greedy" in shares.over
+    text = POLICY.replace("strict", "shared")
+    world.governor.activate(compile_policy(load_policy(text, name="shared.yaml"), revision=2), actor="ada")
+    assert shares.over == frozenset()
+    world.close()
