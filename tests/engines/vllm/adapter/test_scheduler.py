@@ -42,11 +42,12 @@ def test_without_a_valid_token_nothing_is_read_or_published(rig: Callable[..., R
     assert one.ask(ids, None, salt=used) == 96  # positive control: the same token, valid
     for salt in (None, "forged", used):  # missing, forged, replayed
         assert one.ask(ids, None, salt=salt) == 0
+    due_us = one.port.attempts.next_due_us()
+    assert due_us == one.port.next_due_us() is not None, "an idle engine is woken to put them on record"
     late = one.token("alpha")
     one.clock.advance(61_000_000)
     assert one.ask(ids, None, salt=late) == 0
     assert one.port.attempts.totals == {"missing": 1, "malformed": 1, "replayed": 1, "expired": 1}
-    assert one.port.next_due_us() is not None, "an idle engine is woken to put them on record"
     assert not one.port.pool.indexed.any()
     one.verify()
 
