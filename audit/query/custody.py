@@ -123,6 +123,14 @@ class Gap(NamedTuple):
     cause: str
 
 
+def classifications_held(connection: Connection, tenant: str) -> list[str]:
+    """The classifications that a tenant's log has residencies of."""
+    column = residencies.c.classification
+    return list(
+        connection.scalars(select(column).where(residencies.c.tenant == tenant).distinct().order_by(column))
+    )
+
+
 def tenant_totals(connection: Connection) -> tuple[TenantTotals, ...]:
     """Totals by tenant, in name order."""
     opened = _grouped(

@@ -24,6 +24,7 @@ from kvcustody.allocator.pool.accounting import Account, Domain, DomainFacts, Ow
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, ReadPlan
+from kvcustody.governance.decisions.authorize import authorize
 from kvcustody.governance.decisions.segment_matcher import Candidate, SegmentMatcher
 from kvcustody.governance.decisions.tenant_names import TenantNames
 from kvcustody.governance.identity.domain_spec import (
@@ -79,9 +80,7 @@ def owed_by(table: DecisionTable, tenant: str, level: int) -> Obligations:
     """
     owed = table.obligations(tenant, level)
     for action in (Action.PUBLISH, Action.RETAIN):
-        if not table.decide(
-            AccessRequest(action, tenant, tenant, level, Scope.SESSION, Via.OWN), 0
-        ).permitted:
+        if not authorize(table, action, tenant, level).permitted:
             return owed._replace(idle_us=0, absolute_us=0)
     return owed
 
@@ -314,9 +313,7 @@ class PlanCache(Generic[PoolT_co]):
             plan.valid_until_utc_us = change
         eviction = table.policy.eviction
         plan.priorities = tuple((r.start, r.until, r.priority, r.for_us) for r in eviction.ranges)
-        plan.admitted = table.decide(
-            AccessRequest(Action.ADMIT, tenant, tenant, level, plan.owner_scope, Via.OWN), now_utc_us
-        )
+        plan.admitted = authorize(table, Action.ADMIT, tenant, level)
         if plan.own.state is not None:
             self._open_grants(plan, model, now_utc_us)
         self._open_segments(plan, model, now_utc_us)

@@ -29,24 +29,30 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
-from kvcustody.governance.decisions.access_plan import Plan, PlanCache, PlanKey, PoolT_co
+from kvcustody.governance.decisions.access_plan import AnyPlan, Plan, PlanCache, PlanKey, PoolT_co
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool, apply_limits
+from kvcustody.governance.decisions.authorize import authorize, decision_event
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.decisions.reuse_decision import Moment, ReuseDecider
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.decisions.staged_table import StagedTable, quotas_of
 from kvcustody.governance.decisions.tenant_names import TenantNames
 from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
+from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.attempts import Attempts
 from kvcustody.governance.observability.tenant_counters import TenantCounters
+from kvcustody.governance.request import Hints
 from kvcustody.ids import TenantId
+from kvcustody.policies.document.model import Action
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import Decision
 
 T = TypeVar("T")
+_AUTHORIZED_MAX = 100_000
 NO_ROOM = "there is no room for another tenant now; try again later"
 _log = structlog.get_logger(__name__)
 
@@ -76,6 +82,9 @@ class Authority(ABC, Generic[PoolT_co]):
         self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
         self._first_uses = FirstUseLog(ledger, self._clock)
         self.attempts = Attempts("engine", self._clock)
+        self._authorized: dict[
+            tuple[Action, str, int], Decision
+        ] = {}  # what is on record under this revision
         self.tenant_counters: dict[str, TenantCounters] = {}
         self._names = TenantNames(ledger, keyring, self._clock, table.policy.issuers)
         self._shares = ledger.shares
@@ -204,6 +213,37 @@ class Authority(ABC, Generic[PoolT_co]):
         self.on_command()
         return future
 
+    def plan_of(
+        self, principal: Principal, model: ModelIdentity, route: str | None, hints: Hints
+    ) -> Plan[PoolT_co] | None:
+        """A principal's plan as a request of it would have it now; None where it would not be admitted."""
+        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        plan = self._plan(key, None, self._moment())
+        return plan if isinstance(plan, Plan) else None
+
+    def authorize(self, action: Action, plan: AnyPlan, trace: str = "") -> Decision:
+        """Decide an act beside a request's own reuse, and have it on record (`decisions.authorize`, rule 2).
+
+        Raises `LedgerUnavailable` where a permit cannot be recorded: the act must not happen then.
+        """
+        key = (action, plan.tenant, plan.level)
+        known = self._authorized.get(key)
+        if known is not None:
+            return known
+        decision = authorize(self.table, action, plan.tenant, plan.level)
+        coming = self._reuse.coming
+        if decision.permitted and coming is not None:
+            decision = authorize(coming, action, plan.tenant, plan.level)
+        if not decision.permitted:
+            self._reuse.denied(action, plan.tenant, decision.reasons[0])
+            return decision
+        now_us, name = self._clock.now_us(), plan.classification
+        self._ledger.submit_durable(decision_event(now_us, action, plan.tenant, name, decision, trace))
+        if len(self._authorized) >= _AUTHORIZED_MAX:
+            self._authorized.clear()  # on record a second time
+        self._authorized[key] = decision
+        return decision
+
     def _moment(self, trace: str = "") -> Moment:
         """Now, on both clocks; the date by the boot clock since the last look."""
         now_us = self._clock.now_us()
@@ -283,6 +323,7 @@ class Authority(ABC, Generic[PoolT_co]):
     def _decide_by(self, table: DecisionTable, coming: DecisionTable | None = None) -> None:
         """From here on every reuse is decided by `table`, and by `coming` too where it is not on record yet."""
         self._outbox += self._reuse.take_counts(self._clock.now_us())
+        self._authorized.clear()
         self._reuse = self._new_reuse(table, coming)
         self._forget_lookups()
 

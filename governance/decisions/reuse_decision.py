@@ -24,6 +24,7 @@ from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.observability.tenant_counters import TenantCounters
+from kvcustody.policies.document.model import Action
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest, Decision
 
@@ -57,10 +58,10 @@ class ReuseDecider:
         self.lease_until_us = lease_until_us  # boot time from which nothing but the own scope is reused
         self.expires_us = expires_us  # boot time from which nothing is
         self._table = table
-        self._coming = coming
+        self.coming = coming
         self._revoked = revoked
         self._first_uses = first_uses
-        self._counted: dict[tuple[str, str, str, str], int] = {}
+        self._counted: dict[tuple[str, str, str, str, str], int] = {}
 
     def read_plan(
         self, plan: AnyPlan, prompt: Prompt, counters: TenantCounters, moment: Moment
@@ -130,8 +131,8 @@ class ReuseDecider:
     def _decide(self, request: AccessRequest, classification: str, moment: Moment) -> Decision:
         """By the active revision, and by the coming one too while that is being recorded."""
         decision = self._table.decide(request, moment.utc_us)
-        if decision.permitted and self._coming is not None:
-            decision = self._coming.decide(request, moment.utc_us)
+        if decision.permitted and self.coming is not None:
+            decision = self.coming.decide(request, moment.utc_us)
         if self._shadow is not None:
             self._shadow.compare(decision, request, classification, moment.utc_us)
         return decision
@@ -146,8 +147,12 @@ class ReuseDecider:
             if entry.chain.domain is domain and entry.owner != plan.tenant:
                 self._count(plan.tenant, entry.owner, "permit", entry.id)
 
-    def _count(self, reader: str, owner: str, effect: str, rule: str) -> None:
-        key = (reader, owner, effect, rule)
+    def denied(self, action: Action, tenant: str, rule: str) -> None:
+        """Another act of a tenant's own was denied: counted like a denied reuse."""
+        self._count(tenant, tenant, "deny", rule, action.name.lower())
+
+    def _count(self, reader: str, owner: str, effect: str, rule: str, action: str = "reuse") -> None:
+        key = (reader, owner, effect, rule, action)
         self._counted[key] = self._counted.get(key, 0) + 1
 
     def take_counts(self, now_us: int) -> list[Event]:
@@ -156,8 +161,8 @@ class ReuseDecider:
             return []
         revision = self._table.revision
         counted: list[Event] = [
-            HitCounted(now_us, tenant, owner, "reuse", effect, rule, revision, requests=requests)
-            for (tenant, owner, effect, rule), requests in self._counted.items()
+            HitCounted(now_us, tenant, owner, action, effect, rule, revision, requests=requests)
+            for (tenant, owner, effect, rule, action), requests in self._counted.items()
         ]
         self._counted.clear()
         return counted

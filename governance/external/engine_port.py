@@ -40,7 +40,7 @@ from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.custody_events import residency_released
 from kvcustody.governance.decisions.access_plan import Plan
@@ -69,8 +69,9 @@ from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_prompt
-from kvcustody.policies.document.model import Profile
+from kvcustody.policies.document.model import Action, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import Decision
 
 _log = structlog.get_logger(__name__)
 SWEEP_BATCH = 128
@@ -105,6 +106,7 @@ class EnginePort(Authority[ExternalPool]):
         self._running: dict[Hashable, ExternalResidency] = {}
         self._starting: list[ExternalResidency] = []
         self._launch = 0
+        self.copies_leave = False  # something beside the engine keeps copies of whatever it computes
         self._active = ActiveDeadlines()
         self._flush_deferred: Callable[[], None] = _nothing
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
@@ -196,10 +198,36 @@ class EnginePort(Authority[ExternalPool]):
         if isinstance(plan, AdmissionRefused):
             return plan
         if not plan.admitted.permitted:
-            counters = self._counters(plan.tenant)
-            counters.count(counters.refused, plan.admitted.reasons[0])
-            return AdmissionRefused(request_id, f"policy: {plan.admitted.reasons[0]}")
+            self._reuse.denied(Action.ADMIT, plan.tenant, plan.admitted.reasons[0])
+            return self._forbidden(plan, request_id, plan.admitted)
+        if self.copies_leave:
+            try:
+                decision = self.authorize(Action.OFFLOAD, plan, moment.trace)
+            except LedgerUnavailable:
+                return AdmissionRefused(request_id, "the ledger cannot record that copies leave; try again")
+            if not decision.permitted:
+                return self._forbidden(plan, request_id, decision)
         return plan
+
+    def _forbidden(
+        self, plan: Plan[ExternalPool], request_id: Hashable, decision: Decision
+    ) -> AdmissionRefused:
+        counters = self._counters(plan.tenant)
+        counters.count(counters.refused, decision.reasons[0])
+        return AdmissionRefused(request_id, f"policy: {decision.reasons[0]}")
+
+    def may_offload(self, residency: ExternalResidency) -> bool:
+        """Whether copies of the request's blocks may leave the device: asked before the first, and on record by then.
+
+        An engine that cannot ask for each request says so once (`copies_leave`): whoever may not offload is refused.
+        """
+        plan = residency.facts
+        if not isinstance(plan, Plan):
+            return False
+        try:
+            return self.authorize(Action.OFFLOAD, plan, residency.trace).permitted
+        except LedgerUnavailable:
+            return False
 
     # -- look-up ------------------------------------------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ from kvcustody.governance.request import (
     read_prompt,
     read_token_array,
 )
+from kvcustody.policies.document.model import Action
 from kvcustody.policies.table.decision_table import DecisionTable
 
 _log = structlog.get_logger(__name__)
@@ -222,6 +223,7 @@ class Governor(Authority[BlockManager]):
         if not plan.admitted.permitted:
             rule = plan.admitted.reasons[0]
             counters.count(counters.refused, rule)
+            self._reuse.denied(Action.ADMIT, plan.tenant, rule)
             return AdmissionRefused(request_id, f"policy: {rule}")
         counters.count(counters.deferred, "ledger")
         return Deferred(request_id, "ledger")

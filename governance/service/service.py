@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +57,7 @@ from kvcustody.governance.service.row_level_security import has_row_level_securi
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.service.tracing import open_tracing
 from kvcustody.migrations.upgrade import upgrade
+from kvcustody.policies.document.model import Action
 
 _log = structlog.get_logger(__name__)
 _MINUTE = 60
@@ -176,6 +177,14 @@ class Service:
         """Make a class A event durable (rule 2); raises `unavailable` where the ledger cannot record."""
         with _recorded():
             self.writer.submit_durable(event)
+
+    def authorize(self, action: Action, tenant: str, classifications: Iterable[str] = ()) -> None:
+        """Let a tenant's own people act on what is the tenant's, by the policy in effect; raises `forbidden`.
+
+        `classifications`: those that the act is about; none: all that the policy has.
+        """
+        with _recorded():
+            self.policies.authorize(action, tenant, classifications)
 
     def end_record(self, awaited: Awaited) -> None:
         """Return where an event that `writer.begin_durable` queued is durable by now; raises as `record` does."""

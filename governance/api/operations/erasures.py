@@ -43,6 +43,7 @@ from kvcustody.governance.service.certificates import certificate, opening
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import not_found
 from kvcustody.governance.service.service import Service
+from kvcustody.policies.document.model import Action
 
 READ = Permission.READ_CUSTODY
 ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
@@ -79,6 +80,9 @@ def add_erasures(api: Api) -> None:
 def request(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dict[str, Any]:
     """Ask that all custody of a selector end by a deadline, in every worker."""
     selector = _selector(caller, service, what)
+    if caller.tenant is not None:
+        named = selector.classification
+        service.authorize(Action.ADMINISTER, caller.tenant, () if named is None else (named,))
     now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
     deadline_us = now_us + what.deadline_seconds * 1_000_000
     service.record(request_event(selector, erasure, caller.name, deadline_us, now_us))

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from kvcustody.audit.events import ReleaseStep
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import PolicyError
+from kvcustody.governance.decisions.authorize import authorize, decision_event
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.record import (
@@ -31,6 +32,8 @@ from kvcustody.governance.release.trust import read_trust
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.policies.bundle.bundle import SKEW_US
 from kvcustody.policies.bundle.trust import Trust
+from kvcustody.policies.document.model import Action
+from kvcustody.policies.table.decision_table import DecisionTable
 
 _NARROWING = (ReleaseAction.REVOKED, ReleaseAction.BROKE_GLASS)
 
@@ -43,6 +46,7 @@ class PolicyReleases:
         self._trust = None if trust is None else read_trust(trust)
         self._clock = clock
         self._ledger = ledger
+        self._table: tuple[str, DecisionTable | None] = ("", None)  # of the release's head
 
     @property
     def trust(self) -> Trust:
@@ -60,6 +64,36 @@ class PolicyReleases:
     def state(self) -> ReleaseState:
         """What the release has come to, every record verified."""
         return fold(self._store.read(), self.trust)
+
+    def in_effect(self) -> DecisionTable | None:
+        """What is in effect by the release, for everybody or a stage; None where nothing is released here."""
+        if self._trust is None:
+            return None
+        state = self.state()
+        if state.head != self._table[0]:
+            self._table = (state.head, gates.tables_of(state))
+        return self._table[1]
+
+    def authorize(self, action: Action, tenant: str, classifications: Iterable[str]) -> None:
+        """Let a tenant act on what is its own, of these classifications, or raise `forbidden`; on record first.
+
+        Where no policy is released here, roles alone decide: the policy that workers start from is not known.
+        """
+        table = self.in_effect()
+        if table is None:
+            return
+        levels = [
+            table.policy.classifications.index(name)
+            for name in classifications
+            if name in table.policy.classifications
+        ]
+        for level in levels or range(len(table.policy.classifications)):
+            name = table.policy.classifications[level]
+            decision = authorize(table, action, tenant, level)
+            self._ledger.submit_durable(decision_event(self._clock.now_us(), action, tenant, name, decision))
+            if not decision.permitted:
+                what = f"`{action.name.lower()}` of `{name}`"
+                raise ProblemError("forbidden", f"the policy does not permit {what}: {decision.reasons[0]}")
 
     def take(
         self,

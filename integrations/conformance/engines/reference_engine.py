@@ -197,7 +197,7 @@ class ReferenceEngine(ToyEngine):
                 block_tokens=BLOCK_TOKENS,
             )
         )
-        if self.setup.tier:
+        if self.setup.tier and self.port.may_offload(residency):
             self.store(request, residency, at)
 
     def forget(self, block: int, cause: str) -> None:

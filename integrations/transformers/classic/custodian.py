@@ -17,7 +17,7 @@ from types import TracebackType
 import structlog
 import torch
 
-from kvcustody.errors import AdmissionError, ConfigError
+from kvcustody.errors import AdmissionError, ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission, Deferred
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.governor.governor import Governor
@@ -26,7 +26,7 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.integrations.transformers.classic.residency import CacheResidency
 from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory, SlabSize
-from kvcustody.policies.document.model import Tier
+from kvcustody.policies.document.model import Action, Tier
 
 _log = structlog.get_logger(__name__)
 
@@ -81,7 +81,7 @@ class Custodian:
         with self.lock:
             self._collect()
             if offloads:
-                self._check_offload(principal, route, hints)
+                self._check_offload(principal, model, route, hints)
             size = self.governor.managers[0].pool.memory.bytes_per_block
             sizes = [SlabSize(-(-count // size), device, used_by) for device, count in devices]
             admission = self._admit(principal, model, sum(one.rows for one in sizes), route, hints)
@@ -115,17 +115,24 @@ class Custodian:
             blocks=blocks,
         )
 
-    def _check_offload(self, principal: Principal, route: str | None, hints: Hints) -> None:
-        """Copies in host memory are plain, so the policy has to allow that tier without encryption."""
-        table, tenant = self.governor.table, self.governor.tenant_name(principal)
-        level = table.classify(
-            tenant, route or principal.route, principal.classification, hints.classification
-        )
-        owed = table.obligations(tenant, level)
-        if Tier.HOST not in owed.tiers or owed.encrypt:
+    def _check_offload(
+        self, principal: Principal, model: ModelIdentity, route: str | None, hints: Hints
+    ) -> None:
+        """The policy permits to offload, and allows copies in host memory as they are here: not encrypted."""
+        plan = self.governor.plan_of(principal, model, route, hints)
+        if plan is None:
+            return  # nor is it admitted
+        try:
+            decision = self.governor.authorize(Action.OFFLOAD, plan)
+        except LedgerUnavailable:
             raise AdmissionError(
-                f"classification `{table.policy.classifications[level]}`: the policy does not allow plain copies in "
-                "host memory",
+                "a cache has to wait: try again: `ledger`", reason="ledger", is_deferred=True
+            ) from None
+        owed = self.governor.table.obligations(plan.tenant, plan.level)
+        if not decision.permitted or Tier.HOST not in owed.tiers or owed.encrypt:
+            raise AdmissionError(
+                f"classification `{plan.classification}`: the policy does not allow plain copies in host memory "
+                f"(`{decision.reasons[0]}`)",
                 reason="offload",
                 is_deferred=False,
             )

@@ -145,6 +145,7 @@ class SchedulerSide:
         opening.refuse_foreign_connectors(scheduler.vllm_config, self.settings.vllm_connectors_allowed)
         self.bind(scheduler.kv_cache_manager)
         self.state.keys_early = opening.has_foreign_connectors(scheduler.vllm_config)
+        self.state.port.copies_leave = self.state.keys_early
         if not self.state.keys_early:
             self.port.pool.only_steps = True
             scheduler._connector_finished = _nothing_to_hand_off

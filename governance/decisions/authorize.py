@@ -1,0 +1,38 @@
+"""The one call by which a tenant's own acts are authorized at run time; what it reuses is decided by `ReuseDecider`.
+
+1. Every action of the policy has a caller at run time, and nothing else asks a table (`tests/architecture`).
+2. A permit that takes something out of this cache, or acts on what is in it, is on record durably before it is used
+   (class A), the first of its kind under a revision; a denial is counted (class C).
+3. Nothing is asked for each block: `admit`, `publish` and `retain` are decided when a plan is made, `offload` when a
+   request or a cache begins whose blocks may leave the device.
+"""
+
+from __future__ import annotations
+
+from kvcustody.audit.events import DecisionRecorded
+from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import AccessRequest, Decision
+
+
+def authorize(table: DecisionTable, action: Action, tenant: str, level: int) -> Decision:
+    """Whether a tenant may do this with what is its own at a classification: the same at every instant."""
+    return table.decide(AccessRequest(action, tenant, tenant, level, Scope.SESSION, Via.OWN), 0)
+
+
+def decision_event(
+    at_us: int, action: Action, tenant: str, classification: str, decision: Decision, trace: str = ""
+) -> DecisionRecorded:
+    """A tenant's own act, as it goes on record."""
+    return DecisionRecorded(
+        at_us,
+        action=action.name.lower(),
+        effect="permit" if decision.permitted else "deny",
+        reader=tenant,
+        owner=tenant,
+        classification=classification,
+        reasons=decision.reasons,
+        revision=decision.revision,
+        via=Via.OWN.name.lower(),
+        trace=trace,
+    )

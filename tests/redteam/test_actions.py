@@ -1,0 +1,137 @@
+"""`offload` is asked for where copies leave the device, and its decision is on record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_name_storms import Engine
+from two_worlds import _POLICY, BLOCK, ISSUER, MODEL, ROOMY, KeepingLedger, MemoryKeyStore, World, table
+
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
+from kvcustody.audit.events import DecisionRecorded, Event, HitCounted
+from kvcustody.clock import VirtualClock
+from kvcustody.errors import LedgerUnavailable
+from kvcustody.governance.admission_outcome import AdmissionRefused
+from kvcustody.governance.decisions.authorize import authorize
+from kvcustody.governance.external.engine_port import EnginePort
+from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
+from kvcustody.policies.document.model import Action
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
+
+PROMPT = list(range(1, 3 * BLOCK + 1))
+FORBID = "  - {id: stays, effect: forbid, action: offload, when: {owner: attacker}}"
+
+
+class Recording(KeepingLedger):
+    """A ledger that keeps its class A events, and fails while told to."""
+
+    failing = False
+
+    def submit_durable(self, event: Event, /) -> int:
+        if self.failing:
+            raise LedgerUnavailable("away")
+        return super().submit_durable(event)
+
+
+def offloading(
+    rules: str = FORBID, revision: int = 1, offload: str = "{tiers: [host], encrypt: none}"
+) -> DecisionTable:
+    """A policy whose lowest classification may be copied to the host, but for what `rules` say."""
+
+    text = _POLICY.format(
+        profile="shared", scope="tenant", tenants=ROOMY, classify="", sharing="", rules=rules, idle="30m"
+    ).replace("low: never", "low: {tiers: [host], encrypt: none}")
+    return compile_policy(load_policy(text, name="world.yaml"), revision=revision)
+
+
+def port(decisions: DecisionTable) -> EnginePort:
+    clock = VirtualClock()
+    ring = Keyring(MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
+    pool = ExternalPool(64, shards=1, bytes_per_block=1, reserved=[0])
+    made = EnginePort(pool, Engine(), decisions, ring, Recording(), clock=clock, block_tokens=BLOCK)  # type: ignore[arg-type]
+    made.copies_leave = True
+    return made
+
+
+def ask(made: EnginePort, tenant: str, number: int = 0) -> Any:
+    return made.admit(identify(issuer=ISSUER, tenant=tenant), MODEL, PROMPT, request_id=(tenant, number))
+
+
+def recorded(made: EnginePort, kind: type) -> list[Any]:
+    made.step()
+    return [event for event in made._ledger.events if isinstance(event, kind)]  # type: ignore[attr-defined]
+
+
+def test_beside_a_connector_that_keeps_copies_only_those_are_served_who_may_offload() -> None:
+    made = port(offloading())
+    assert isinstance(ask(made, "victim"), ExternalResidency)
+    assert isinstance(ask(made, "victim", 1), ExternalResidency)
+    refused = ask(made, "attacker")
+    assert isinstance(refused, AdmissionRefused) and refused.reason == "policy: stays"
+    permits = [event for event in recorded(made, DecisionRecorded) if event.action == "offload"]
+    assert [(event.reader, event.effect, event.reasons) for event in permits] == [
+        ("victim", "permit", ("offload:low",))
+    ]
+    denials = [event for event in recorded(made, HitCounted) if event.action == "offload"]
+    assert [(event.tenant, event.effect, event.rule, event.requests) for event in denials] == [
+        ("attacker", "deny", "stays", 1)
+    ]
+
+
+def test_control_where_no_copy_leaves_nobody_is_asked() -> None:
+    made = port(offloading())
+    made.copies_leave = False
+    residency = ask(made, "attacker")
+    assert isinstance(residency, ExternalResidency)
+    assert not made.may_offload(residency) and made.may_offload(ask(made, "victim"))
+
+
+def test_a_permit_that_cannot_be_recorded_is_none() -> None:
+    made = port(offloading())
+    made.copies_leave = False
+    residency = ask(made, "victim")
+    made._ledger.failing = True  # type: ignore[attr-defined]
+    assert not made.may_offload(residency)
+    made.copies_leave = True
+    again = ask(made, "victim", 1)
+    assert isinstance(again, AdmissionRefused) and "try again" in again.reason
+    made._ledger.failing = False  # type: ignore[attr-defined]
+    assert made.may_offload(residency)
+
+
+def test_a_revision_that_takes_it_back_holds_before_it_is_on_record() -> None:
+    made = port(offloading(rules=""))
+    residency = ask(made, "attacker")
+    assert made.may_offload(residency)
+    made._ledger.failing = True  # type: ignore[attr-defined]
+    with pytest.raises(LedgerUnavailable):
+        made.activate(offloading(revision=2), actor="t")
+    made._ledger.failing = False  # type: ignore[attr-defined]
+    assert made.table.revision == 1 and not made.may_offload(residency)
+
+
+def test_a_denied_admission_is_on_record_too() -> None:
+    rules = "  - {id: banned, effect: forbid, action: admit, when: {owner: attacker}}"
+    world = World(table(rules=rules), blocks=64, keep_events=True)
+    assert isinstance(world.ask("attacker", PROMPT), AdmissionRefused)
+    world.step()
+    counted = [event for event in world.ledger.events if isinstance(event, HitCounted)]  # type: ignore[attr-defined]
+    assert [(event.action, event.effect, event.rule) for event in counted] == [("admit", "deny", "banned")]
+
+
+def test_positive_control_an_action_that_nobody_asks_for_is_permitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Permitted:
+        permitted = True
+
+    monkeypatch.setattr(EnginePort, "authorize", lambda self, action, plan, trace="": Permitted)
+    assert isinstance(ask(port(offloading()), "attacker"), ExternalResidency)
+    assert not authorize(offloading(), Action.OFFLOAD, "attacker", 0).permitted
