@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 import kvcustody
+from kvcustody.audit.verify.not_evidence import not_evidence_table
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import POINTS
 from kvcustody.governance.api.app import create_api
@@ -125,6 +126,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "api": _api,
     "extensions": _extensions,
     "public-names": _public_names,
+    "not-evidence": not_evidence_table,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }
 

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode
 
-SCHEMA_REVISION = "0017"
+SCHEMA_REVISION = "0019"
 VERSION_TABLE = "kvcustody_schema"
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
 WRITER_CACHE_KIB = 65_536  # what one large transaction changes stays in memory until its commit

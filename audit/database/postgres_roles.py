@@ -26,7 +26,7 @@ from kvcustody.errors import LedgerError
 WRITER, READER, AUDITOR = "kvcustody_writer", "kvcustody_reader", "kvcustody_auditor"
 SIGNER, RETENTION = "kvcustody_signer", "kvcustody_retention"
 _BYPASS = (WRITER, AUDITOR, SIGNER, RETENTION)
-_LIFE = 'shards, blocks, bytes_per_block, device, software, ended_us, "end"'
+_LIFE = 'started_us, shards, blocks, bytes_per_block, device, software, ended_us, "end"'
 _BY_LOG = ("events", "root_leaves", "tree_nodes")  # beside every projection
 _REGISTERS = ("workers", "incarnations", "tenants", "subjects")
 _SEALS = ("logs", "root_log", "root_leaves", "tree_nodes", "checkpoints", "signed_checkpoints")

@@ -17,8 +17,9 @@ from sqlalchemy import Connection, and_, exists, select
 
 from kvcustody.audit.erasure.who_owes import WorkPeriod, owing, read_work_periods
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
-from kvcustody.audit.schema.ledger import erasure_results, erasures, incarnations, subjects, workers
+from kvcustody.audit.schema.ledger import erasure_results, erasures, incarnations, workers
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
+from kvcustody.audit.subjects.subject_table import named_row
 from kvcustody.errors import LedgerError
 
 
@@ -134,14 +135,15 @@ def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = N
     Where the ledger has tags instead of names, `keys` says who is meant, and None without them: a tag names nobody.
     """
     found: list[str | None] = []
-    for pseudonym, column in ((asked.subject, subjects.c.subject), (asked.session, subjects.c.session)):
+    for pseudonym, place in ((asked.subject, 2), (asked.session, 3)):  # of the name in a row
         if pseudonym is None:
             found.append(None)
             continue
-        name = connection.scalar(select(column).where(subjects.c.pseudonym == pseudonym))
+        row = named_row(connection, pseudonym)
+        name = None if row is None else row[place]
         if name is not None and is_tag(name):
             kept = None if keys is None else keys.named(pseudonym)
-            name = None if kept is None else kept[1 if column is subjects.c.subject else 2]
+            name = None if kept is None else kept[place - 1]
         if name is None:
             return None
         found.append(name)

@@ -1,12 +1,13 @@
 """Names that mean nothing for subjects and sessions; `subject_rows` has the table that alone links them.
 
-1. A subject's pseudonym is random. A session's is an HMAC under a random secret of its subject: nothing can be
-   computed from either, and destroying the subject's row, which holds the secret, unlinks both.
+1. A pseudonym is an HMAC over its row's names under a random secret in that row (`committed_name`), so leaves prove
+   the row; a session's secret is its subject's. Without the row nothing can be computed from a pseudonym: destroying
+   the subject's row, which holds the secret, unlinks both.
 2. The name is durable no later than the first leaf that uses it: it travels in the same transaction, batch or spill.
 3. A session has a row of its own where it has no subject, where its subject's row has no secret (one from before
    there were secrets), and where an erasure is about it.
-4. With subject keys (`subject_keys`) rows hold tags instead of names, and the secret is the subject's key, elsewhere.
-   A process that names people without asking a database has secrets of its own; what takes its rows seals them.
+4. With subject keys (`subject_keys`) rows hold tags instead of names, and a session's secret comes from the subject's
+   key. A process that names people without asking a database has secrets of its own; what takes its rows seals them.
 5. A process that has pseudonyms in memory forgets them at its first batch after a subject was unlinked, and reads
    those that are left anew: who comes back has another pseudonym.
 """
@@ -26,10 +27,10 @@ from kvcustody.audit.events import KINDS, ErasureRequested, Event
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_sealed, owner_of
 from kvcustody.audit.subjects.subject_table import (
     LOOKUP_ROWS,
-    NAME_BYTES,
+    SESSIONS,
     Row,
     Who,
-    session_name,
+    committed_name,
     tags_of,
     unlinkings,
 )
@@ -57,6 +58,7 @@ class SubjectDirectory:
         self._keys = keys
         self._known: dict[Who, str] = {}
         self._fresh: dict[Who, str] = {}
+        self._row_secrets: dict[Who, str] = {}  # of those that are fresh
         self._secrets: dict[tuple[str, str], str] = {}  # by tenant and subject
         self._unlinkings = -1  # how many there were when names were last read; -1: none was
 
@@ -91,6 +93,8 @@ class SubjectDirectory:
         for who in _named(event for event in events if event.__class__ is ErasureRequested)[1]:
             if who not in self._known:
                 self._known[who] = self._fresh[who] = self(*who)
+                if who not in self._row_secrets:
+                    self._row_secrets[who] = self._secret_of(who) or ""
 
     def trim(self) -> None:
         """Forget what is durable once that is much, where no database is asked: who returns has another pseudonym."""
@@ -99,17 +103,22 @@ class SubjectDirectory:
 
     def fresh(self) -> list[Row]:
         """Rows (pseudonym, tenant, subject, session, secret) not known to be durable yet."""
-        return [(name, *self._stored(who), self._row_secret(who)) for who, name in self._fresh.items()]
+        return [
+            (name, *self._stored(who), self._row_secrets.get(who) or None)
+            for who, name in self._fresh.items()
+        ]
 
     def settle(self, rows: Iterable[Sequence[Any]]) -> None:
         """These rows are durable."""
         if self._keys is None:
             for row in rows:
                 self._fresh.pop((row[1], row[2], row[3]), None)
+                self._row_secrets.pop((row[1], row[2], row[3]), None)
             return
         durable = {row[0] for row in rows}
         for who in [who for who, name in self._fresh.items() if name in durable]:
             del self._fresh[who]
+            self._row_secrets.pop(who, None)
 
     def durable(self) -> list[str]:
         """The pseudonyms in memory whose rows are durable, for who cannot read whether they still are (rule 5)."""
@@ -143,15 +152,13 @@ class SubjectDirectory:
             ):
                 who = stored[(place[0], place[1], place[2])]
                 self._known[who] = name
-                if secret and not is_sealed(secret):
+                if secret and self._keys is None and not (who[2] or is_sealed(secret)):
                     self._secrets[who[:2]] = secret
         missing = [who for who in wanted if who not in self._known]
-        chance = secrets.token_hex((NAME_BYTES + _SECRET_BYTES) * len(missing))
-        drawn = map("".join, zip(*[iter(chance)] * (2 * (NAME_BYTES + _SECRET_BYTES)), strict=True))
-        for who, both in zip(missing, drawn, strict=True):
-            if who[1] and not who[2] and self._keys is None:
-                self._secrets[who[:2]] = both[2 * NAME_BYTES :]
-            self._known[who] = self._fresh[who] = self._derived(who) or both[: 2 * NAME_BYTES]
+        chance = secrets.token_hex(_SECRET_BYTES * len(missing))
+        drawn = map("".join, zip(*[iter(chance)] * (2 * _SECRET_BYTES), strict=True))
+        for who, secret in zip(missing, drawn, strict=True):
+            self._name(who, self._secret_of(who) or secret)
 
     def _invented(self, who: Who) -> str:
         """A new pseudonym of somebody whom no database was asked for."""
@@ -161,28 +168,29 @@ class SubjectDirectory:
         if subject and session and (tenant, subject, "") not in self._known:
             self(tenant, subject)  # and with it the secret that the session's comes from
             return self(tenant, subject, session)
-        if subject and not session and self._keys is None:
-            self._secrets[tenant, subject] = secrets.token_hex(_SECRET_BYTES)
-        name = self._known[who] = self._fresh[who] = secrets.token_hex(NAME_BYTES)
+        return self._name(who, secrets.token_hex(_SECRET_BYTES))
+
+    def _name(self, who: Who, secret: str) -> str:
+        """The pseudonym of somebody under the secret that its row is going to hold."""
+        if who[1] and not who[2] and self._keys is None:
+            self._secrets[who[:2]] = secret
+        self._row_secrets[who] = secret
+        name = self._known[who] = self._fresh[who] = committed_name(secret, *self._stored(who))
         return name
 
     def _derived(self, who: Who) -> str | None:
         """The pseudonym of a session whose subject has a secret (rule 1)."""
-        _, subject, session = who
-        if not (subject and session):
-            return None
         secret = self._secret_of(who)
-        return None if secret is None else session_name(secret, session)
+        return None if secret is None else committed_name(secret, *self._stored(who))
 
-    def _secret_of(self, who: Who) -> bytes | None:
+    def _secret_of(self, who: Who) -> str | None:
+        """The secret of a session's subject; None for whoever is no session of a subject, and where there is none."""
+        if not (who[1] and who[2]):
+            return None
         secret = self._secrets.get(who[:2])
         if secret is None and self._keys is not None:
-            secret = self._secrets[who[:2]] = self._keys.tag(owner_of(*who), "sessions", "")
-        return None if secret is None else secret.encode()
-
-    def _row_secret(self, who: Who) -> str | None:
-        """The secret that a subject's own row holds: none where there are subject keys."""
-        return None if who[2] or self._keys is not None else self._secrets.get(who[:2])
+            secret = self._secrets[who[:2]] = self._keys.tag(owner_of(*who), SESSIONS, "")
+        return secret
 
     def _stored(self, who: Who) -> Who:
         """How a row names somebody."""

@@ -1,9 +1,11 @@
 """Rows that link people and their pseudonyms: how they are stored, found, and destroyed.
 
-1. A row has a pseudonym, a tenant, and a subject, a session or both. That of a subject may have a secret, from which
-   come the pseudonyms of those of its sessions that have no row (`pseudonyms`, rule 1 of `pseudonym_directory`).
+1. A row has a pseudonym, a tenant, and a subject, a session or both, and a secret under which its pseudonym commits to
+   them as they stand in the row. Leaves carry the pseudonym: a row that was edited contradicts them (`check_row`).
+   From a subject's secret come the pseudonyms of those of its sessions that have no row.
 2. With subject keys a row holds tags instead of names, and a secret only sealed under the subject's key: without it
-   no guess can be compared with either.
+   no guess can be compared with either. Rows whose secret is sealed are proved where somebody has key and name.
+3. Pseudonyms of 24 digits are of a release before they committed to anything: no leaf proves their rows.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from sqlalchemy import ColumnElement, Connection, Engine, delete, insert, select
 from kvcustody.audit.database.bulk_insert import insert_new, insert_rows
 from kvcustody.audit.schema.ledger import residencies, subject_unlinkings, subjects
 from kvcustody.audit.subjects.subject_filter import of_subjects
-from kvcustody.audit.subjects.subject_key_store import Owner, SubjectKeys, is_sealed, owner_of
+from kvcustody.audit.subjects.subject_key_store import Owner, SubjectKeys, is_sealed, is_tag, owner_of
 from kvcustody.errors import LedgerError
 
 Who = tuple[str, str, str]  # tenant, subject, session
 Row = tuple[str, str, str, str, str | None]  # pseudonym, tenant, subject, session, secret
 
-NAME_BYTES = 12
+SESSIONS = "session-names"  # the tag that is a subject's secret where there are subject keys
+PROVED_CHARACTERS = 32
+_COMMITMENT = b"kvcustody/pseudonym@2\0"
+_EARLIER_CHARACTERS = 24
 LOOKUP_ROWS = 100
 
 
@@ -66,7 +71,7 @@ def store_names(connection: Connection, names: Sequence[Row], *, skip_known: boo
 
 def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> list[str]:
     """Every pseudonym of a subject and of its sessions (an outage may have given it more than one)."""
-    own = set(connection.scalars(select(subjects.c.pseudonym).where(_named_so(tenant, subject, keys))))
+    own = {row[0] for row in _rows(connection, tenant, subject, keys)}
     session = residencies.c.session
     for start in range(0, len(names := sorted(own)), LOOKUP_ROWS):
         theirs = of_subjects(connection, tenant, names[start : start + LOOKUP_ROWS])
@@ -79,8 +84,7 @@ def subject_names(
     connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None
 ) -> list[str]:
     """Every pseudonym of a subject itself, without those of its sessions."""
-    query = select(subjects.c.pseudonym).where(_named_so(tenant, subject, keys), subjects.c.session == "")
-    return sorted(connection.scalars(query))
+    return sorted(row[0] for row in _rows(connection, tenant, subject, keys) if not row[3])
 
 
 def session_names(
@@ -90,17 +94,35 @@ def session_names(
     owner = owner_of(tenant, subject, "")
     tag = None if keys is None else keys.kept_tag(owner, "session", session)
     stored = [session] if tag is None else [session, tag]
-    query = select(subjects.c.pseudonym, subjects.c.session, subjects.c.secret)
     found: set[str] = set()
-    secret_texts: set[str | None] = set()
-    for row in connection.execute(query.where(_named_so(tenant, subject, keys))):
-        if row.session in stored:
-            found.add(row.pseudonym)
-        elif not row.session and row.secret:
-            secret_texts.add(_secret_in(row.secret, row.pseudonym, owner, keys))
-    if keys is not None:
-        secret_texts.add(keys.kept_tag(owner, "sessions", ""))
-    return sorted(found | {session_name(text.encode(), session) for text in secret_texts if text})
+    for pseudonym, _, _, of_session, secret in _rows(connection, tenant, subject, keys):
+        if of_session in stored:
+            found.add(pseudonym)
+        elif secret and not of_session:
+            opened = _secret_in(secret, pseudonym, owner, keys)
+            if opened:
+                found |= {
+                    _earlier_session_name(opened, session),
+                    committed_name(opened, tenant, subject, session),
+                }
+    if keys is not None and tag is not None:
+        secret, earlier = keys.kept_tag(owner, SESSIONS, ""), keys.kept_tag(owner, "sessions", "")
+        person = keys.kept_tag(owner, "subject", subject)
+        if secret and earlier and person:
+            found |= {_earlier_session_name(earlier, session), committed_name(secret, tenant, person, tag)}
+    return sorted(found)
+
+
+def named_row(connection: Connection, pseudonym: str) -> Row | None:
+    """The row of a pseudonym, proved as far as it can be; None where nobody is behind it."""
+    columns = subjects.c
+    query = select(columns.pseudonym, columns.tenant, columns.subject, columns.session, columns.secret)
+    row = connection.execute(query.where(columns.pseudonym == pseudonym)).first()
+    if row is None:
+        return None
+    made = row_of(row)
+    check_row(made)
+    return made
 
 
 def has_tags(engine: Engine) -> bool:
@@ -140,12 +162,50 @@ def unknown_pseudonyms(connection: Connection, names: Sequence[str]) -> list[str
     return [name for name in names if name not in there]
 
 
-def session_name(secret: bytes, session: str) -> str:
-    """The pseudonym of a session under its subject's secret (rule 1 of `pseudonym_directory`)."""
+def committed_name(secret: str, tenant: str, subject: str, session: str) -> str:
+    """The pseudonym that says, to whoever has the secret, whom it stands for (rule 1). No name holds a NUL."""
     try:
-        return hmac.digest(secret, session.encode(), "sha256").hex()[: 2 * NAME_BYTES]
+        message = _COMMITMENT + f"{tenant}\0{subject}\0{session}".encode()
     except UnicodeEncodeError:
-        raise LedgerError("a session holds characters that no database stores") from None
+        raise LedgerError("a subject or session holds characters that no database stores") from None
+    return hmac.digest(secret.encode(), message, "sha256").hex()[:PROVED_CHARACTERS]
+
+
+def is_proved(row: Row) -> bool | None:
+    """Whether a row is the one that its pseudonym was made for; None where the row alone cannot tell (rules 2, 3)."""
+    pseudonym, tenant, subject, session, secret = row
+    if len(pseudonym) == _EARLIER_CHARACTERS or (is_sealed(secret or "") and is_tag(subject or session)):
+        return None
+    return secret is not None and committed_name(secret, tenant, subject, session) == pseudonym
+
+
+def check_row(row: Row) -> None:
+    """Raise `LedgerError` for a row of `subjects` that is not what the leaves say."""
+    if is_proved(row) is False:
+        raise LedgerError(
+            f"`subjects` names another for pseudonym `{row[0]}` than it was made for: run `kvcustody audit fsck`",
+            pseudonym=row[0],
+        )
+
+
+def _rows(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None) -> list[Row]:
+    """A subject's rows, each proved as far as it can be."""
+    owner = owner_of(tenant, subject, "")
+    columns = subjects.c
+    query = select(columns.pseudonym, columns.tenant, columns.subject, columns.session, columns.secret)
+    found = []
+    for row in connection.execute(query.where(_named_so(tenant, subject, keys))):
+        made = row_of(row)
+        pseudonym, *_, session, secret = made
+        opened = _secret_in(secret, pseudonym, owner, keys) if secret and is_sealed(secret) else None
+        check_row(made if opened is None or session else (pseudonym, tenant, subject, "", opened))
+        found.append(made)
+    return found
+
+
+def _earlier_session_name(secret: str, session: str) -> str:
+    """The pseudonym of a session as it was made before it committed to more (rule 3)."""
+    return hmac.digest(secret.encode(), session.encode(), "sha256").hex()[:_EARLIER_CHARACTERS]
 
 
 def _secret_in(stored: str, pseudonym: str, owner: Owner, keys: SubjectKeys | None) -> str | None:

@@ -4,30 +4,40 @@
    made anew and compared. What depends on a key is checked where the reader gives one.
 2. A problem names the log and the leaves it is in. A leaf whose columns contradict its bytes is named exactly; else
    the range is that of the commit that sealed it, and what cannot be narrowed further is said so.
-3. The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
+3. What nothing here proves is in no verdict: it is said beside it (`unproved`; `not_evidence` has the columns).
+4. The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
    shorter, sound ledger. Notes kept elsewhere (`kept`) close that window, up to the newest of them.
-4. Memory is bounded by a batch of leaves and the seals of one log.
+5. Memory is bounded by a batch of leaves and the root leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, root_log, signed_checkpoints
+from kvcustody.audit.schema.trees import (
+    ROOT,
+    checkpoints,
+    root_leaves,
+    root_log,
+    signed_checkpoints,
+    tree_nodes,
+)
 from kvcustody.audit.tlog.checkpoint import open_checkpoint, parse_checkpoint
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.key_handover import follow_handovers, handover_leaves, parse_handover_leaf
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, check_period
 from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
-from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_nodes
+from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
+from kvcustody.audit.verify.life_rows import silent_processes
+from kvcustody.audit.verify.register_rows import check_registers
 from kvcustody.tenants import SEPARATOR
 
 Progress = Callable[[str, int, int], None]
@@ -49,6 +59,7 @@ class FsckReport:
     verified: int = 0
     purged: int = 0
     problems: list[FsckFinding] = field(default_factory=list)
+    unproved: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -74,18 +85,21 @@ def fsck(
     *,
     keys: Sequence[VerifierKey] = (),
     kept: Sequence[bytes] = (),
+    witnesses: Sequence[VerifierKey] = (),
     progress: Progress | None = None,
 ) -> FsckReport:
     """Check a whole ledger, reading through one connection.
 
     `keys`: public keys of the log; by them, and those that they handed over to on record, every stored note has to
     verify. `kept`: notes that the reader kept
-    elsewhere; each has to be a checkpoint of this ledger. `progress(log, done, total)` counts leaves.
+    elsewhere; each has to be a checkpoint of this ledger. `witnesses`: keys by which stored lines of witnesses have to
+    verify. `progress(log, done, total)` counts leaves.
     """
     report = FsckReport()
     told = progress or (lambda log, done, total: None)
     rows = connection.execute(select(logs).order_by(logs.c.id)).all()
     total = sum(row.size for row in rows)
+    sealed_us: dict[tuple[int, int], int | None] = {}
     for row in rows:
         check = LogCheck(connection, row.id, row.name, _seals(connection, row.id))
         done = report.leaves
@@ -96,14 +110,27 @@ def fsck(
         report.leaves += check.size
         report.purged += check.purged
         report.problems += check.problems
+        report.unproved += check.unproved
+        sealed_us |= check.sealed_us
     strays = select(events.c.log, events.c.idx).where(events.c.log.not_in([row.id for row in rows])).limit(1)
     for log, idx in connection.execute(strays):
         report.problems.append(
             FsckFinding(f"log {log}", idx, idx, "", "leaves are in a log that is not there")
         )
     report.problems += _unassigned(connection, [row.name for row in rows])
-    heads = _check_root(connection, report, {row.id for row in rows})
+    node = select(tree_nodes.c.log).where(tree_nodes.c.log.not_in([ROOT, *(row.id for row in rows)])).limit(1)
+    for log in connection.scalars(node):
+        report.problems.append(
+            FsckFinding(f"log {log}", None, None, "", "`tree_nodes` has nodes of a log that is not there")
+        )
+    heads = _check_root(connection, report, {row.id: row.name for row in rows}, sealed_us)
     _check_notes(connection, report, heads, keys, kept)
+    registers = check_registers(connection, witnesses)
+    report.problems += [FsckFinding("registers", None, None, "", what) for what in registers.problems]
+    report.unproved += registers.unproved
+    silent = silent_processes(connection)
+    if silent:
+        report.unproved.append(f"{silent} processes in `incarnations` have no leaf here")
     del report.problems[PROBLEMS_MAX:]
     return report
 
@@ -126,17 +153,19 @@ def _seals(connection: Connection, log: int) -> list[TreeHead]:
     return [TreeHead(row.size, as_bytes(row.root)) for row in connection.execute(query)]
 
 
-def _check_root(connection: Connection, report: FsckReport, known: set[int]) -> dict[int, bytes]:
+def _check_root(
+    connection: Connection,
+    report: FsckReport,
+    known: Mapping[int, str],
+    sealed_us: Mapping[tuple[int, int], int | None],
+) -> dict[int, bytes]:
     """The root log from its openings; the roots that it gives at the sizes of checkpoints."""
-    stated = {
-        row.size: as_bytes(row.root)
-        for row in connection.execute(
-            select(checkpoints.c.size, checkpoints.c.root).order_by(checkpoints.c.size)
-        )
-    }
+    kept = connection.execute(select(checkpoints).order_by(checkpoints.c.size)).all()
+    stated = {row.size: as_bytes(row.root) for row in kept}
     marks = [size for size in stated if size]
     proofs, frontier, heads = LedgerProofs(connection), EMPTY, {0: EMPTY.root()}
-    seen = connection.execute(select(root_leaves.c.idx, root_leaves.c.log).order_by(root_leaves.c.idx)).all()
+    column = root_leaves.c
+    seen = connection.execute(select(column.idx, column.log, column.size).order_by(column.idx)).all()
     report.root_leaves, report.checkpoints = len(seen), len(stated)
     for place, row in enumerate(seen):
         if row.idx != place or row.log not in known:
@@ -157,6 +186,8 @@ def _check_root(connection: Connection, report: FsckReport, known: set[int]) -> 
             grown += made
             heads[mark] = frontier.root()
         report.problems += check_nodes(connection, ROOT, _ROOT_NAME, grown)
+    report.problems += check_node_rows(connection, ROOT, _ROOT_NAME, len(seen), kept=0, broken=False)
+    report.problems += _check_commits(kept, seen, known, sealed_us)
     before = 0
     for size, root in stated.items():
         if heads.get(size) != root:
@@ -169,12 +200,34 @@ def _check_root(connection: Connection, report: FsckReport, known: set[int]) -> 
     if before == max(stated, default=0) and before != len(seen):
         problem = FsckFinding(_ROOT_NAME, before, len(seen) - 1, "", "root leaves are under no checkpoint")
         report.problems.append(problem)
-    stored = connection.scalars(select(root_log.c.frontier)).all()
-    if [as_bytes(data) for data in stored] != [frontier.to_bytes()]:
+    stored = connection.execute(select(root_log.c.id, root_log.c.frontier)).all()
+    if [(row.id, as_bytes(row.frontier)) for row in stored] != [(1, frontier.to_bytes())]:
         report.problems.append(
             FsckFinding(_ROOT_NAME, None, None, "", "the root log's frontier is not that of its leaves")
         )
     return heads
+
+
+def _check_commits(
+    kept: Sequence[Any],
+    seen: Sequence[Any],
+    known: Mapping[int, str],
+    sealed_us: Mapping[tuple[int, int], int | None],
+) -> Iterator[FsckFinding]:
+    """A checkpoint seals one commit: each log once, in the order of names; its time is that of its newest leaf."""
+    before = 0
+    for checkpoint in kept:
+        commit = seen[before : checkpoint.size]
+        names = [known[leaf.log] for leaf in commit]
+        times = [sealed_us.get((leaf.log, leaf.size)) for leaf in commit]
+        what = ""
+        if names != sorted(set(names)):
+            what = f"the root leaves up to `{checkpoint.size}` are of several commits, and `checkpoints` lost a row"
+        elif None not in times and checkpoint.at_us != max(filter(None, times), default=checkpoint.at_us):
+            what = f"the time of the checkpoint of `{checkpoint.size}` in `checkpoints` is of no leaf"
+        if what:
+            yield FsckFinding(_ROOT_NAME, before, checkpoint.size - 1, "", what)
+        before = checkpoint.size
 
 
 def _check_notes(
@@ -201,6 +254,10 @@ def _check_notes(
             continue
         if size not in (None, head.size):
             report.problems.append(FsckFinding(_ROOT_NAME, None, None, "", f"{what} is of `{head.size}`"))
+        if size is not None and size not in heads:
+            report.problems.append(
+                FsckFinding(_ROOT_NAME, None, None, "", f"{what} has no row in `checkpoints`")
+            )
         if heads.get(head.size) == head.root:
             continue
         if head.size > report.root_leaves:

@@ -65,6 +65,11 @@ class LogCheck:
         }
         self._ids = {life.id: uuid for uuid, life in self._lives.items()}
         self._life_rows = LifeRows(connection)
+        self._newest_us: int | None = 0  # since the last seal; None: not known, their content is gone
+        self.sealed_us: dict[
+            tuple[int, int], int | None
+        ] = {}  # the newest leaf of each seal, by log and size
+        self.unproved: list[str] = []
         self.size = 0
         self.purged = 0
         self.problems: list[FsckFinding] = []
@@ -79,6 +84,7 @@ class LogCheck:
             if hashes is None:
                 return
             self._grow(hashes)
+            self._note_times(rows)
             self._check_rows(rows)
             yield self.size
 
@@ -107,6 +113,14 @@ class LogCheck:
             self._check_names()
         if self._name == SYSTEM:
             self.problems += [FsckFinding(SYSTEM, None, None, "", what) for what in self._life_rows.wrong()]
+            if self._life_rows.unproved:
+                self.unproved.append(
+                    f"{self._life_rows.unproved} processes in `incarnations` announced no memory and have not "
+                    "ended: no leaf has their names"
+                )
+        self.problems += check_node_rows(
+            self._connection, self._log, self._name, self.size, kept=self.purged, broken=self._broken
+        )
         for table in TABLES:
             rows = select(table.c.idx).where(table.c.log == self._log, table.c.idx >= self.size).limit(1)
             for idx in self._connection.scalars(rows):
@@ -172,6 +186,15 @@ class LogCheck:
         self._extend(hashes[self._frontier.size - start :])
         self.problems += check_nodes(self._connection, self._log, self._name, self._grown)
 
+    def _note_times(self, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> None:
+        """When the newest leaf under each seal was written: the time of the checkpoint that sealed it."""
+        first, start = rows[0][0], 0
+        for seal in [seal for seal in self._seals if first < seal.size <= first + len(rows)]:
+            self._newest_us = _newest(self._newest_us, rows[start : seal.size - first])
+            self.sealed_us[self._log, seal.size] = self._newest_us
+            self._newest_us, start = 0, seal.size - first
+        self._newest_us = _newest(self._newest_us, rows[start:])
+
     def _extend(self, hashes: list[bytes]) -> None:
         self._frontier, grown = self._frontier.extend(hashes, halves=True)
         if not self._broken:
@@ -215,8 +238,11 @@ class LogCheck:
                 yield name
         if leaf.log != self._name:
             yield "log"
-        if leaf.body["incarnation"] != self._ids.get(row.incarnation):
+        life = self._lives.get(leaf.body["incarnation"])
+        if life is None or life.id != row.incarnation:
             yield "incarnation"
+        elif int(leaf.body["at_us"]) - int(leaf.body["boot_us"]) != life.offset_us:
+            yield "`offset_us` of its process in `incarnations`"
 
     def _check_projections(self, first: int, last: int, sound: list[tuple[int, Leaf]]) -> None:
         try:
@@ -266,6 +292,39 @@ class LogCheck:
 def as_bytes(value: Any) -> bytes:
     """A stored value as bytes, whatever somebody has put into a column of SQLite."""
     return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else str(value).encode()
+
+
+def _newest(before: int | None, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> int | None:
+    """The latest time of leaves, and of `before`; None where the content of one is gone."""
+    if before is None or not rows:
+        return before
+    times = [row.at_us for _, row, _ in rows if row is not None]
+    return max(before, *times) if len(times) == len(rows) else None
+
+
+def check_node_rows(
+    connection: Connection, log: int, name: str, size: int, *, kept: int, broken: bool
+) -> list[FsckFinding]:
+    """How many nodes a log of this size has at each level: none too many, none too few; `kept` are of level 0.
+
+    A tree that grew before there were half levels has them from some node on, and from there each of them.
+    """
+    problems = []
+    column = tree_nodes.c
+    query = select(column.level, func.count(), func.min(column.idx), func.max(column.idx))
+    for level, count, first, last in connection.execute(
+        query.where(column.log == log).group_by(column.level).order_by(column.level)
+    ):
+        due = kept if level == 0 else size // Grown(level, 0, []).width
+        begun = first if level >= HALF else 0
+        if level == 0 and count != due:
+            what = f"`tree_nodes` keeps `{count}` hashes of leaves, and the content of `{due}` is gone"
+        elif level and not broken and (count != due - begun or last != due - 1):
+            what = f"`tree_nodes` has `{count}` nodes of level `{level}`, and the leaves give `{due - begun}`"
+        else:
+            continue
+        problems.append(FsckFinding(name, None, None, "", what))
+    return problems
 
 
 def check_nodes(connection: Connection, log: int, name: str, grown: Iterable[Grown]) -> list[FsckFinding]:

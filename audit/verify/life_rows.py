@@ -1,7 +1,9 @@
-"""Rows of `incarnations` against the leaves about each process: the one projection that is updated in place.
+"""Rows of `incarnations` and `workers` against the leaves about each process: the one projection updated in place.
 
-1. What a `worker-started` leaf announces is in the row; a row without one announces no memory.
-2. The end is that of a `worker-stopped` or `worker-died` leaf about the process; without one the row has none.
+1. What a `worker-started` leaf announces is in the row, and so is its moment; a row without one announces no memory.
+2. The end is that of a leaf about the process's end; without one the row has none.
+3. Whose process it is, is said by those leaves. Of a process that announced nothing and has not ended no leaf says it:
+   it is no worker, and its name is not evidence (`unproved`).
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, exists, select
 
 from kvcustody.audit.erasure.who_owes import ENDS, STARTED, about
-from kvcustody.audit.schema.ledger import incarnations, workers
+from kvcustody.audit.schema.ledger import events, incarnations, workers
 
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
+_NOTHING = ("None",) * len(_MEMORY)
 
 
 class LifeRows:
@@ -23,14 +26,17 @@ class LifeRows:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._announced: dict[str, tuple[Any, ...]] = {}
+        self._started: dict[str, int] = {}
         self._worker: dict[str, str] = {}
         self._ends: dict[str, set[tuple[int, str]]] = {}
+        self.unproved = 0
 
     def take(self, bodies: Iterable[Mapping[str, Any]]) -> None:
         """Note what is said about lives; other leaves are passed over."""
         for body in bodies:
             if body["kind"] == STARTED:
                 self._announced[about(body)] = tuple(str(body.get(name)) for name in _MEMORY)
+                self._started[about(body)] = int(body["at_us"])
                 self._worker[about(body)] = body["worker"]
             elif body["kind"] in ENDS:
                 end = (int(body["at_us"]), body["kind"].removeprefix("worker-"))
@@ -41,17 +47,39 @@ class LifeRows:
         """What is wrong, a row each."""
         column = incarnations.c
         query = select(
-            column.uuid, *(column[name] for name in _MEMORY), column.ended_us, column.end, workers.c.name
+            column.uuid,
+            *(column[name] for name in _MEMORY),
+            column.started_us,
+            column.ended_us,
+            column.end,
+            workers.c.name,
         ).outerjoin(workers, workers.c.id == column.worker)
         seen = set()
-        for uuid, *memory, ended_us, end, worker in self._connection.execute(query.order_by(column.id)):
+        for uuid, *memory, started_us, ended_us, end, worker in self._connection.execute(
+            query.order_by(column.id)
+        ):
             seen.add(uuid)
-            if tuple(map(str, memory)) != self._announced.get(uuid, ("None",) * len(_MEMORY)):
-                yield f"the row of process `{uuid}` has other memory than its start says"
-            ends = self._ends.get(uuid, {(None, None)})
-            if (ended_us, end) not in ends:
-                yield f"the row of process `{uuid}` has another end than its leaves say"
-            if uuid in self._worker and worker != self._worker[uuid]:
-                yield f"the row of process `{uuid}` is of worker `{worker}`, its leaves say `{self._worker[uuid]}`"
+            row = f"the row of process `{uuid}` in `incarnations`"
+            if tuple(map(str, memory)) != self._announced.get(uuid, _NOTHING):
+                yield f"{row} has other memory than its start says"
+            if started_us != self._started.get(uuid, started_us):
+                yield f"{row} has another start than its leaf says"
+            if (ended_us, end) not in self._ends.get(uuid, {(None, None)}):
+                yield f"{row} has another end than its leaves say"
+            if worker is None:
+                yield f"{row} is of a worker that is not in `workers`"
+            elif worker != self._worker.get(uuid, worker):
+                yield f"{row} is of worker `{worker}` of `workers`, its leaves say `{self._worker[uuid]}`"
+            self.unproved += uuid not in self._worker
         for uuid in sorted(self._worker.keys() - seen):
-            yield f"process `{uuid}` has no row"
+            yield f"process `{uuid}` has no row in `incarnations`"
+        idle = select(workers.c.name).where(~exists().where(incarnations.c.worker == workers.c.id))
+        for name in self._connection.scalars(idle.order_by(workers.c.name)):
+            yield f"`{name}` in `workers` has no process"
+
+
+def silent_processes(connection: Connection) -> int:
+    """How many rows of `incarnations` are of processes that wrote no leaf that is still here."""
+    column = incarnations.c
+    query = select(column.id).where(~exists().where(events.c.incarnation == column.id))
+    return len(connection.execute(query).all())

@@ -208,6 +208,7 @@ def _live(connection: Connection, group: LeafGroup, about: Sequence[IncarnationR
         values: dict[str, Any]
         if group.kind == "worker-started":
             values = {key: group.columns[key][number] for key in _MEMORY}
+            values["started_us"] = group.columns["at_us"][number]
         else:
             end = group.kind.removeprefix("worker-")
             values = {"ended_us": group.columns["at_us"][number], "end": end}

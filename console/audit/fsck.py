@@ -25,15 +25,24 @@ def check(
     note: Annotated[
         list[Path] | None, typer.Option(help="A checkpoint that you kept elsewhere; may be given again.")
     ] = None,
+    witness: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--witness", help="A public key of a witness, or a file: its stored lines are verified."
+        ),
+    ] = None,
     *,
     as_json: Json = False,
 ) -> None:
     """Compute trees, roots, checkpoints and derived rows again from the leaves, and name the first bad one.
 
+    What no leaf proves is said (`not proved`).
+
     A ledger whose end was cut off with all that sealed it is shorter and sound: give a note that you kept elsewhere.
     Exit status 1 when something is wrong.
     """
     keys = [parse_vkey(text) for text in key_texts(key or [])]
+    witnesses = [parse_vkey(text) for text in key_texts(witness or [])]
     with reading(ledger) as engine, engine.connect() as connection, progress_bar() as bar:
         task = bar.add_task("leaves", total=None)
 
@@ -41,11 +50,17 @@ def check(
             bar.update(task, description=log, completed=done, total=total)
 
         told: Progress = show
-        found = fsck(connection, keys=keys, kept=[_read(path) for path in note or ()], progress=told)
+        found = fsck(
+            connection,
+            keys=keys,
+            kept=[_read(path) for path in note or ()],
+            witnesses=witnesses,
+            progress=told,
+        )
     if as_json:
         facts = {
             name: getattr(found, name)
-            for name in ("logs", "leaves", "purged", "checkpoints", "signed", "verified")
+            for name in ("logs", "leaves", "purged", "checkpoints", "signed", "verified", "unproved")
         }
         print_json(facts | {"sound": found.ok, "problems": [problem._asdict() for problem in found.problems]})
     else:
@@ -57,6 +72,8 @@ def check(
         print(
             f"{found.checkpoints} checkpoints, {found.signed} signed, {found.verified} verified by your keys"
         )
+        for what in found.unproved:
+            print(f"not proved: {what}")
         if found.ok and not note:
             print(
                 "not shown: whether the end was cut off. Give --note with a checkpoint that was kept elsewhere."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from kvcustody.audit.query.events import EventFilter, find_events
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, tree_nodes
+from kvcustody.audit.subjects import pseudonym_directory
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
@@ -65,10 +67,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("written")
     engine = open_store(folder / "ledger.db", timeout_seconds=5.0)
     upgrade(engine)
-    for seed, worker in enumerate(("a", "b", "a")):
-        writer = EventWriter(engine, worker=worker, clock=SystemClock(), spill_directory=folder / "spill")
-        writer.submit(list(life(seed, worker)))
-        writer.close(60)
+    with pytest.MonkeyPatch.context() as patch:  # pseudonyms as they were then
+        patch.setattr(pseudonym_directory, "committed_name", lambda *_: secrets.token_hex(12))
+        for seed, worker in enumerate(("a", "b", "a")):
+            writer = EventWriter(engine, worker=worker, clock=SystemClock(), spill_directory=folder / "spill")
+            writer.submit(list(life(seed, worker)))
+            writer.close(60)
     yield engine
     engine.dispose()
 

@@ -14,7 +14,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.reports import report_parameters, start_report
 
 _LISTED = 50
-_SHOWN = ("sound", "again", "digest")  # of a result: what the page says in words of its own
+_SHOWN = ("sound", "again", "digest", "unproved")  # of a result: what the page says in words of its own
 _TYPES = {"html": "text/html; charset=utf-8", "pdf": "application/pdf", "json": "application/json"}
 
 

@@ -172,7 +172,9 @@ class PseudonymsModel(Model):
 
     model_config = example({"names": ["0a1b2c3d4e5f60718293a4b5"]})
 
-    names: Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]], Field(max_length=5000)]
+    names: Annotated[
+        list[Annotated[str, Field(pattern=r"^[0-9a-f]{24}([0-9a-f]{8})?$")]], Field(max_length=5000)
+    ]
 
 
 class UnlinkedModel(Model):

@@ -170,19 +170,17 @@ def _are_rows(rows: list[Any]) -> bool:
     return (
         16 <= min(lengths) <= max(lengths) <= 32
         and all(map(_are_texts, (names, *who)))
-        and _are_secrets(secrets, who[2])
+        and _are_secrets(secrets)
     )
 
 
-def _are_secrets(secrets: Sequence[Any], sessions: Sequence[str]) -> bool:
-    """Each is null, or a random one in a row of a subject alone."""
-    given = [
-        (secret, session) for secret, session in zip(secrets, sessions, strict=True) if secret is not None
-    ]
-    if {secret.__class__ for secret, _ in given} - {str} or any(session for _, session in given):
+def _are_secrets(secrets: Sequence[Any]) -> bool:
+    """Each is null, or a random one."""
+    given = [secret for secret in secrets if secret is not None]
+    if {secret.__class__ for secret in given} - {str}:
         return False
-    digits = {*chain.from_iterable(secret for secret, _ in given)}
-    return digits <= _HEX and {len(secret) for secret, _ in given} <= {_SECRET_CHARACTERS}
+    digits = {*chain.from_iterable(given)}
+    return digits <= _HEX and {len(secret) for secret in given} <= {_SECRET_CHARACTERS}
 
 
 def _are_texts(texts: Sequence[Any]) -> bool:

@@ -142,7 +142,7 @@ class Attack:
         rows = [(place, ids[one.name], *one.head, one.salt) for place, one in enumerate(openings)]
         self.database.executemany("INSERT INTO root_leaves VALUES (?, ?, ?, ?, ?)", rows)
         self.database.executemany("INSERT INTO tree_nodes VALUES (?, ?, ?, ?)", nodes)
-        self.execute("INSERT INTO checkpoints VALUES (?, ?, 1)", root.head())
+        self.execute("INSERT INTO checkpoints SELECT ?, ?, max(at_us) FROM events", root.head())
         self.execute("UPDATE root_log SET frontier = ?", (root.to_bytes(),))
         return root.head()
 

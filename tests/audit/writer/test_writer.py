@@ -438,7 +438,7 @@ def test_a_subject_keeps_its_pseudonym_until_it_is_unlinked(any_store: Engine, m
         (session,) = set(connection.scalars(select(residencies.c.session)))
         assert sorted([name, session]) == subject_rows.names_of(connection, "acme", "alice")
         assert subject_rows.subject_names(connection, "acme", "alice") == [name]
-        assert subject_rows.session_names(connection, "acme", "alice", str(opened(1).session)) == [session]
+        assert session in subject_rows.session_names(connection, "acme", "alice", str(opened(1).session))
         assert session not in subject_rows.session_names(connection, "acme", "alice", "another")
         leaves = list(connection.scalars(select(events.c.leaf)))
         assert not [leaf for leaf in leaves if b"alice" in leaf or b"chat" in leaf]

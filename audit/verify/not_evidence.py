@@ -1,0 +1,124 @@
+"""What stands in the ledger's database and is proved by no leaf: column by column, with why nothing rests on it.
+
+1. Whatever is not in this list is re-derived: an edit of it is a problem that `fsck` names. A test edits every column
+   of every table of the schema and deletes rows of each: one that is neither found nor listed fails it.
+2. `ROWS` in place of a column: that rows are missing is not found.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ROWS = "(rows)"
+_COPY = "the control plane's own state (`schema.service`, rule 1): lost or edited, it changes no verdict; "
+
+
+class NotEvidence(NamedTuple):
+    """Columns of one table, or its rows (`ROWS`), and why nothing rests on them."""
+
+    table: str
+    columns: tuple[str, ...]
+    why: str
+
+
+NOT_EVIDENCE = (
+    NotEvidence(
+        "incarnations",
+        ("started_us", "worker", ROWS),
+        "of processes that announced no memory (commands, the control plane) while they run: they hold nothing, owe "
+        "nothing, and no page counts them as workers; `fsck` says how many there are",
+    ),
+    NotEvidence(
+        "tenants", ("first_seen_us",), "nobody reads it; the first leaf of a tenant's log has the time"
+    ),
+    NotEvidence(
+        "subject_unlinkings",
+        ("id", "count", ROWS),
+        "tells running writers to read names anew; what was unlinked is in `subject-unlinked` leaves",
+    ),
+    NotEvidence(
+        "subjects",
+        ("secret",),
+        "of rows whose secret is sealed under a subject's key (control planes with subject keys), and of names made "
+        "before they were committed to: asking for the name compares it, and `fsck` says how many there are",
+    ),
+    NotEvidence(
+        "tree_nodes",
+        (ROWS,),
+        "of a half level as a whole: a ledger from before half levels has none, and a proof only costs more without",
+    ),
+    NotEvidence(
+        "checkpoints",
+        (ROWS,),
+        "of a commit that no signature names, where it and the next touched logs in the order of their names: the next "
+        "checkpoint covers both",
+    ),
+    NotEvidence(
+        "signed_checkpoints",
+        ("at_us",),
+        "the signer's own clock; timestamps and lines of witnesses are times that others state",
+    ),
+    NotEvidence(
+        "signed_checkpoints",
+        (ROWS,),
+        "a note less says less, never something false: later notes cover it, and the newest is in the signer's memory, "
+        "with witnesses, and with whoever kept it (`fsck --note`)",
+    ),
+    NotEvidence(
+        "cosignatures",
+        (ROWS,),
+        "evidence from outside: what a witness signed, it has too; without a line reports claim less",
+    ),
+    NotEvidence(
+        "timestamps",
+        ("size", "authority", "token", "at_us", ROWS),
+        "evidence from outside: whoever reads an export checks a token by its authority's certificate; `fsck` says how "
+        "many there are",
+    ),
+    NotEvidence(
+        "service_principals", ("kind", "version"), "how a page shows somebody, and the edition of the row"
+    ),
+    NotEvidence(
+        "service_principals",
+        ("enrolled_us", "disabled_us"),
+        "the moment is in the leaf; whether somebody is disabled is re-derived",
+    ),
+    NotEvidence(
+        "service_principals",
+        ("given",),
+        "stops one bootstrap key from giving two roles; who let whom in is in `principal-changed` leaves",
+    ),
+    NotEvidence(
+        "service_keys",
+        ("hash", "issued_us", "expires_us", "used_us", "revoked_us"),
+        "who may ask next, not what was: what a key did is on record under its principal; whose it is, what it is "
+        "bound to and whether it was revoked is re-derived",
+    ),
+    NotEvidence("service_sessions", ("*", ROWS), _COPY + "ends sign-ins or lets one go on"),
+    NotEvidence("service_answers", ("*", ROWS), _COPY + "answers kept for callers who repeat a request"),
+    NotEvidence(
+        "service_jobs", ("*", ROWS), _COPY + "what a job made is an answer to one caller, made anew at will"
+    ),
+    NotEvidence(
+        "service_workers",
+        ("*", ROWS),
+        _COPY + "what workers said of themselves last, shown as that; who is at work is in leaves",
+    ),
+    NotEvidence(
+        "service_scan_orders",
+        ("*", ROWS),
+        _COPY + "who asked for a scan is in an `access` leaf, what a scan found in `orphan-scanned` leaves",
+    ),
+)
+
+
+def not_evidence_table() -> str:
+    """The list, for docs/."""
+    rows = ["| table | columns | why nothing rests on it |", "|---|---|---|"]
+    for entry in NOT_EVIDENCE:
+        columns = ", ".join(
+            "every column" if name == "*" else "that rows are there" if name == ROWS else f"`{name}`"
+            for name in entry.columns
+        )
+        rows.append(f"| `{entry.table}` | {columns} | {entry.why} |")
+    return "\n".join(rows) + "\n"

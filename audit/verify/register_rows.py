@@ -1,0 +1,286 @@
+"""Rows that are no projection of a single leaf, against what the leaves say of them all the same.
+
+1. Names of people are proved by their pseudonyms, which are in leaves (`subject_table`). A row that is gone is
+   accounted for by `subject-unlinked` leaves, by number: what was destroyed is not named again.
+2. A step of a policy's release is proved by the leaf that has its record's digest; its columns repeat the record.
+3. Who may ask the control plane, with which roles and keys, is what `principal-changed` leaves came to.
+4. A witness's line says itself who signed when; whether it verifies needs the witness's key.
+5. What no leaf can prove is said (`unproved`), and is in the list of `not_evidence`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, func, select
+
+from kvcustody.audit.events import SYSTEM, log_of
+from kvcustody.audit.schema.ledger import events, logs, residencies, subjects, tenants
+from kvcustody.audit.schema.releases import policy_release
+from kvcustody.audit.schema.retention import cosignatures, timestamps
+from kvcustody.audit.schema.service import service_keys, service_principals
+from kvcustody.audit.schema.trees import signed_checkpoints
+from kvcustody.audit.subjects.subject_table import is_proved
+from kvcustody.audit.tlog.checkpoint import verify
+from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note, parse_signatures
+
+_AT_ONCE = 4096
+_SECOND_US = 1_000_000
+_TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of tokens keeps
+
+
+class RegisterFindings(NamedTuple):
+    """What is wrong, and what nothing here proves: sentences."""
+
+    problems: list[str]
+    unproved: list[str]
+
+
+def check_registers(connection: Connection, witnesses: Sequence[VerifierKey] = ()) -> RegisterFindings:
+    """Every register, table by table."""
+    found = RegisterFindings([], [])
+    for table, check in REGISTERS.items():
+        try:
+            check(connection, found)
+        except (LookupError, TypeError, ValueError, AttributeError) as problem:
+            found.problems.append(
+                f"`{table}` cannot be compared, a leaf about it is none: {type(problem).__name__}"
+            )
+    _check_cosignatures(connection, found, witnesses)
+    return found
+
+
+def _said(connection: Connection, kind: str) -> Iterator[Mapping[str, Any]]:
+    """The bodies of the system log's leaves of one kind, in order, but for those that were withdrawn."""
+    mine = select(logs.c.id).where(logs.c.name == SYSTEM).scalar_subquery()
+    column = events.c
+    query = select(column.leaf).where(column.log == mine).order_by(column.idx)
+    gone = {
+        (body["incarnation"], int(body["of_sequence"]))
+        for body in map(orjson.loads, connection.scalars(query.where(column.kind == "withdrawn")))
+    }
+    for leaf in connection.scalars(query.where(column.kind == kind)):
+        body = orjson.loads(leaf)
+        if (body["incarnation"], int(body["sequence"])) not in gone:
+            yield body
+
+
+def _check_tenants(connection: Connection, found: RegisterFindings) -> None:
+    """One row for each log of a tenant."""
+    made = {name: log for log, name in connection.execute(select(logs.c.id, logs.c.name)) if name != SYSTEM}
+    stored = {log_of(row.tenant): row for row in connection.execute(select(tenants.c.tenant, tenants.c.log))}
+    for name in sorted(made.keys() | stored.keys()):
+        if name not in stored:
+            found.problems.append(f"`{name}` has no row in `tenants`")
+        elif stored[name].log != made.get(name):
+            found.problems.append(f"the row of `{stored[name].tenant}` in `tenants` is of another log")
+
+
+def _check_subjects(connection: Connection, found: RegisterFindings) -> None:
+    """Rule 1."""
+    column, unproved = subjects.c, 0
+    query = select(column.pseudonym, column.tenant, column.subject, column.session, column.secret)
+    for part in connection.execute(query.order_by(column.pseudonym)).partitions(_AT_ONCE):
+        for row in part:
+            proved = is_proved((row[0], row[1], row[2], row[3], row[4]))
+            unproved += proved is None
+            if proved is False:
+                found.problems.append(f"the row of pseudonym `{row[0]}` in `subjects` names another")
+    if unproved:
+        found.unproved.append(
+            f"{unproved} names in `subjects` are proved by nothing here: made before pseudonyms committed to names, or "
+            "sealed under a subject's key (asking for a name compares it)"
+        )
+    unlinked: dict[str, int] = {}
+    for body in _said(connection, "subject-unlinked"):
+        unlinked[body["tenant"]] = unlinked.get(body["tenant"], 0) + int(body["pseudonyms"])
+    for tenant, gone in sorted(_nobody(connection).items()):
+        if gone > unlinked.get(tenant, 0):
+            found.problems.append(
+                f"`{gone}` pseudonyms of `{tenant}` have no row in `subjects`, and `{unlinked.get(tenant, 0)}` were "
+                "unlinked on record"
+            )
+
+
+def _nobody(connection: Connection) -> dict[str, int]:
+    """By tenant: how many pseudonyms of leaves nobody is behind. A session's goes with its subject's."""
+    column = residencies.c
+    counts: dict[str, int] = {}
+    alone = column.subject.is_(None)
+    for name, own in ((column.subject, None), (column.session, alone)):
+        query = select(column.tenant, func.count(name.distinct())).outerjoin(
+            subjects, subjects.c.pseudonym == name
+        )
+        query = query.where(name.is_not(None), subjects.c.pseudonym.is_(None)).group_by(column.tenant)
+        for tenant, count in connection.execute(query if own is None else query.where(own)):
+            counts[tenant] = counts.get(tenant, 0) + count
+    orphaned = (
+        select(column.tenant, func.count(column.session.distinct()))
+        .outerjoin(subjects, subjects.c.pseudonym == column.subject)
+        .where(column.subject.is_not(None), column.session.is_not(None), subjects.c.pseudonym.is_(None))
+        .group_by(column.tenant)
+    )
+    for tenant, count in connection.execute(orphaned):
+        counts[tenant] = counts.get(tenant, 0) + count
+    return counts
+
+
+def _check_release(connection: Connection, found: RegisterFindings) -> None:
+    """Rule 2."""
+    digests: dict[int, set[str]] = {}
+    for body in _said(connection, "release-step"):
+        digests.setdefault(int(body["step"]), set()).add(body["record"])
+    rows = connection.execute(select(policy_release).order_by(policy_release.c.number)).all()
+    for row in rows:
+        step = f"step `{row.number}` in `policy_release`"
+        data = bytes(row.record)
+        if "sha256:" + hashlib.sha256(data).hexdigest() not in digests.get(row.number, ()):
+            found.problems.append(f"{step} is on record nowhere as it stands there")
+            continue
+        record = orjson.loads(data)
+        said = (record["action"], int(record["body"].get("revision", 0)), record["signature"]["key"])
+        if (row.number, row.at_us, (row.kind, row.revision, row.actor)) != (
+            record["number"],
+            record["at_us"],
+            said,
+        ):
+            found.problems.append(f"{step} has columns that its record contradicts")
+    missing = sorted(digests.keys() - {row.number for row in rows})
+    if missing and not rows:
+        found.unproved.append(
+            f"{len(missing)} steps of a policy's release are on record, and `policy_release` has none: the release is "
+            "kept in a folder, or was removed here"
+        )
+    elif missing:
+        found.problems.extend(
+            f"step `{step}` of the policy's release is on record and not in `policy_release`: it was removed, or never "
+            "arrived (then take it again)"
+            for step in missing
+        )
+
+
+class _Standing(NamedTuple):
+    """What leaves say of a principal: its last roles and tenant, who enrolled it, whether it is disabled."""
+
+    roles: str
+    tenant: str | None
+    enrolled_by: str | None
+    disabled: bool
+
+
+class _Issued(NamedTuple):
+    """What leaves say of a key."""
+
+    principal: str
+    certificate: str | None
+    revoked: bool
+
+
+def _check_principals(connection: Connection, found: RegisterFindings) -> None:
+    """Rule 3."""
+    people: dict[str, _Standing] = {}
+    keys: dict[str, _Issued] = {}
+    for body in _said(connection, "principal-changed"):
+        name, action, detail = body["principal"], body["action"], body["detail"]
+        before = people.get(name)
+        people[name] = _Standing(
+            ",".join(body["roles"]),
+            body["of_tenant"] or None,
+            body["actor"] if action == "enrolled" else before and before.enrolled_by,
+            action == "disabled" or (before is not None and before.disabled and action != "enabled"),
+        )
+        if action in ("key-issued", "key-replaced"):
+            prefix, _, certificate = detail.partition(" x5t#S256=")
+            keys[prefix] = _Issued(name, certificate or None, False)
+        elif action in ("disabled", "enabled"):  # ends every key from before
+            ended = [prefix for prefix, key in keys.items() if key.principal == name]
+            keys |= {prefix: keys[prefix]._replace(revoked=True) for prefix in ended}
+        elif action == "key-revoked":
+            ended = [prefix for prefix in detail.split(",") if prefix in keys]
+            keys |= {prefix: keys[prefix]._replace(revoked=True) for prefix in ended}
+    _compare_principals(connection, found, people)
+    rows = {row.prefix: row for row in connection.execute(select(service_keys))}
+    for prefix in sorted(keys.keys() | rows.keys()):
+        row, key = rows.get(prefix), keys.get(prefix)
+        if row is None or key is None:
+            what = "is on record and not there" if row is None else "is on record nowhere"
+            found.problems.append(f"key `{prefix}` of `service_keys` {what}")
+        elif (row.principal, row.certificate) != key[:2]:
+            found.problems.append(f"key `{prefix}` of `service_keys` is not the one that was issued")
+        elif row.revoked_us is None and key.revoked:
+            found.problems.append(f"key `{prefix}` of `service_keys` is revoked on record, and valid")
+        elif row.revoked_us is not None and row.revoked_us < row.expires_us and not key.revoked:
+            found.problems.append(f"key `{prefix}` of `service_keys` is revoked on record nowhere")
+
+
+def _compare_principals(
+    connection: Connection, found: RegisterFindings, people: Mapping[str, _Standing]
+) -> None:
+    rows = {row.name: row for row in connection.execute(select(service_principals))}
+    for name in sorted(people.keys() | rows.keys()):
+        row, said = rows.get(name), people.get(name)
+        if row is not None and said is None and row.kind == _TOKEN and row.disabled_us is None:
+            continue  # it was refused to disable it
+        if row is None or said is None:
+            what = "is on record and not there" if row is None else "is on record nowhere"
+            found.problems.append(f"principal `{name}` of `service_principals` {what}")
+        elif (row.roles, row.tenant) != said[:2]:
+            found.problems.append(
+                f"principal `{name}` of `service_principals` has other roles than on record"
+            )
+        elif (row.disabled_us is not None) is not said.disabled:
+            found.problems.append(
+                f"principal `{name}` of `service_principals` is not disabled or enabled as on record"
+            )
+        elif row.kind != _TOKEN and row.enrolled_by != said.enrolled_by:
+            found.problems.append(f"principal `{name}` of `service_principals` was enrolled by another")
+
+
+def _check_stamps(connection: Connection, found: RegisterFindings) -> None:
+    count = connection.scalar(select(func.count()).select_from(timestamps))
+    if count:
+        found.unproved.append(
+            f"{count} rows in `timestamps`: whoever reads an export checks a token by its authority's certificate"
+        )
+
+
+REGISTERS = {
+    "tenants": _check_tenants,
+    "subjects": _check_subjects,
+    "policy_release": _check_release,
+    "service_principals": _check_principals,
+    "timestamps": _check_stamps,
+}
+
+
+def _check_cosignatures(
+    connection: Connection, found: RegisterFindings, witnesses: Sequence[VerifierKey]
+) -> None:
+    """Rule 4."""
+    keys = {(key.name, key.key_id): key for key in witnesses}
+    unverified = 0
+    query = select(cosignatures, signed_checkpoints.c.note).outerjoin(
+        signed_checkpoints, signed_checkpoints.c.size == cosignatures.c.size
+    )
+    for row in connection.execute(query.order_by(cosignatures.c.size, cosignatures.c.witness)):
+        what = f"the line of `{row.witness}` at `{row.size}` in `cosignatures`"
+        try:
+            (line,) = parse_signatures(bytes(row.line))
+            stated = int.from_bytes(line.data[:8], "big") * _SECOND_US
+            if (line.name, stated) != (row.witness, row.at_us):
+                found.problems.append(f"{what} says another witness or time than its columns")
+            elif row.note is None:
+                found.problems.append(f"{what} is of a checkpoint that is not in `signed_checkpoints`")
+            elif (line.name, line.key_id) in keys:
+                verify(keys[line.name, line.key_id], parse_note(bytes(row.note)).text, line)
+            else:
+                unverified += 1
+        except (NoteError, ValueError) as problem:
+            found.problems.append(f"{what} does not verify: {problem}")
+    if unverified:
+        found.unproved.append(
+            f"{unverified} lines in `cosignatures` are of witnesses whose key was not given"
+        )

@@ -1,0 +1,340 @@
+"""Every column of every table is edited, and rows of each are deleted: `fsck` finds it, or it is declared not evidence.
+
+What is edited comes from the schema: a column that is added is edited too. Each edit is one transaction, rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from sqlalchemy import BigInteger as Big
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    LargeBinary,
+    Row,
+    Table,
+    delete,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from kvcustody.audit.events import (
+    CustodyOverdue,
+    DecisionRecorded,
+    ErasureApplied,
+    ErasureCompleted,
+    ErasureRemaining,
+    ErasureRequested,
+    ErasureReread,
+    Event,
+    GapRecorded,
+    HitCounters,
+    LegalHoldChanged,
+    OrphanFound,
+    OrphanScanned,
+    PolicyActivated,
+    ReleaseStep,
+    ResidencyReleased,
+    RetentionPurged,
+    SubjectUnlinked,
+    WorkerStarted,
+    WorkerStopped,
+)
+from kvcustody.audit.schema import service as service_schema
+from kvcustody.audit.schema.all_tables import every_table, projections
+from kvcustody.audit.schema.ledger import subjects
+from kvcustody.audit.schema.retention import cosignatures, timestamps
+from kvcustody.audit.schema.trees import signed_checkpoints
+from kvcustody.audit.subjects.subject_table import unlink
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.signed_note import KeyKind, parse_note
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.verify import fsck_ledger, fsck_log, register_rows
+from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
+from kvcustody.audit.verify.life_rows import LifeRows
+from kvcustody.audit.verify.not_evidence import NOT_EVIDENCE, ROWS
+from kvcustody.clock import SystemClock
+from kvcustody.governance.release.record import ReleaseAction, digest_of, make_record
+from kvcustody.governance.release.signer import FileSigner
+from kvcustody.governance.release.store import SqlStore
+from kvcustody.governance.service.access.api_key import KeyHasher
+from kvcustody.governance.service.access.principals import Principals
+from kvcustody.governance.service.access.roles import Role
+
+KEY = SigningKey.generate("ledger.test")
+WITNESS = SigningKey.generate("witness.test", KeyKind.COSIGNATURE)
+TRACE = "ab" * 16
+LISTED = {(entry.table, name) for entry in NOT_EVIDENCE for name in entry.columns}
+Make = Callable[..., Any]
+
+
+class _Edit(NamedTuple):
+    """An edit of a row, or its deletion (`column` None), and whether it may pass."""
+
+    table: Table
+    column: Column[Any] | None
+    row: Row[Any]
+    value: Any
+    listed: bool
+
+    def __str__(self) -> str:
+        what = "deleted" if self.column is None else f"{self.column.name} = {self.value!r}"
+        return f"{self.table.name} {tuple(self.row)[:3]}: {what}"
+
+
+def lived(world: Any) -> list[Event]:
+    """A small life with every kind of leaf that a table is made of."""
+    events: list[Event] = list(world.run(60).events)
+    at, tenant, other = world.now, world.tenants[0], world.tenants[1]
+    made: list[Event] = [
+        PolicyActivated(at, 1, "base", "shared", "sha256:1", "author"),
+        DecisionRecorded(at, "attach", "permit", tenant, other, "internal", ("rule",), 1, "grant", 1, TRACE),
+        HitCounters(at, tenant, tenant, "attach", "permit", "own-scope", 1, at, 3, 2, 1),
+        ErasureRequested(at, "e-1", tenant, "subject", "user-1", None, at + 9, "dpo", "", TRACE),
+        ErasureApplied(at, "e-1", tenant, 1, 0, 1, ()),
+        ErasureRemaining(at, "e-1", tenant, "held", ()),
+        ErasureReread(at, "e-1", tenant, 3, 1, 0),
+        ErasureCompleted(at, "e-1", tenant, "partial", 1, 2, 1, "held"),
+        OrphanScanned(at, 1, "full", at, at, 3, 4, 1),
+        OrphanFound(at, 1, 1, "leaked", "test", tenant, 5, (), "none", "left"),
+        GapRecorded(at, "test", 5000, 5001),
+        CustodyOverdue(at, 0, 1, at),
+        LegalHoldChanged(at, "hold-1", tenant, "placed", "case", "counsel"),
+        RetentionPurged(at, f"tenant/{tenant}", 0, 0, 1, "sha256:2", "one", "two", "age"),
+    ]
+    return events + made
+
+
+@pytest.fixture
+def filled(any_store: Engine, make_writer: Make, world: Make, tmp_path: Path) -> Engine:
+    return fill(any_store, make_writer, world, tmp_path)
+
+
+@pytest.fixture
+def filled_sqlite(store: Engine, make_writer: Make, world: Make, tmp_path: Path) -> Engine:
+    return fill(store, make_writer, world, tmp_path)
+
+
+def fill(engine: Engine, make_writer: Make, world: Make, tmp_path: Path) -> Engine:
+    """A signed ledger with rows in every table."""
+    clock = SystemClock()
+    signer = CheckpointSigner(engine, [KEY], memory=tmp_path / "memory", clock=clock)
+    writer = make_writer(engine)
+    for part in (lived(world(3, tenants=2)), [WorkerStopped(9_000_000, "worker-1", "closed", 5, (5, 5))]):
+        writer.submit(part)
+        assert writer.flush() and signer.sign_once()
+    idle = make_writer(engine, worker="worker-2", spill_directory=tmp_path / "spill-2")
+    idle.submit([WorkerStarted(1, "worker-2", 8, 1, 4096, "cpu", "test")])
+    book = Principals(engine, KeyHasher(), clock, writer.submit_durable)
+    for name, role in (("ada", Role.AUDITOR), ("ben", Role.AUTHOR), ("cy", Role.AUDITOR)):
+        book.enrol(name, [role], by="local:test")
+        book.issue_key(name, days=1, by="local:test")
+    book.disable("ben", allow_last=True, by="local:test")
+    author = FileSigner(SigningKey.generate("author"))
+    before, store = "sha256:" + "0" * 64, SqlStore(engine)
+    for number in (1, 2):
+        record = make_record(
+            author,
+            ReleaseAction.PROPOSED,
+            {"revision": number},
+            number=number,
+            previous=before,
+            audience="x",
+            at_us=7,
+        )
+        before = digest_of(record.to_bytes())
+        writer.submit_durable(ReleaseStep(1, number, "proposed", number, "", before, "author"))
+        store.append(number, record.to_bytes())
+    writer.submit_durable(SubjectUnlinked(1, "tenant-0", 1, "dpo", "asked"))
+    writer.submit([ResidencyReleased(9_500_000, 9999, "tenant-0", "finish", (), 0)])
+    assert writer.flush() and idle.flush()
+    with engine.begin() as connection:
+        unlink(connection, "tenant-0", "nobody")
+        note = connection.execute(select(signed_checkpoints)).first()
+        assert note is not None
+        line = WITNESS.sign(parse_note(bytes(note.note)).text, at_seconds=1_800_000_000).line().encode()
+        row = {"size": note.size, "witness": WITNESS.name, "line": line, "at_us": 1_800_000_000_000_000}
+        connection.execute(insert(cosignatures).values(row))
+        connection.execute(
+            insert(timestamps).values(size=note.size, authority="tsa", token=b"token", at_us=1)
+        )
+        for table in _service_tables(connection):
+            connection.execute(
+                insert(table).values({column.name: _sample(column) for column in table.columns})
+            )
+    return engine
+
+
+def _service_tables(connection: Connection) -> list[Table]:
+    """Tables of the control plane that nothing has filled: a row of any content does."""
+    mine = [table for table in every_table() if hasattr(service_schema, table.name)]
+    return [table for table in mine if connection.execute(select(table).limit(1)).first() is None]
+
+
+def _sample(column: Column[Any]) -> Any:
+    return False if isinstance(column.type, Boolean) else _other(column, {}, 0)
+
+
+def _other(column: Column[Any], row: Any, before: Any) -> Any:
+    """Another value for a column, of its own kind."""
+    if isinstance(column.type, Boolean):
+        return not before
+    if isinstance(column.type, (Big, Integer)):
+        return int(before or 0) + 1_000_003
+    if isinstance(column.type, LargeBinary):
+        old = bytes(before or b"\0")
+        return old[:-1] + bytes([old[-1] ^ 1])
+    old = str(before or "x")
+    return old[:-1] + ("y" if old[-1] != "y" else "x")
+
+
+def _exempt(table: Table, row: Row[Any], name: str) -> bool:
+    """Whether a listed entry is about this row: some are about rows of one class alone."""
+    if table.name == "incarnations":
+        return row.shards is None
+    if table.name == "subjects":
+        return str(row.secret or "").startswith("s1:")
+    if table.name == "tree_nodes":
+        return bool(row.level >= 16)
+    if table.name == "service_keys" and name == "revoked_us":
+        return row.revoked_us is not None  # on record is that it was; the moment is in the leaf
+    if table.name == "service_principals" and name == "disabled_us":
+        return row.disabled_us is not None
+    return True
+
+
+def _edits(connection: Connection) -> Iterator[_Edit]:
+    """Each column of the first row, and of the last where rows are not all of one class; both rows deleted."""
+    for table in every_table():
+        rows = connection.execute(select(table).order_by(*table.primary_key.columns)).all()
+        assert rows, f"`{table.name}` has no row: nothing would be tried"
+        for row in (rows[0], rows[-1]):
+            for column in () if row is rows[-1] and table in projections() else table.columns:
+                value = _other(column, row, getattr(row, column.name))
+                listed = {(table.name, column.name), (table.name, "*")} & LISTED
+                yield _Edit(table, column, row, value, bool(listed) and _exempt(table, row, column.name))
+            gone = (table.name, ROWS) in LISTED
+            yield _Edit(table, None, row, None, gone and _exempt(table, row, ROWS))
+
+
+def _do(connection: Connection, edit: _Edit) -> bool:
+    """Make the edit; False where the database itself refuses such a row."""
+    keys = [column == getattr(edit.row, column.name) for column in edit.table.primary_key.columns]
+    try:
+        if edit.column is None:
+            return connection.execute(delete(edit.table).where(*keys)).rowcount == 1
+        values = {edit.column.name: edit.value}
+        return connection.execute(update(edit.table).where(*keys).values(values)).rowcount == 1
+    except IntegrityError:
+        return False
+
+
+def checked(connection: Connection) -> FsckReport:
+    return fsck(connection, keys=[KEY.verifier], witnesses=[WITNESS.verifier])
+
+
+def _missed(engine: Engine, unguarded: Callable[[Connection], None], of: str = "") -> tuple[int, list[str]]:
+    """How many edits were tried, and those that were neither found nor listed."""
+    with engine.connect() as connection:
+        report = checked(connection)
+        assert report.ok, report.problems
+        edits = [edit for edit in _edits(connection) if edit.table.name.startswith(of)]
+    missed, wanted = [], [edit for edit in edits if not edit.listed]
+    for together in _rounds(wanted):
+        with engine.connect() as connection:
+            unguarded(connection)
+            for edit in together:
+                assert _do(connection, edit), str(edit)
+            report = checked(connection)
+            found = [problem.what for problem in report.problems]
+            for edit in together:
+                if report.ok or (edit.table in projections() and not _names(found, edit)):
+                    missed.append(str(edit))
+            connection.rollback()
+    return len(wanted), missed
+
+
+def _rounds(edits: list[_Edit]) -> list[list[_Edit]]:
+    """One edit at a time; of projections, whose problems name the table and the leaf, one of each table at a time."""
+    by_table: dict[str, list[_Edit]] = {}
+    for edit in edits:
+        if edit.table in projections():
+            by_table.setdefault(edit.table.name, []).append(edit)
+    rounds = [[edit for edit in some if edit] for some in zip_longest(*by_table.values())]
+    return rounds + [[edit] for edit in edits if edit.table not in projections()]
+
+
+def _names(found: list[str], edit: _Edit) -> bool:
+    return any(f"`{edit.table.name}`" in what for what in found)
+
+
+def test_every_edit_is_found_or_declared(filled: Engine, unguarded: Callable[[Connection], None]) -> None:
+    tried, missed = _missed(filled, unguarded)
+    assert not missed and tried > 250, "\n".join(missed)
+
+
+OFF: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "incarnations": lambda patch: patch.setattr(LifeRows, "wrong", lambda _: iter(())),
+    "workers": lambda patch: patch.setattr(LifeRows, "wrong", lambda _: iter(())),
+    "subjects": lambda patch: patch.setitem(register_rows.REGISTERS, "subjects", lambda *_: None),
+    "tenants": lambda patch: patch.setitem(register_rows.REGISTERS, "tenants", lambda *_: None),
+    "policy_release": lambda patch: patch.setitem(register_rows.REGISTERS, "policy_release", lambda *_: None),
+    "service_keys": lambda patch: patch.setitem(
+        register_rows.REGISTERS, "service_principals", lambda *_: None
+    ),
+    "service_principals": lambda patch: patch.setitem(
+        register_rows.REGISTERS, "service_principals", lambda *_: None
+    ),
+    "cosignatures": lambda patch: patch.setattr(register_rows, "_check_cosignatures", lambda *_: None),
+    "releases": lambda patch: patch.setattr(
+        fsck_log, "TABLES", tuple(table for table in fsck_log.TABLES if table.name != "releases")
+    ),
+    "checkpoints": lambda patch: patch.setattr(fsck_ledger, "_check_commits", lambda *_: ()),
+}
+
+
+@pytest.mark.parametrize("table", OFF)
+def test_without_its_derivation_edits_of_a_table_pass(
+    table: str,
+    monkeypatch: pytest.MonkeyPatch,
+    unguarded: Callable[[Connection], None],
+    filled_sqlite: Engine,
+) -> None:
+    """Positive control, table by table."""
+    OFF[table](monkeypatch)
+    assert _missed(filled_sqlite, unguarded, table)[1]
+
+
+def test_the_list_names_what_there_is() -> None:
+    tables = {table.name: table for table in every_table()}
+    for entry in NOT_EVIDENCE:
+        assert set(entry.columns) <= {"*", ROWS, *tables[entry.table].columns.keys()}, entry
+
+
+def test_names_that_are_swapped_are_found_and_not_told(filled: Engine, unguarded: Make) -> None:
+    """Two people of one tenant, their names exchanged: `subject show` would answer with the other's."""
+    from kvcustody.audit.subjects.subject_table import names_of
+    from kvcustody.errors import LedgerError
+
+    with filled.connect() as connection:
+        one, two, *_ = connection.execute(
+            select(subjects).where(subjects.c.tenant == "tenant-1", subjects.c.session == "")
+        ).all()
+        assert names_of(connection, "tenant-1", one.subject)
+        for row, name in ((one, two.subject), (two, one.subject)):
+            where = subjects.c.pseudonym == row.pseudonym
+            connection.execute(update(subjects).where(where).values(subject=name))
+        report = checked(connection)
+        assert [problem.what for problem in report.problems if one.pseudonym in problem.what]
+        with pytest.raises(LedgerError, match=one.pseudonym):
+            names_of(connection, "tenant-1", two.subject)
