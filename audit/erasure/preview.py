@@ -11,12 +11,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
-from kvcustody.audit.schema.ledger import incarnations, releases, residencies, workers
+from kvcustody.audit.erasure.who_owes import WorkPeriod, at_work, owing, read_work_periods
+from kvcustody.audit.schema.ledger import incarnations, releases, residencies
 from kvcustody.audit.subjects.subject_filter import of_subjects, of_tenant
 
 _COUNTED_MAX = 100_000
@@ -59,8 +60,12 @@ def preview(
     sessions: Sequence[str] | None = None,
     classification: str | None = None,
     not_counted: Sequence[str] = (),
+    periods: Mapping[str, WorkPeriod] | None = None,
 ) -> Preview:
-    """`subjects` and `sessions` are pseudonyms; None: any. `now_us` is UTC."""
+    """`subjects` and `sessions` are pseudonyms; None: any. `now_us` is UTC.
+
+    `periods`: who was at work, where this connection does not see the system log.
+    """
     into = residencies.c
     where: list[ColumnElement[bool]] = []
     if tenant is not None:
@@ -71,10 +76,11 @@ def preview(
         where.append(into.classification == classification)
     if sessions is not None:
         where.append(into.session.in_(sessions))
-    rows = _rows(connection, where, now_us)
+    if periods is None:
+        periods = read_work_periods(connection)
+    rows = _rows(connection, [*where, incarnations.c.uuid.in_(at_work(periods))], now_us)
     counted = sum(row.residencies for row in rows)
-    owing = _owing(connection)
-    return Preview(rows, tuple(not_counted), owing, counted >= _COUNTED_MAX)
+    return Preview(rows, tuple(not_counted), tuple(owing(periods, now_us)), counted >= _COUNTED_MAX)
 
 
 def _rows(connection: Connection, where: list[ColumnElement[bool]], now_us: int) -> tuple[PreviewRow, ...]:
@@ -86,7 +92,7 @@ def _rows(connection: Connection, where: list[ColumnElement[bool]], now_us: int)
         select(into.tenant, into.classification, out.released_us.is_(None).label("runs"))
         .join(incarnations, life.id == into.incarnation)
         .outerjoin(releases, final)
-        .where(into.part == 1, life.ended_us.is_(None), *where)
+        .where(into.part == 1, *where)
         .where(or_(out.released_us.is_(None), out.hold_boot_us + life.offset_us > now_us))
         .limit(_COUNTED_MAX)
         .subquery()
@@ -102,15 +108,3 @@ def _rows(connection: Connection, where: list[ColumnElement[bool]], now_us: int)
         figures[0] += count
         figures[1] += count if runs else 0
     return tuple(PreviewRow(*place, *figures) for place, figures in found.items())
-
-
-def _owing(connection: Connection) -> tuple[str, ...]:
-    """Workers with memory now, by name: each would owe an answer (erasures, rule 1 of `requests_and_answers`)."""
-    query = (
-        select(workers.c.name)
-        .join(incarnations, workers.c.id == incarnations.c.worker)
-        .where(incarnations.c.shards.is_not(None), incarnations.c.ended_us.is_(None))
-        .distinct()
-        .order_by(workers.c.name)
-    )
-    return tuple(connection.scalars(query))

@@ -108,18 +108,13 @@ def request(connection: Connection, erasure: str) -> Requested:
 def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
     """Erasures that this worker has not answered as complete, oldest first: after a crash, those it must take up.
 
-    Only those that were requested since the worker's first process began.
+    Only those that were requested since the worker's first process began, as its leaf says.
     """
-    mine = select(incarnations.c.id).join(workers, workers.c.id == incarnations.c.worker)
-    mine = mine.where(workers.c.name == worker)
-    first = (
-        select(incarnations.c.started_us)
-        .join(workers, workers.c.id == incarnations.c.worker)
-        .where(workers.c.name == worker)
-        .order_by(incarnations.c.started_us)
-        .limit(1)
-        .scalar_subquery()
-    )
+    lives = {life: one for life, one in read_work_periods(connection).items() if one.worker == worker}
+    if not lives:
+        return ()
+    mine = select(incarnations.c.id).where(incarnations.c.uuid.in_(lives))
+    first = min(one.started_us for one in lives.values())
     answered = exists().where(
         erasure_results.c.erasure == erasures.c.erasure,
         erasure_results.c.outcome == "complete",

@@ -27,11 +27,12 @@ _TENANT_ALONE = text("SELECT coalesce(current_setting('kvcustody.tenant', true),
 
 
 class WorkPeriod(NamedTuple):
-    """One process of a worker: from `started_us` to `ended_us` (UTC; None: no end on record)."""
+    """One process of a worker: from `started_us` to `ended_us` (UTC; None: no end on record), and how it ended."""
 
     worker: str
     started_us: int
     ended_us: int | None
+    end: str | None = None
 
     def at_work(self, at_us: int) -> bool:
         """Whether it had memory at a moment."""
@@ -45,16 +46,31 @@ def about(body: Body) -> str:
 
 def work_periods(bodies: Iterable[Body]) -> dict[str, WorkPeriod]:
     """The processes that started, by incarnation (rule 1); other leaves are passed over."""
+    every = list(bodies)
     starts: dict[str, Body] = {}
-    ends: dict[str, int] = {}
-    for body in bodies:
+    for body in every:
         if body["kind"] == STARTED:
             starts.setdefault(about(body), body)
-        elif body["kind"] in ENDS:
-            ends[about(body)] = max(int(body["at_us"]), ends.get(about(body), 0))
+    over = ends(every)
     return {
-        life: WorkPeriod(body["worker"], int(body["at_us"]), ends.get(life)) for life, body in starts.items()
+        life: WorkPeriod(body["worker"], int(body["at_us"]), *over.get(life, (None, None)))
+        for life, body in starts.items()
     }
+
+
+def ends(bodies: Iterable[Body]) -> dict[str, tuple[int, str]]:
+    """The processes that ended, whether they announced memory or not: when, and how."""
+    found: dict[str, tuple[int, str]] = {}
+    for body in bodies:
+        if body["kind"] in ENDS:
+            end = (int(body["at_us"]), str(body["kind"]).removeprefix("worker-"))
+            found[about(body)] = max(end, found.get(about(body), end))
+    return found
+
+
+def at_work(periods: Mapping[str, WorkPeriod]) -> list[str]:
+    """The processes whose end is not on record, by incarnation."""
+    return [life for life, period in periods.items() if period.ended_us is None]
 
 
 def owing(periods: Mapping[str, WorkPeriod], requested_us: int) -> list[str]:

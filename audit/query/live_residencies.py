@@ -1,6 +1,7 @@
 """What is held now: residencies that run or whose hold has not ended, by what their own leaves record.
 
-1. A residency is live while its process is not known to have ended and it runs, or its last hold is after `now_us`.
+1. A residency is live while its process is at work, by the leaves about its start and end, and it runs, or its last
+   hold is after `now_us`.
 2. An eviction or an erasure may have ended its blocks before: `report.subject` counts those, block by block.
 3. No clock is read. People appear as pseudonyms.
 4. A hold that a narrowing act shortened ends when that act says (`narrowed`). What still runs shows the limit that it
@@ -9,11 +10,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, or_, select, tuple_
 
+from kvcustody.audit.erasure.who_owes import WorkPeriod, at_work, read_work_periods
 from kvcustody.audit.query.narrowed_holds import read_narrowed
 from kvcustody.audit.schema.ledger import incarnations, releases, residencies
 from kvcustody.audit.subjects.subject_filter import of_tenant
@@ -46,11 +48,16 @@ def live_residencies(
     tenant: str | None = None,
     after: tuple[int, str, int] | None = None,
     limit: int = 5000,
+    periods: Mapping[str, WorkPeriod] | None = None,
 ) -> tuple[Live, ...]:
-    """Live residencies, oldest first, at most `limit`; `after`: opened_us, incarnation and residency of one."""
+    """Live residencies, oldest first, at most `limit`; `after`: opened_us, incarnation and residency of one.
+
+    `periods`: who was at work, where this connection does not see the system log.
+    """
+    running = at_work(read_work_periods(connection) if periods is None else periods)
     made: list[Live] = []
     while len(made) < limit:
-        rows = _read(connection, now_us=now_us, tenant=tenant, after=after, limit=limit)
+        rows = _read(connection, running, now_us=now_us, tenant=tenant, after=after, limit=limit)
         narrowed = _narrowed(connection, rows)
         found = [_live(row, narrowed.get((row.id, row.residency), NEVER_US)) for row in rows]
         made += [one for one in found if one.running or one.until_us > now_us]
@@ -61,7 +68,13 @@ def live_residencies(
 
 
 def _read(
-    connection: Connection, *, now_us: int, tenant: str | None, after: tuple[int, str, int] | None, limit: int
+    connection: Connection,
+    processes: Sequence[str],
+    *,
+    now_us: int,
+    tenant: str | None,
+    after: tuple[int, str, int] | None,
+    limit: int,
 ) -> Sequence[Any]:
     """Residencies that are live by what they and their releases say."""
     into, out, life = residencies.c, releases.c, incarnations.c
@@ -74,7 +87,7 @@ def _read(
         .add_columns(into.absolute_boot_us, out.released_us, out.hold_boot_us)
         .join(incarnations, life.id == into.incarnation)
         .outerjoin(releases, final)
-        .where(into.part == 1, life.ended_us.is_(None))
+        .where(into.part == 1, life.uuid.in_(processes))
         .where(or_(out.released_us.is_(None), out.hold_boot_us + life.offset_us > now_us))
         .order_by(into.opened_us, life.uuid, into.residency)
         .limit(limit)

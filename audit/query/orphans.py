@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import Connection, and_, func, literal_column, select
 
+from kvcustody.audit.erasure.who_owes import at_work, read_work_periods
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.custody import gaps
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
@@ -117,22 +118,22 @@ def latest_incarnation(connection: Connection, worker: str) -> str:
 
 
 def dead_incarnations(connection: Connection, *, but: str = "") -> tuple[DeadIncarnation, ...]:
-    """Incarnations with memory that never ended, of workers that have a later one; `but` is alive."""
-    later = incarnations.alias()
-    query = (
-        select(workers.c.name, incarnations.c.uuid, incarnations.c.started_us)
-        .join(workers, workers.c.id == incarnations.c.worker)
-        .where(
-            incarnations.c.end.is_(None),
-            incarnations.c.shards.is_not(None),
-            incarnations.c.uuid != but,
-            select(later.c.id)
-            .where(later.c.worker == incarnations.c.worker, later.c.id > incarnations.c.id)
-            .exists(),
-        )
-        .order_by(incarnations.c.id)
+    """Incarnations with memory that never ended, of workers that have a later one; `but` is alive.
+
+    Who announced memory and who ended is said by leaves, which process is the later one by rows.
+    """
+    query = select(workers.c.name, func.max(incarnations.c.id))
+    query = query.join(incarnations, workers.c.id == incarnations.c.worker).group_by(workers.c.name)
+    newest = dict(connection.execute(query).tuples().all())
+    periods = read_work_periods(connection)
+    running = select(incarnations.c.uuid, incarnations.c.id).where(
+        incarnations.c.uuid.in_(at_work(periods)), incarnations.c.uuid != but
     )
-    return tuple(DeadIncarnation(*row) for row in connection.execute(query))
+    return tuple(
+        DeadIncarnation(periods[uuid].worker, uuid, periods[uuid].started_us)
+        for uuid, life in connection.execute(running.order_by(incarnations.c.id))
+        if life < newest.get(periods[uuid].worker, 0)
+    )
 
 
 def new_gaps(connection: Connection) -> tuple[KnownGap, ...]:

@@ -43,6 +43,7 @@ from kvcustody.tenants import SEPARATOR
 Progress = Callable[[str, int, int], None]
 
 PROBLEMS_MAX = 1000
+REGISTERS = "registers"  # in place of a log: rows that are no projection of one leaf
 _ROOT_NAME = "root"
 _AT_ONCE = 4096
 
@@ -126,7 +127,7 @@ def fsck(
     heads = _check_root(connection, report, {row.id: row.name for row in rows}, sealed_us)
     _check_notes(connection, report, heads, keys, kept)
     registers = check_registers(connection, witnesses)
-    report.problems += [FsckFinding("registers", None, None, "", what) for what in registers.problems]
+    report.problems += [FsckFinding(REGISTERS, None, None, "", what) for what in registers.problems]
     report.unproved += registers.unproved
     silent = silent_processes(connection)
     if silent:

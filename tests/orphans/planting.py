@@ -14,11 +14,25 @@ from sqlalchemy import Engine, insert, select
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased
-from kvcustody.audit.schema.ledger import events, incarnations, workers
+from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased, WorkerStarted
+from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.writer.append_leaves import register
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import Clock
 from kvcustody.governance.orphans.ledger_join import WriterJoin
 
 Planted = Counter[str]
+
+
+def plant_dead_process(store: Engine, folder: Path, clock: Clock, name: str) -> None:
+    """A process that announced memory and went, and a later one of its name that has closed nothing yet."""
+    spill = folder / name
+    spill.mkdir()
+    writer = EventWriter(store, worker=name, clock=clock, spill_directory=spill)
+    writer.submit([WorkerStarted(clock.now_us(), name, 8, 1, 4096, "cpu", "test")])
+    writer.close()
+    with store.connect().execution_options(**WRITE) as connection, connection.begin():
+        register(connection, name.encode().hex().zfill(32), name, 0, 5)
 
 
 class Garden:
@@ -30,6 +44,7 @@ class Garden:
         self.world = CustodyWorld(store, folder, seed=seed, blocks=160, chosen=self._chosen)
         self.world.break_a_block = lambda: None  # type: ignore[method-assign]
         self.store = store
+        self.folder = folder
         self.tier = FileTier(folder / "tier")
         self.governor = self.world.governor
         self.governor.erasures.tiers.append(self.tier)
@@ -213,14 +228,7 @@ class Garden:
 
     def dead_process(self) -> Planted:
         self.serial += 1
-        name = f"gone-{self.serial}"
-        with self.store.connect().execution_options(**WRITE) as connection, connection.begin():
-            connection.execute(insert(workers).values(name=name))
-            worker = connection.scalar(select(workers.c.id).where(workers.c.name == name))
-            for number in (1, 2):
-                uuid = f"{self.serial:030x}{number:02x}"
-                values = {"uuid": uuid, "worker": worker, "offset_us": 0, "started_us": 5, "shards": 1}
-                connection.execute(insert(incarnations).values(**values))
+        plant_dead_process(self.store, self.folder, self.world.clock, f"gone-{self.serial}")
         return Counter({"dead incarnation": 1})
 
     # -- the tier -------------------------------------------------------------------------------------------

@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from file_tier import FileTier
+from planting import plant_dead_process
 from port_world import PortWorld
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Engine
 
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
-from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased
 from kvcustody.audit.query.custody import findings
-from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.governance.orphans.finding import CLASSES, FAILED_VERIFICATION
 from kvcustody.governance.orphans.ledger_join import WriterJoin
 
@@ -29,6 +28,7 @@ class Field:
     def __init__(self, store: Engine, folder: Path) -> None:
         self.dropping: tuple[type, ...] = ()
         self.world = PortWorld(store, folder, seed=4, chosen=self._chosen)
+        self.folder = folder
         self.tier = FileTier(folder / "tier")
         self.world.port.erasures.tiers.append(self.tier)
         self.join = WriterJoin(self.world.writer)
@@ -138,12 +138,7 @@ class Field:
         return Counter({"ledger gap": -1})
 
     def dead_process(self) -> Planted:
-        with self.world.store.connect().execution_options(**WRITE) as connection, connection.begin():
-            connection.execute(insert(workers).values(name="gone"))
-            worker = connection.scalar(select(workers.c.id).where(workers.c.name == "gone"))
-            for number in (1, 2):
-                values = {"worker": worker, "offset_us": 0, "started_us": 5, "shards": 1}
-                connection.execute(insert(incarnations).values(uuid=f"{number:032x}", **values))
+        plant_dead_process(self.world.store, self.folder, self.world.clock, "gone")
         return Counter({"dead incarnation": 1})
 
     def stray_object(self) -> Planted:

@@ -24,9 +24,9 @@ def live(visit: PageRequest) -> Response:
     said = visit.text("tenant")
     tenant = visit.service.tenant_of(visit.caller, READ, said)
     visit.record("consoleCustody", tenant=tenant)
-    now_us = visit.service.clock.utc_us()
+    now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()
     with visit.service.reading(tenant) as connection:
-        found = live_residencies(connection, now_us=now_us, tenant=tenant, limit=_READ_MAX)
+        found = live_residencies(connection, now_us=now_us, tenant=tenant, limit=_READ_MAX, periods=periods)
     ordered = sorted(found, key=lambda item: (not item.until_us, item.until_us))
     return visit.page(
         "audit/custody.html",

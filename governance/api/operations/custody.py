@@ -124,9 +124,11 @@ def held_now(
     question = CursorBinding("listLive", caller.name, {"tenant": mine})
     position = service.cursors.read(question, cursor)
     after = None if position is None else (int(position[0]), str(position[1]), int(position[2]))
-    now_us = service.clock.utc_us()
+    now_us, periods = service.clock.utc_us(), service.work_periods()
     with service.reading(mine) as connection:
-        found = live_residencies(connection, now_us=now_us, tenant=mine, after=after, limit=limit + 1)
+        found = live_residencies(
+            connection, now_us=now_us, tenant=mine, after=after, limit=limit + 1, periods=periods
+        )
     following = None
     if len(found) > limit:
         last = found[limit - 1]

@@ -116,6 +116,7 @@ def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> d
                 sessions = session_names(connection, tenant, subject, session, service.subject_keys)
         elif session is not None:
             beyond.append("session")
+    periods = service.work_periods()
     with service.reading(tenant) as connection:
         found = preview(
             connection,
@@ -125,6 +126,7 @@ def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> d
             sessions=sessions,
             classification=selector.classification,
             not_counted=sorted(beyond),
+            periods=periods,
         )
     figures = {"residencies": found.residencies, "running": found.running, "is_cut": found.is_cut}
     named = {"not_counted": list(found.not_counted), "workers": list(found.workers)}

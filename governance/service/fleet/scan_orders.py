@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, Row, insert, select, tuple_, update
 
 from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.erasure.who_owes import ends, life_leaves, work_periods
 from kvcustody.audit.query.scans import scan_of
-from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.audit.schema.service import service_scan_orders, service_workers
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.problem_details import ProblemError, not_found
@@ -155,12 +155,12 @@ class ScanOrders:
 
 def _check_runs(connection: Connection, worker: str) -> None:
     """A worker that keeps its ledger itself asks nobody for orders."""
-    lives = select(incarnations.c.ended_us).join(workers, workers.c.id == incarnations.c.worker)
-    lives = lives.where(workers.c.name == worker)
-    if connection.execute(lives.limit(1)).first() is None:
+    leaves = [leaf.body for leaf in life_leaves(connection)]
+    asking = select(service_workers.c.incarnation).where(service_workers.c.worker == worker)
+    registered = set(connection.scalars(asking))
+    if not registered and worker not in {period.worker for period in work_periods(leaves).values()}:
         raise not_found()
-    asking = lives.join(service_workers, service_workers.c.incarnation == incarnations.c.uuid)
-    if connection.execute(asking.where(incarnations.c.ended_us.is_(None)).limit(1)).first() is None:
+    if not registered - ends(leaves).keys():
         raise ProblemError("conflict", f"worker `{worker}` has no process that takes orders from here")
 
 

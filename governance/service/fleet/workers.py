@@ -3,6 +3,8 @@
 1. A worker's name is its principal's name: nobody else can write for it.
 2. Registering an incarnation closes the custody of its dead predecessors as unproven, once.
 3. What a worker says of itself decides nothing: it is shown.
+4. A worker's process is one that announced memory, or that registered to; when it began and ended is what leaves say.
+   Processes of commands and of the control plane are none.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.erasure.who_owes import ends, life_leaves, work_periods
 from kvcustody.audit.events import Event
 from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.audit.schema.service import service_workers
@@ -153,35 +156,41 @@ class Fleet:
         self, *, after: int = 0, limit: int = 100, only_open: bool = False
     ) -> list[tuple[int, WorkerRun]]:
         """Incarnations in the order of their registration, each with its position."""
-        query = (
-            select(incarnations, workers.c.name, service_workers)
-            .join(workers, workers.c.id == incarnations.c.worker)
-            .outerjoin(service_workers, service_workers.c.incarnation == incarnations.c.uuid)
-            .where(incarnations.c.id > after)
-            .order_by(incarnations.c.id)
-            .limit(limit)
-        )
-        if only_open:
-            query = query.where(incarnations.c.ended_us.is_(None))
         now_us = self._clock.utc_us()
-        found = []
         with self._engine.connect() as connection:
+            leaves = [leaf.body for leaf in life_leaves(connection)]
+            periods, over = work_periods(leaves), ends(leaves)
+            query = (
+                select(incarnations.c.id, incarnations.c.uuid, incarnations.c.started_us, service_workers)
+                .add_columns(workers.c.name)
+                .join(workers, workers.c.id == incarnations.c.worker)
+                .outerjoin(service_workers, service_workers.c.incarnation == incarnations.c.uuid)
+                .where(incarnations.c.id > after)
+                .order_by(incarnations.c.id)
+            )
+            found = []
             for row in connection.execute(query).mappings():
-                seen_us = row["seen_us"] or row["started_us"]
+                uuid, seen_us = row["uuid"], row["seen_us"]
+                period, end = periods.get(uuid), over.get(uuid)
+                if (period is None and seen_us is None) or (only_open and end is not None):
+                    continue  # a command's process, or the control plane's own: no worker (rule 4)
+                started_us = row["started_us"] if period is None else period.started_us
                 worker = WorkerRun(
-                    row["name"],
-                    row["uuid"],
-                    row["started_us"],
-                    row["ended_us"],
-                    row["end"],
-                    seen_us,
-                    row["ended_us"] is None and row["seen_us"] is not None and now_us - seen_us > LIVE_US,
+                    row["name"] if period is None else period.worker,
+                    uuid,
+                    started_us,
+                    None if end is None else end[0],
+                    None if end is None else end[1],
+                    seen_us or started_us,
+                    end is None and seen_us is not None and now_us - seen_us > LIVE_US,
                     row["received_sequence"] or 0,
                     row["policy_revision"] or 0,
                     orjson.loads(row["status"] or "{}"),
                     orjson.loads(row["charged"] or "{}"),
                 )
                 found.append((row["id"], worker))
+                if len(found) == limit:
+                    break
         return found
 
     def running(self) -> list[WorkerRun]:

@@ -20,6 +20,7 @@ import orjson
 from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, SYSTEM, Leaf, log_of
 from kvcustody.audit.events.batch import EMPTY, LeafBatch, batch_of
 from kvcustody.audit.events.registry import TRACE
+from kvcustody.audit.subjects.subject_table import is_proved, row_of
 from kvcustody.governance.identity.w3c_trace import is_trace
 from kvcustody.governance.service.ingest.check_columns import Sender, read_columns
 from kvcustody.governance.service.problem_details import ProblemError
@@ -158,7 +159,10 @@ def _names(line: bytes) -> list[Name]:
         raise ProblemError(
             "malformed", "a name is a pseudonym, a tenant, a subject, a session and a secret or null"
         )
-    return list(map(tuple, rows)) if rows and len(rows[0]) > 4 else [(*row, None) for row in rows]
+    made: list[Name] = [row_of(row) for row in rows]
+    if any(is_proved(row) is False for row in made):
+        raise ProblemError("malformed", "a pseudonym is not the one of its name and secret")
+    return made
 
 
 def _are_rows(rows: list[Any]) -> bool:
