@@ -3,16 +3,16 @@
 1. A request's head has a bound in bytes, in headers and in time; what is longer is 431, what is slower is closed.
 2. A request's body has a bound in time. What comes after the answer is read up to a bound, so that the client can read
    the answer, and not further.
-3. Where there are as many connections as may be, the one that has waited longest without a request in work gives way
-   to a new one: half a request holds no place that a whole one needs. One address has a bound of its own, but for
-   trusted proxies and the Unix socket, behind which are many.
+3. Where there are as many connections as may be, one without a request in work gives way to a new one: half a request
+   holds no place that a whole one needs. First goes who never sent a whole one, then who is idle, the longest first.
+   One address has a bound of its own, within which its own give way, but for trusted proxies and the Unix socket,
+   behind which are many.
 4. A limit costs what it limits alone: nothing is kept of a head but its bytes, and no thread waits for a client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -37,42 +37,74 @@ class Connections:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.trusted = settings.proxies
-        self._waiting: dict[BoundedProtocol, None] = {}  # without a request in work, the longest first
-        self._count = 0
-        self._by_address: Counter[str] = Counter()
+        self._all = _Group(settings.connections_max)
+        self._by_address: dict[str, _Group] = {}
 
     def opened(self, connection: BoundedProtocol) -> bool:
-        """Count one; False where its address has as many as it may (rule 3)."""
-        address = connection.address
-        if address is not None and self._by_address[address] >= self.settings.address_connections_max:
-            return False
-        while self._count >= self.settings.connections_max and self._waiting:
-            next(iter(self._waiting)).abort()
-        if self._count >= self.settings.connections_max:
-            return False
-        self._count += 1
-        if address is not None:
-            self._by_address[address] += 1
-        self._waiting[connection] = None
+        """Count one; False where all that it could take the place of have a request in work (rule 3)."""
+        groups = self._groups(connection)
+        for group in groups:
+            while group.count >= group.most and group.waiting:
+                group.waiting.abort()
+            if group.count >= group.most:
+                self._forget_empty(connection)
+                return False
+        for group in groups:
+            group.count += 1
+            group.begun[connection] = None
         return True
 
     def closed(self, connection: BoundedProtocol) -> None:
         """Forget one that was counted."""
-        self._waiting.pop(connection, None)
-        self._count -= 1
-        address = connection.address
-        if address is not None:
-            self._by_address[address] -= 1
-            if not self._by_address[address]:
-                del self._by_address[address]
+        for group in self._groups(connection):
+            group.count -= 1
+            group.begun.pop(connection, None)
+            group.idle.pop(connection, None)
+        self._forget_empty(connection)
 
     def works(self, connection: BoundedProtocol) -> None:
         """A request of it is in work: it gives way to nobody."""
-        self._waiting.pop(connection, None)
+        for group in self._groups(connection):
+            group.begun.pop(connection, None)
+            group.idle.pop(connection, None)
 
     def waits(self, connection: BoundedProtocol) -> None:
-        """Nothing of it is in work."""
-        self._waiting[connection] = None
+        """Nothing of it is in work; it has sent a whole request before."""
+        for group in self._groups(connection):
+            group.idle[connection] = None
+
+    def _groups(self, connection: BoundedProtocol) -> tuple[_Group, ...]:
+        """Those that the connection counts for, its address's first."""
+        address = connection.address
+        if address is None:
+            return (self._all,)
+        own = self._by_address.get(address)
+        if own is None:
+            own = self._by_address[address] = _Group(self.settings.address_connections_max)
+        return (own, self._all)
+
+    def _forget_empty(self, connection: BoundedProtocol) -> None:
+        address = connection.address
+        if address is not None and not self._by_address[address].count:
+            del self._by_address[address]
+
+
+class _Group:
+    """Connections under one bound, and which of them wait: `begun` never sent a whole request, `idle` have."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.count = 0
+        self.begun: dict[BoundedProtocol, None] = {}
+        self.idle: dict[BoundedProtocol, None] = {}
+
+    @property
+    def waiting(self) -> BoundedProtocol | None:
+        """Which gives way next."""
+        for kind in (self.begun, self.idle):
+            for connection in kind:
+                return connection
+        return None
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -203,8 +203,8 @@ def test_half_requests_hold_no_place_that_a_whole_one_needs(server) -> None:
             sock.close()
 
 
-@pytest.mark.parametrize(("trusted", "refused"), [((), True), (("127.0.0.0/8",), False)])
-def test_one_address_has_a_bound_of_its_own(server, trusted: tuple[str, ...], refused: bool) -> None:
+@pytest.mark.parametrize(("trusted", "gives_way"), [((), True), (("127.0.0.0/8",), False)])
+def test_one_address_has_a_bound_of_its_own(server, trusted: tuple[str, ...], gives_way: bool) -> None:
     """Control: behind a proxy that is trusted there are many, and the bound of all holds alone."""
     here = server(address_connections_max=5, header_seconds=60.0, trusted_proxies=trusted)
     held = [here.connect() for _ in range(5)]
@@ -212,12 +212,33 @@ def test_one_address_has_a_bound_of_its_own(server, trusted: tuple[str, ...], re
         sock.sendall(b"GET /")
     time.sleep(0.2)
     with here.connect() as sock:
-        assert closed_within(sock, 1.0) == refused
+        sock.sendall(here.head("Host: kv", "Connection: close"))
+        assert status(sock.recv(65_536)) == 200, "half requests of its neighbours hold no place that it needs"
+    assert closed_within(held[0], 1.0) == gives_way and not closed_within(held[-1], 0.2)
     for sock in held:
         sock.close()
-    time.sleep(0.2)
-    with here.client() as client:
-        assert client.get("/v1/whoami").status_code == 200
+
+
+def test_what_works_gives_way_to_nobody_and_who_is_idle_goes_after_who_never_asked(server) -> None:
+    here = server(address_connections_max=3, header_seconds=60.0, body_seconds=60.0)
+    works = here.connect()
+    works.sendall(here.head("Host: kv", "Content-Length: 9", method="POST", path="/v1/exports"))
+    with here.connect() as idle, here.connect() as begun:
+        idle.sendall(here.head("Host: kv"))
+        assert status(idle.recv(65_536)) == 200
+        begun.sendall(b"GET /")
+        time.sleep(0.2)
+        with here.connect() as first:
+            assert closed_within(begun, 5) and not closed_within(idle, 0.2)
+            first.sendall(here.head("Host: kv", "Content-Length: 9", method="POST", path="/v1/exports"))
+            time.sleep(0.2)
+            with here.connect() as second:
+                assert closed_within(idle, 5) and not closed_within(works, 0.2)
+                second.sendall(here.head("Host: kv", "Content-Length: 9", method="POST", path="/v1/exports"))
+                time.sleep(0.2)
+                with here.connect() as third:
+                    assert closed_within(third, 5), "all three are at work"
+    works.close()
 
 
 @pytest.mark.parametrize(
