@@ -178,8 +178,8 @@ class ServiceSettings(LayeredSettings):
     address_connections_max: int = Field(
         512,
         ge=1,
-        description="Connections of one address, but for the Unix socket and trusted proxies; a new one takes the place "
-        "of one of its own that waits.",
+        description="Connections of one address, but for the Unix socket and trusted proxies; a new one takes the "
+        "place of one of its own that waits.",
     )
     running_requests_max: int = Field(
         256, ge=1, description="Requests in work at one time, a quarter of them for one tenant; more get 503."
