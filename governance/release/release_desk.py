@@ -137,9 +137,9 @@ class ReleaseWorkflow:
         if stage is not None:
             if state.active is None:
                 raise ReleaseError("the first revision cannot be staged: nothing is in effect beside it")
-            StagedTable(
-                gates.table_of(state.active, state.revoked), gates.table_of(proposal, state.revoked), stage
-            )
+            coming = gates.table_of(proposal, state.revoked)
+            stage = Stage(frozenset(map(coming.policy.named, stage.tenants)), stage.share)
+            StagedTable(gates.table_of(state.active, state.revoked), coming, stage)
         body = {"revision": revision, "stage": stage_form(stage), "proof": _digest(found.proof.data())}
         detail = "" if stage is None else str(stage)
         self._take(state, signer, ReleaseAction.ACTIVATED, body, proposal, detail=detail)

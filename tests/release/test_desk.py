@@ -14,7 +14,7 @@ from release_world import FORBID, READS, THIRD, Release, policy
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import ReleaseStep
 from kvcustody.clock import MICROSECONDS
-from kvcustody.errors import CustodyError, LedgerUnavailable, PolicyError
+from kvcustody.errors import ConfigError, CustodyError, LedgerUnavailable, PolicyError
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.record import ReleaseAction, ReleaseError, digest_of, make_record
@@ -306,6 +306,20 @@ def test_a_stage_needs_something_to_stand_beside(files: Release) -> None:
     files.approve(1)
     with pytest.raises(ReleaseError, match="cannot be staged"):
         files.desk.activate(1, files.people.grace, stage=Stage(share=Fraction(1, 2)))
+
+
+def test_a_stage_is_of_the_tenants_that_were_named(files: Release) -> None:
+    """Among several issuers an id alone is nobody's name; the record holds what tenants are called."""
+    document = policy().replace("profile:", "issuers: [corp, partner]\nprofile:")
+    for tenant in ("holder", "reader", "third"):
+        document = document.replace(f"  {tenant}: ", f"  {tenant}^corp: ")
+    files.release(document)
+    files.desk.propose(document.replace("idle: 1h", "idle: 30m"), files.people.ada, note="x")
+    files.approve(2)
+    with pytest.raises(ConfigError, match=r"say whose it is: `third\^corp`"):
+        files.desk.activate(2, files.people.grace, stage=Stage(frozenset({"third"})))
+    files.desk.activate(2, files.people.grace, stage=Stage(frozenset({"third^corp"})))
+    assert files.desk.state().stage == Stage(frozenset({"third"}))
 
 
 def test_the_bundle_of_an_approved_revision_is_what_a_worker_may_start_from(files: Release) -> None:
