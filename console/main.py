@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from kvcustody.console.lazy import Lazy, LazyGroup
@@ -104,7 +106,10 @@ app = typer.Typer(
 
 @app.callback()
 def _kvcustody() -> None:
-    pass
+    """What is logged on the way of a command goes to stderr: stdout is its answer."""
+    import structlog
+
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 if __name__ == "__main__":

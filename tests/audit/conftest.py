@@ -41,7 +41,7 @@ QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, durable_secon
 
 @pytest.fixture
 def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
-    shutil.copyfile(migrated, tmp_path / "ledger.db")
+    shutil.copy(migrated, tmp_path / "ledger.db")
     engine = open_store(tmp_path / "ledger.db", timeout_seconds=0.2)
     engine.connect().close()  # from here on the test process is one of those that have the file open
     yield engine

@@ -20,7 +20,7 @@ for folder in (TESTS / "robust", TESTS / "simulation", Path(__file__).parent):
 
 @pytest.fixture
 def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
-    shutil.copyfile(migrated, tmp_path / "ledger.db")
+    shutil.copy(migrated, tmp_path / "ledger.db")
     engine = open_store(tmp_path / "ledger.db")
     yield engine
     engine.dispose()

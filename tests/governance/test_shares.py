@@ -72,7 +72,7 @@ ROUNDS = 400  # several times what greedy's quarter of the spill holds
 
 @pytest.fixture
 def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
-    shutil.copyfile(migrated, tmp_path / "ledger.db")
+    shutil.copy(migrated, tmp_path / "ledger.db")
     engine = open_store(tmp_path / "ledger.db")
     yield engine
     engine.dispose()

@@ -31,7 +31,7 @@ def release(request: pytest.FixtureRequest, tmp_path: Path, migrated: Path) -> I
     if request.param == "folder":
         yield Release(tmp_path)
         return
-    shutil.copyfile(migrated, tmp_path / "ledger.db")
+    shutil.copy(migrated, tmp_path / "ledger.db")
     engine = open_store(tmp_path / "ledger.db")
     yield Release(tmp_path, SqlStore(engine))
     engine.dispose()

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
-    shutil.copyfile(migrated, tmp_path / "ledger.db")
+    shutil.copy(migrated, tmp_path / "ledger.db")  # with its mode
     engine = open_store(tmp_path / "ledger.db")
     yield engine
     engine.dispose()

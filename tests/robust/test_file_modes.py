@@ -5,6 +5,7 @@ Everything here runs under a umask of 0, which takes nothing away from what a fi
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -137,3 +138,12 @@ def test_taking_back_gives_no_lock_up(tmp_path: Path) -> None:
                 os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "a second writer came in"
     store.dispose()
+
+
+def test_what_a_command_logs_is_beside_its_answer(tmp_path: Path, migrated: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    ledger.write_bytes(migrated.read_bytes())
+    ledger.chmod(0o644)
+    result = CliRunner().invoke(app, ["db", "upgrade", "--ledger", str(ledger), "--json"])
+    assert result.exit_code == 0 and isinstance(json.loads(result.stdout), dict)
+    assert "open to others" in result.stderr

@@ -46,7 +46,7 @@ def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A folder with a ledger of an ended worker, signed, and its public key."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KVCUSTODY_DATABASE_URL", raising=False)
-    shutil.copyfile(migrated, "kvcustody.db")
+    shutil.copy(migrated, "kvcustody.db")
     engine = open_store("sqlite:///kvcustody.db", timeout_seconds=2.0)
     clock = SystemClock()
     writer = EventWriter(engine, worker="w", clock=clock, spill_directory=tmp_path / "spill")

@@ -26,7 +26,7 @@ def run(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A command in a folder with a ledger that knows one tenant, `acme`, and one actor, `operator`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KVCUSTODY_DATABASE_URL", raising=False)
-    shutil.copyfile(migrated, "kvcustody.db")
+    shutil.copy(migrated, "kvcustody.db")
     engine = open_store("sqlite:///kvcustody.db", timeout_seconds=2.0)
     clock = SystemClock()
     writer = EventWriter(engine, worker="w", clock=clock, spill_directory=tmp_path / "spill")

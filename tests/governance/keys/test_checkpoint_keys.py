@@ -35,7 +35,7 @@ ORIGIN = "ledger.test/kvcustody"
 
 @pytest.fixture
 def engine(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
-    shutil.copyfile(migrated, tmp_path / "ledger.db")
+    shutil.copy(migrated, tmp_path / "ledger.db")
     made = open_store(tmp_path / "ledger.db")
     yield made
     made.dispose()

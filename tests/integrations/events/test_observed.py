@@ -342,7 +342,7 @@ def test_leaves_add_up_to_what_is_held(script: list[tuple[Any, ...]]) -> None:
 
 @pytest.fixture
 def ledger(tmp_path: Path, migrated: Path) -> Callable[[list[Event]], Any]:
-    shutil.copyfile(migrated, tmp_path / "ledger.db")
+    shutil.copy(migrated, tmp_path / "ledger.db")
     engine = open_store(tmp_path / "ledger.db")
 
     def write(events: list[Event]) -> Any:
