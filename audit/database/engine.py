@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from kvcustody.errors import LedgerError
-from kvcustody.files import PRIVATE, claim_file, evidence_mode
+from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
 SCHEMA_REVISION = "0019"
 VERSION_TABLE = "kvcustody_schema"
@@ -81,7 +82,8 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, k
     @event.listens_for(engine, "do_connect")
     def _claimed(*_: object) -> None:
         if not read_only and path.name != ":memory:":
-            _claim(path, PRIVATE if keys else evidence_mode())
+            with suppress(OSError):  # SQLite says better what is wrong with the place
+                claim_file(path, _mode(keys))
 
     @event.listens_for(engine, "connect")
     def _connected(connection: sqlite3.Connection, _record: Any) -> None:
@@ -89,6 +91,7 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, k
         if not read_only:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
+            _close_to_others(path, _mode(keys))  # it is a database: the lines before would have failed
             connection.execute(
                 "PRAGMA secure_delete=ON"
             )  # builds differ; a page that is split leaves copies too
@@ -105,13 +108,15 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, k
     return engine
 
 
-def _claim(path: Path, mode: int) -> None:
+def _mode(keys: bool) -> int:
+    return PRIVATE if keys else evidence_mode()
+
+
+def _close_to_others(path: Path, mode: int) -> None:
     """A database is its user's alone, whatever the umask; one that was open to others is taken back, and it is said."""
-    try:
-        if claim_file(path, mode):
+    with suppress(OSError):
+        if take_back(path, mode):
             _log.warning("a database was open to others; it is not any more", file=path.name)
-    except OSError:
-        return  # SQLite says better what is wrong with the place
 
 
 def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:

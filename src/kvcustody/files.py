@@ -45,25 +45,32 @@ def evidence_folder(path: Path) -> None:
         path.chmod(0o750 if evidence_mode() == _GROUP else 0o700)
 
 
-def claim_file(path: Path, mode: int) -> bool:
-    """Make a file for SQLite, or take back what others may do with the one there is; True where it was open to more.
+def claim_file(path: Path, mode: int) -> None:
+    """Make a file for SQLite, with this mode; nothing where there is one, or no folder. What SQLite makes beside it
+    (`-wal`, `-shm`) gets the same mode.
 
-    What SQLite makes beside it (`-wal`, `-shm`) gets the same mode. A file of another user's stays as it is.
+    One that exists is not opened: closing it would give the process's own SQLite locks up.
     """
-    if not path.parent.is_dir():
-        return False  # SQLite says so
-    with suppress(FileExistsError):  # one that exists is not opened: closing it would give SQLite's own locks up
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+    if path.parent.is_dir():
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+
+
+def take_back(path: Path, mode: int) -> bool:
+    """Take what others may do with a SQLite database beyond `mode`, and let the group do what it says; True where it
+    was open to more. For who has seen that it is one. A file of another user's stays as it is.
+    """
     was_open = False
     for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))):
         with suppress(FileNotFoundError):
             status = each.stat()
             found = stat.S_IMODE(status.st_mode)
-            if stat.S_ISREG(status.st_mode) and found & ~mode & 0o077 and status.st_uid == os.geteuid():
-                each.chmod(found & (mode | 0o700))
-                was_open = True
-            elif mode == _GROUP and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                each.chmod(found | _GROUP)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                continue
+            was_open = was_open or bool(found & ~mode & 0o077)
+            wanted = found & (mode | 0o700) | (mode if mode == _GROUP else 0)
+            if wanted != found:
+                each.chmod(wanted)
     return was_open
 
 

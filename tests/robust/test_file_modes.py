@@ -107,8 +107,9 @@ def test_a_ledger_that_others_could_read_is_taken_back_and_it_is_said(
     ledger.write_bytes(migrated.read_bytes())
     ledger.chmod(0o600)
     holder = open_store(ledger)
-    with holder.begin() as connection:
+    with holder.connect() as connection:
         connection.execute(text("create table t (x)"))
+        connection.commit()  # an empty log SQLite itself takes back
         (tmp_path / name).chmod(0o666)
         with capture_logs() as logs:
             other = open_store(ledger)
@@ -127,6 +128,7 @@ def test_taking_back_gives_no_lock_up(tmp_path: Path) -> None:
     with store.connect().execution_options(kvcustody_write=True) as writing:
         writing.execute(text("create table t (x)"))
         files.claim_file(ledger, files.PRIVATE)
+        files.take_back(ledger, files.PRIVATE)
         child = os.fork()
         if child == 0:  # another process tries to write meanwhile
             try:
@@ -147,3 +149,12 @@ def test_what_a_command_logs_is_beside_its_answer(tmp_path: Path, migrated: Path
     result = CliRunner().invoke(app, ["db", "upgrade", "--ledger", str(ledger), "--json"])
     assert result.exit_code == 0 and isinstance(json.loads(result.stdout), dict)
     assert "open to others" in result.stderr
+
+
+def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
+    other = tmp_path / "config.json"
+    other.write_text("{}" * 2000)
+    other.chmod(0o644)
+    result = CliRunner().invoke(app, ["db", "upgrade", "--ledger", str(other)])
+    assert result.exit_code == 2 and "not a SQLite database" in result.stderr
+    assert stat.S_IMODE(other.stat().st_mode) == 0o644 and "open to others" not in result.stderr
