@@ -314,7 +314,7 @@ def without_override() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="capabilities")
 def test_a_read_only_ledger_is_said_in_one_line(place: Path) -> None:
     before = leaves(place / "ledger.db")
-    (place / "ledger.db").chmod(0o444)
+    (place / "ledger.db").chmod(0o400)
     code, out, errors = process(place, *REPLAY, condition=without_override)
     if code == 77:
         pytest.skip("no right to give up rights here")
