@@ -42,14 +42,13 @@ class Connections:
 
     def opened(self, connection: BoundedProtocol) -> bool:
         """Count one; False where all that it could take the place of have a request in work (rule 3)."""
-        groups = self._groups(connection)
-        for group in groups:
+        for group in self._groups(connection):
             while group.count >= group.most and group.waiting:
                 group.waiting.abort()
             if group.count >= group.most:
                 self._forget_empty(connection)
                 return False
-        for group in groups:
+        for group in self._groups(connection):  # anew: who gave way may have been the last of this address
             group.count += 1
             group.begun[connection] = None
         return True
@@ -85,7 +84,7 @@ class Connections:
 
     def _forget_empty(self, connection: BoundedProtocol) -> None:
         address = connection.address
-        if address is not None and not self._by_address[address].count:
+        if address in self._by_address and not self._by_address[address].count:
             del self._by_address[address]
 
 

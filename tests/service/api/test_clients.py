@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from kvcustody.errors import ConfigError
+from kvcustody.governance.api.http.bounded_protocol import Connections
 from kvcustody.governance.api.http.exchange import client_address
 from kvcustody.governance.api.http.server import serve
 from kvcustody.governance.service.access.roles import Role
@@ -239,6 +240,27 @@ def test_what_works_gives_way_to_nobody_and_who_is_idle_goes_after_who_never_ask
                 with here.connect() as third:
                     assert closed_within(third, 5), "all three are at work"
     works.close()
+
+
+def test_an_address_whose_last_connection_gave_way_is_counted_from_there() -> None:
+    settings = load_service_settings(address_connections_max=1, connections_max=1)
+    limits = Connections(settings)
+
+    class Half:
+        """A connection that never sends a whole request."""
+
+        address = "192.0.2.1"
+
+        def abort(self) -> None:
+            limits.closed(self)  # type: ignore[arg-type]
+
+    connections = [Half() for _ in range(3)]
+    assert all(limits.opened(one) for one in connections)  # type: ignore[arg-type]
+    assert [group.count for group in (limits._all, *limits._by_address.values())] == [1, 1]
+    limits.works(connections[-1])  # type: ignore[arg-type]
+    assert not limits.opened(Half()), "what works gives way to nobody"  # type: ignore[arg-type]
+    connections[-1].abort()
+    assert limits._all.count == 0 and not limits._by_address
 
 
 @pytest.mark.parametrize(
