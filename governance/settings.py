@@ -435,6 +435,16 @@ def load_settings(path: Path | None = None, **explicit: Any) -> Settings:
         raise ConfigError(f"settings: {lines}", problems=lines) from None
 
 
+def is_ledger_of(settings: Settings, path: Path) -> bool:
+    """Whether this SQLite file is the ledger that the settings name."""
+    named = make_url(settings.database_url)
+    return (
+        not settings.control_plane
+        and named.get_backend_name() == "sqlite"
+        and Path(named.database or "").resolve() == path.resolve()
+    )
+
+
 def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Variables that begin with our prefix and name nothing that is read: an orchestrator's own."""
     environment = os.environ if environment is None else environment

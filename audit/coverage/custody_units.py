@@ -114,9 +114,14 @@ class LifeUnits(NamedTuple):
 
 
 def read_units(
-    connection: Connection, chosen: CustodySelection, *, now_us: int, as_of: AsOf | None = None
+    connection: Connection,
+    chosen: CustodySelection,
+    *,
+    now_us: int,
+    as_of: AsOf | None = None,
+    incarnation: str | None = None,
 ) -> Iterator[LifeUnits]:
-    """The selected units, incarnation by incarnation; overdue is what is due before `now_us` (UTC).
+    """The selected units, incarnation by incarnation, or of one by its uuid; overdue is due before `now_us` (UTC).
 
     Raises `LedgerError` for a tier that no leaf records.
     """
@@ -127,6 +132,8 @@ def read_units(
         )
     whole = chosen.tenant is None and chosen.classification is None
     for life in lives_of(connection):
+        if incarnation not in (None, life.uuid):
+            continue
         ends = read(connection, custody_ends, _END_COLUMNS, _of(life, chosen, as_of), ordered=False)
         uses = read_uses(connection, life, as_of)
         cells = read_receipts(connection, life.id, ends, as_of)

@@ -105,17 +105,18 @@ def coverage(
     classification: str | None = None,
     model: str | None = None,
     tier: str | None = None,
+    incarnation: str | None = None,
     as_of_us: int | None = None,
     as_of: AsOf | None = None,
 ) -> CoverageSummary:
-    """Coverage of custody due in [since, until) UTC, of one tenant, classification, model or tier.
+    """Coverage of custody due in [since, until) UTC, of one tenant, classification, model, tier or process.
 
     Overdue is what is due before `as_of_us` (UTC; the ledger's last event) and has no recorded end. `as_of` is the
     state of the ledger that is read. Raises `LedgerError` for a tier that no leaf records.
     """
     now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
     chosen = CustodySelection(since_us, until_us, tenant, classification, model, tier)
-    return summary(read_units(connection, chosen, now_us=now_us, as_of=as_of))
+    return summary(read_units(connection, chosen, now_us=now_us, as_of=as_of, incarnation=incarnation))
 
 
 def coverage_by_period(

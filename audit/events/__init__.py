@@ -35,8 +35,10 @@ from kvcustody.audit.events.canonical_leaf import (
 )
 from kvcustody.audit.events.control_events import (
     BARE,
+    GENERATED,
     PROCESS_DEATH,
     QUALIFIED,
+    REPLAYED,
     AccessRecorded,
     AttemptsRefused,
     ClockConfirmed,
@@ -100,12 +102,14 @@ from kvcustody.audit.events.registry import (
 
 __all__ = [
     "BARE",
+    "GENERATED",
     "HANDOVER_BYTES_MAX",
     "KINDS",
     "LEAF_BYTES_MAX",
     "LEAF_KEYS",
     "PROCESS_DEATH",
     "QUALIFIED",
+    "REPLAYED",
     "SCHEMA",
     "SYSTEM",
     "AccessRecorded",

@@ -180,8 +180,15 @@ class SigningKeyRecorded(NamedTuple):
 PROCESS_DEATH = "unproven: process death"  # the cause of every end that a successor recorded
 
 
+GENERATED, REPLAYED = "generated", "replayed"  # what a process that serves nobody says of all that it records
+
+
 class WorkerStarted(NamedTuple):
-    """A process began to hold custody; `generation` is where its pool's counter starts (class B)."""
+    """A process began to hold custody; `generation` is where its pool's counter starts (class B).
+
+    `origin` is of everything that it records: empty for an engine at work, `replayed` for recorded traffic that is run
+    again, `generated` for traffic that nobody ever sent. Leaves of earlier versions have none: they are not marked.
+    """
 
     at_us: int
     worker: str
@@ -192,6 +199,7 @@ class WorkerStarted(NamedTuple):
     software: str
     revision: int = 0
     generation: int = 0
+    origin: str = ""
 
 
 class WorkerStopped(NamedTuple):

@@ -109,7 +109,10 @@ class CheckpointSigner:
         if stored is not None and stored.size == newest.size and before == newest.head:
             return None
         if newest.size < before.size:
-            problem = f"the ledger has `{newest.size}` root leaves, and `{before.size}` were signed"
+            problem = (
+                f"the ledger has `{newest.size}` root leaves, and `{before.size}` were signed: it was cut, or restored "
+                "from a backup, or this key signs another ledger"
+            )
             raise ProofError(problem, size=newest.size, signed=before.size)
         if not before.size and tree_root(proofs.tiles(None), newest.size) != newest.root:
             raise ProofError(f"the root log does not give the root of its checkpoint of `{newest.size}`")

@@ -28,6 +28,8 @@ from kvcustody.audit.tlog.proofs import (
 )
 from kvcustody.audit.tlog.root_log import HeadProof, LeafProof, RootLeafOpening
 
+SIGN = "a service or an engine that has the ledger open signs every second, and `kvcustody audit sign` where none has"
+
 
 class StoredCheckpoint(NamedTuple):
     """The root log as one commit left it; `at_us` is the latest time among that commit's leaves."""
@@ -98,7 +100,11 @@ class LedgerProofs:
             query = query.where(checkpoints.c.size == as_of)
         row = self._connection.execute(query.order_by(checkpoints.c.size.desc()).limit(1)).first()
         if row is None:
-            what = "no checkpoint yet" if as_of is None else f"no checkpoint of `{as_of}` root leaves"
+            what = (
+                "no checkpoint yet: nothing was recorded"
+                if as_of is None
+                else f"no checkpoint of `{as_of}` root leaves"
+            )
             raise ProofError(f"the ledger has {what}", as_of=as_of)
         return StoredCheckpoint(row.size, bytes(row.root), row.at_us)
 
@@ -112,9 +118,10 @@ class LedgerProofs:
         """`signed_or_none`; raises `ProofError` where there is none (rule 3)."""
         found = self.signed_or_none(size)
         if found is None:
-            raise ProofError(
-                "no checkpoint that covers this is signed yet; try again, or see the signer's status"
-            )
+            newest = self.checkpoint().size
+            if size is not None and size > newest:
+                raise ProofError(f"the root log has `{newest}` leaves, not `{size}`", size=size)
+            raise ProofError(f"no checkpoint that covers this is signed yet; {SIGN}")
         return found
 
     # -- leaves and paths -----------------------------------------------------------------------------------
@@ -180,6 +187,7 @@ class LedgerProofs:
         root_idx, opening, note = self._noted(log, as_of)
         if idx >= opening.head.size:
             self.leaf(log, idx)  # one that is nowhere is named as that, not as one that is not covered yet
+            raise ProofError(f"leaf `{idx}` of `{log}` is not under a signed checkpoint yet; {SIGN}", idx=idx)
         leaves, nodes = LogTiles(self._connection, self._id(log)), RootTiles(self._connection)
         of_log, of_root = HalfTiles(leaves), HalfTiles(nodes)
         read_ahead(
@@ -200,11 +208,14 @@ class LedgerProofs:
             self.signed(as_of)
         size, note, at_us, of_log, *opened = rows[0]
         if as_of is not None and size != as_of:
-            problem = f"the checkpoint of `{as_of}` is not signed; the next signed one has `{size}`"
+            problem = (
+                f"the checkpoint of `{as_of}` was never signed: ask for the next signed one, of `{size}`"
+            )
             raise ProofError(problem, as_of=as_of, next=size)
         if opened[0] is None:
             self._id(log)
-            raise ProofError(f"the signed checkpoint of `{size}` covers nothing of log `{log}`", log=log)
+            problem = f"the signed checkpoint of `{size}` covers nothing of log `{log}`"
+            raise ProofError(problem if as_of is not None else f"{problem} yet; {SIGN}", log=log)
         self._ids[log] = of_log
         return opened[0], _opening(opened), SignedNote(size, bytes(note), at_us)
 

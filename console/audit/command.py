@@ -32,6 +32,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         anchor.timestamp,
         "timestamp --url http://tsa.example.org/ --certificate tsa.pem --roots roots.pem",
     ),
+    "sign": (signing.sign, "sign kvcustody-signing.key"),
     "keys": (signing.keys, "keys --key ledger.vkey"),
     "rotate-key": (signing.rotate, "rotate-key signing.key --actor custodian"),
     "redact": (keep.redact, "redact acme alice --actor dpo --reason 'request 7'"),

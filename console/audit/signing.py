@@ -1,6 +1,6 @@
 """Which key signs the ledger's checkpoints, and who else states when one existed.
 
-`kvcustody audit keys`, `rotate-key` (the next key) and `timestamp` (an RFC 3161 authority).
+`kvcustody audit sign`, `keys`, `rotate-key` (the next key) and `timestamp` (an RFC 3161 authority).
 """
 
 from __future__ import annotations
@@ -19,10 +19,40 @@ from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.options_ledger import DEFAULT, Ledger, key_texts, reading, shown, writing
 from kvcustody.errors import ConfigError
 from kvcustody.governance.keys.checkpoint_signing_key import (
+    memory_of,
     open_signing_key,
     recorded_keys,
     rotate_signing_key,
+    sign_ledger,
 )
+from kvcustody.governance.settings import load_settings
+
+
+def sign(
+    key_file: Annotated[
+        Path | None,
+        typer.Argument(help="The file of the key that signs this ledger; without it, that of the settings."),
+    ] = None,
+    ledger: Ledger = DEFAULT,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Sign the newest checkpoint now: for a ledger that no service or engine has open, as they sign every second.
+
+    What was recorded while nobody signed can then be proved, exported and reported. A ledger without a key gets one, on
+    record. Nothing is signed that contradicts what the key signed before.
+    """
+    settings = load_settings()
+    path, kind = key_file or settings.signing_key_file, KeyKind.named(settings.signing_key_kind)
+    with writing(ledger) as engine:
+        note = sign_ledger(path, settings.ledger_origin, engine, SystemClock(), kind)
+        periods = recorded_keys(engine)
+    if note is None:
+        raise ConfigError(f"another key signs this ledger (`{periods[-1].key}`), and `{path}` is not there")
+    if as_json:
+        print_json({"size": note.size, "signed_us": note.at_us, "key": str(periods[-1].key)})
+    else:
+        print(f"signed: {note.size} root leaves, at {shown(note.at_us)} UTC, by {periods[-1].key}")
 
 
 def rotate(
@@ -54,7 +84,7 @@ def rotate(
             old = open_signing_key(key_file, periods[-1].key.name, engine, writer, clock)
             if old is None:
                 raise ConfigError(f"`{key_file}` does not exist; give the file of key `{periods[-1].key}`")
-            memory = key_file.with_name(key_file.name + ".last")
+            memory = memory_of(key_file)
             signer = CheckpointSigner(engine, [old], memory=memory, clock=clock)
             new = rotate_signing_key(
                 key_file, signer, writer, clock, actor, None if kind is None else KeyKind.named(kind)

@@ -16,7 +16,8 @@ from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_open
 from kvcustody.audit.erasure.requests_and_answers import Status, names, requests, status
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.tlog.signing_key import read_signing_key
+from kvcustody.audit.tlog.proofs import ProofError
+from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, SystemClock
@@ -36,6 +37,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector, selector_from
+from kvcustody.governance.keys.checkpoint_signing_key import sign_ledger
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -208,7 +210,8 @@ def certificate(
 ) -> None:
     """Issue the certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature.
 
-    Issue it again when a partial erasure has become complete. The opening names the subject: keep it from others.
+    Issue it again when a partial erasure has become complete. Where nobody signs the ledger, its newest checkpoint is
+    signed first. The opening names the subject: keep it from others.
     """
     key = read_signing_key(signing_key)
     with (
@@ -226,7 +229,7 @@ def certificate(
             session=known.session if known is not None else asked.session,
         )
         opens = new_opening(selector.text())
-        document = issue(connection, erasure, key, opens, now_us=now_us)
+    document = _issued(ledger, erasure, key, signing_key, opens)
     _write(out, orjson.dumps(document))
     if html is not None:
         _write(html, render(document).encode())
@@ -241,6 +244,19 @@ def certificate(
         print(
             f"{body['outcome']}: {out}, {body['figures']['destroyed']} of {body['figures']['units']} blocks destroyed"
         )
+
+
+def _issued(ledger: str, erasure: str, key: SigningKey, path: Path, opens: SelectorOpening) -> dict[str, Any]:
+    """The certificate; where its leaves are not signed yet, as nobody has the ledger open, its key signs them first."""
+    clock = SystemClock()
+    try:
+        with reading(ledger) as engine, engine.connect() as connection:
+            return issue(connection, erasure, key, opens, now_us=clock.utc_us())
+    except ProofError:
+        with writing(ledger) as engine:
+            sign_ledger(path, key.name, engine, clock, key.kind)
+            with engine.connect() as connection:
+                return issue(connection, erasure, key, opens, now_us=clock.utc_us())
 
 
 def _write(path: Path, data: bytes) -> None:

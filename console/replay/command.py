@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kvcustody.audit.events import GENERATED
 from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions, read_policy
 from kvcustody.console.replay.printing import print_golden, print_report
@@ -16,7 +17,6 @@ from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.run import golden_check as golden
 from kvcustody.console.replay.run.workload_from_options import (
     FORMATS,
-    GENERATED,
     Choice,
     block_tokens_of,
     load_workload,
@@ -24,6 +24,7 @@ from kvcustody.console.replay.run.workload_from_options import (
 from kvcustody.console.replay.summary import check_page, write_summary
 from kvcustody.console.replay.workload.labels import Unit
 from kvcustody.errors import ConfigError
+from kvcustody.governance.settings import is_ledger_of, load_settings
 
 EPILOG = """
 Examples:
@@ -69,6 +70,12 @@ def replay(
         "kvcustody.db"
     ),
     html: Annotated[Path, typer.Option(help="The summary page to write.")] = Path("kvcustody-summary.html"),
+    signing_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="The key that signs the ledger; without it that of the settings, or one beside --db."
+        ),
+    ] = None,
     show_golden: Annotated[
         bool, typer.Option("--golden", help="Compare recorded traces with their reference figures instead.")
     ] = False,
@@ -87,12 +94,16 @@ def replay(
     check_page(html)
     choice = Choice(trace, format, tenants, seed, _unit(unit), skew, limit)
     size = block_tokens_of(choice, block_tokens)
+    settings = load_settings()
     options = EnvironmentOptions(
         policy=policy,
         pool_blocks=pool_blocks or _POOL_BLOCKS.get(format or GENERATED, 8192),
         block_tokens=size,
         device=device,
         database=db,
+        signing_key=signing_key or (settings.signing_key_file if is_ledger_of(settings, db) else None),
+        signing_key_kind=settings.signing_key_kind,
+        ledger_origin=settings.ledger_origin,
     )
     run_job = _import_job()
     workload = load_workload(choice, size, read_policy(policy).name)
@@ -104,7 +115,9 @@ def replay(
     else:
         console = stdout()
         print_report(report, console)
-        console.print(f"{report.seconds:.1f} s; ledger in {db}, summary in {html}")
+        console.print(
+            f"{report.seconds:.1f} s; ledger in {db}, signed with {options.signing_key_file}, summary in {html}"
+        )
     write_summary(report, html)  # last: where the page cannot be written, the figures are printed already
     if isinstance(report.error, KeyboardInterrupt):
         raise typer.Exit(EXIT_INTERRUPTED)

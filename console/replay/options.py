@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvcustody.audit.tlog.signed_note import SigningKind
 from kvcustody.errors import ConfigError
 from kvcustody.policies import library
 from kvcustody.policies.document.model import Policy
@@ -13,13 +14,24 @@ from kvcustody.policies.reading.load_policy import load_policy
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOptions:
-    """Where and under which policy a replay runs."""
+    """Where and under which policy a replay runs.
+
+    `signing_key` is the file of the key that signs the ledger; without it, one beside the ledger, for it alone.
+    """
 
     policy: str = "regulated-saas"
     pool_blocks: int = 8192
     block_tokens: int = 16
     device: str = "cpu"
     database: Path = Path("kvcustody.db")
+    signing_key: Path | None = None
+    signing_key_kind: SigningKind = "ed25519"
+    ledger_origin: str = "kvcustody.example/ledger"
+
+    @property
+    def signing_key_file(self) -> Path:
+        """Where the key that signs checkpoints is."""
+        return self.signing_key or self.database.with_name(self.database.name + ".signing.key")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,12 @@ from sqlalchemy import Engine, select
 
 from kvcustody.audit.events import SigningKeyRecorded
 from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner, last_signed
+from kvcustody.audit.tlog.database_proofs import LedgerProofs, SignedNote
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, key_periods, rotation_record
 from kvcustody.audit.tlog.signed_note import KeyKind, parse_vkey
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
+from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.files import sync_path
@@ -61,15 +63,59 @@ def open_signing_key(
     does not name.
     """
     periods = recorded_keys(engine)
+    if periods:
+        return _recorded(path, periods)
+    _finish(path, periods)
+    key = read_signing_key(path) if path.exists() else create_signing_key(path, origin, kind)
+    ledger.submit_durable(SigningKeyRecorded(clock.now_us(), "made", str(key.verifier), "", "governor"))
+    return key
+
+
+def sign_ledger(
+    path: Path, origin: str, engine: Engine, clock: Clock, kind: KeyKind = KeyKind.ED25519
+) -> SignedNote | None:
+    """Sign the newest checkpoint once, for a ledger that no process at work signs: its note, old or new.
+
+    A ledger that has no key gets one, on record. None where another process holds the key, or nothing is committed.
+    Raises as `open_signing_key`, and `ProofError` where the ledger is not the one that the key signed before.
+    """
+    periods = recorded_keys(engine)
+    if periods:
+        key = _recorded(path, periods)
+    else:
+        check_unused(path)
+        with recorder(engine, clock) as writer:
+            key = open_signing_key(path, origin, engine, writer, clock, kind)
+    if key is None:
+        return None
+    CheckpointSigner(engine, [key], memory=memory_of(path), clock=clock).sign_once()
+    with engine.connect() as connection:
+        return LedgerProofs(connection).signed_or_none()
+
+
+def memory_of(path: Path) -> Path:
+    """The file that remembers what a key signed last: beside the key's own."""
+    return path.with_name(path.name + ".last")
+
+
+def check_unused(path: Path) -> None:
+    """Raise `ConfigError` where the key of this file has signed another ledger already."""
+    head = last_signed(memory_of(path))
+    if head is not None and head.size:
+        raise ConfigError(
+            f"signing key `{path}` has signed another ledger, and this one names no key: name another file, or, where "
+            f"that ledger is gone for good, move `{path}` and `{memory_of(path)}` away",
+            path=path,
+        )
+
+
+def _recorded(path: Path, periods: Sequence[KeyPeriod]) -> SigningKey | None:
+    """The key that the ledger names; None where another process holds it."""
     _finish(path, periods)
     if not path.exists():
-        if periods:
-            _log.warning("checkpoints are signed elsewhere", key=str(periods[-1].key), expected_at=str(path))
-            return None
-        return _first(create_signing_key(path, origin, kind), ledger, clock)
+        _log.warning("checkpoints are signed elsewhere", key=str(periods[-1].key), expected_at=str(path))
+        return None
     key = read_signing_key(path)
-    if not periods:
-        return _first(key, ledger, clock)
     if key.verifier != periods[-1].key:
         raise ConfigError(
             f"signing key `{path}` is not the one that signs this ledger (`{periods[-1].key}`); give the right file",
@@ -112,11 +158,6 @@ def _rotate(
     )
     _take_over(path, old)
     return new
-
-
-def _first(key: SigningKey, ledger: Ledger, clock: Clock) -> SigningKey:
-    ledger.submit_durable(SigningKeyRecorded(clock.now_us(), "made", str(key.verifier), "", "governor"))
-    return key
 
 
 def _finish(path: Path, periods: Sequence[KeyPeriod]) -> None:

@@ -29,7 +29,7 @@ from kvcustody.audit.writer.event_writer import Awaited
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError, LedgerError
 from kvcustody.governance.identity.principal import check_tenant_name
-from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
+from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
 from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
@@ -161,7 +161,7 @@ class Service:
     def signing_with(self, key: SigningKey) -> CheckpointSigner:
         """A signer of this ledger's checkpoints with this key, at work."""
         settings, path = self.settings, self.settings.signing_key_path
-        memory = path.with_name(path.name + ".last")
+        memory = memory_of(path)
         seconds = settings.checkpoint_seconds
         signer = CheckpointSigner(
             self.engine, [key], memory=memory, clock=self.clock, interval_seconds=seconds

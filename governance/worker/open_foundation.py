@@ -30,7 +30,7 @@ from kvcustody.governance.control_plane.opening import connect, open_remote_ledg
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.keys import core_dumps
-from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
+from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.release.startup_policy import StartupPolicy, activation_events, open_startup_policy
@@ -146,7 +146,7 @@ def _signer(
     )
     if key is None:
         return None
-    memory = path.with_name(path.name + ".last")
+    memory = memory_of(path)
     seconds = settings.checkpoint_seconds
     return CheckpointSigner(engine, [key], memory=memory, clock=clock, interval_seconds=seconds)
 

@@ -1,27 +1,32 @@
 """Everything one replay stands on: clock, keys, tensors, ledger and Governor, opened in order and closed in
 reverse.
 
-1. The ledger is the user's file and is only ever appended to; its dates do not step back from one replay to the next.
+1. The ledger is the user's file and is only ever appended to. What is replayed ends at now and says that it is no
+   engine at work: `origin` in the leaf of its start.
 2. Keys live as long as the replay: what it cached, no later process can find.
+3. However it ends, what it wrote is signed with the ledger's own key, as a control plane would.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody._version import __version__
 from kvcustody.allocator.pool.options import PoolOptions
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.database.engine import ledger_error, open_store
+from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted, WorkerStopped
+from kvcustody.audit.schema.ledger import incarnations, workers
+from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.audit.writer.tenant_shares import TenantShares
+from kvcustody.clock import SystemClock
 from kvcustody.console.replay.options import EnvironmentOptions, read_policy
 from kvcustody.console.replay.run.marked_tensors import PatternCache, ReplayCacheShape
 from kvcustody.console.replay.run.model_identity import replay_model
@@ -30,11 +35,13 @@ from kvcustody.console.replay.run.throwaway_keys import TemporaryKeys
 from kvcustody.console.replay.run.virtual_clock import ReplayClock
 from kvcustody.console.replay.traces.token_ids import Tokens
 from kvcustody.console.replay.workload.tenant_assignment import ISSUER
+from kvcustody.errors import LedgerError
 from kvcustody.governance.decisions.segment_matcher import declare
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.keys.checkpoint_signing_key import check_unused, recorded_keys, sign_ledger
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.migrations.upgrade import upgrade
@@ -51,9 +58,7 @@ PLACEHOLDER = 64 * "0"
 
 @dataclass(frozen=True, slots=True)
 class ReplayEnvironment:
-    """What a replay needs, open. `since_us`: from when on the ledger's rows are this replay's (None: all of
-    them).
-    """
+    """What a replay needs, open."""
 
     governor: Governor
     policy: Policy
@@ -63,7 +68,6 @@ class ReplayEnvironment:
     observer: ReplayObserver
     writer: EventWriter
     engine: Engine
-    since_us: int | None
 
 
 class ObservedLedger:
@@ -105,10 +109,12 @@ class ObservedLedger:
 
 @contextmanager
 def open_environment(
-    options: EnvironmentOptions, house_prompt: Tokens | None = None
+    options: EnvironmentOptions, house_prompt: Tokens | None = None, *, origin: str, past_us: int
 ) -> Iterator[ReplayEnvironment]:
     """Open everything; raises `CustodyError` where something cannot be opened, with what was open closed
     again.
+
+    The replay's clock starts `past_us` ago; `origin` is what its start says of everything that it records.
     """
     policy = read_policy(options.policy)
     with ExitStack() as stack:
@@ -117,20 +123,23 @@ def open_environment(
         engine = open_store(options.database)
         stack.callback(engine.dispose)
         upgrade(engine)
-        last_utc_us = _last_utc_us(engine)
-        clock = ReplayClock(max(time.time_ns() // 1000, last_utc_us + 1))
+        if not recorded_keys(engine):
+            check_unused(options.signing_key_file)
+        spill = options.database.with_name(options.database.name + ".spill")
+        _close_dead(engine, spill)
+        stack.callback(_sign, engine, options)
+        clock = ReplayClock(SystemClock().utc_us(), past_us)
         keyring = stack.enter_context(TemporaryKeys(clock))
         model = replay_model(options.block_tokens)
         policy = _declared(policy, house_prompt, keyring, model)
         cache = PatternCache(
             options.pool_blocks, shape_for(options.block_tokens), device=options.device, clock=clock
         )
-        spill = options.database.with_name(options.database.name + ".spill")
         writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill)
         stack.callback(writer.close, CLOSE_SECONDS)
         observer = ReplayObserver(options.pool_blocks)
         table = compile_policy(policy, revision=1)
-        _announce(writer, table, cache, clock)
+        _announce(writer, table, cache, clock, origin)
         governor = Governor(
             Pools(lambda _: cache.memory, options.pool_blocks, pool_options(options)),
             table,
@@ -138,8 +147,7 @@ def open_environment(
             ObservedLedger(writer, observer),
             clock=clock,
         )
-        since_us = clock.utc_us() if last_utc_us else None
-        yield ReplayEnvironment(governor, policy, model, clock, cache, observer, writer, engine, since_us)
+        yield ReplayEnvironment(governor, policy, model, clock, cache, observer, writer, engine)
 
 
 def shape_for(block_tokens: int) -> ReplayCacheShape:
@@ -163,10 +171,31 @@ def pool_options(options: EnvironmentOptions) -> PoolOptions:
     )
 
 
-def _last_utc_us(engine: Engine) -> int:
-    """When the ledger's last event happened; 0 where it has none."""
+def _close_dead(engine: Engine, spill: Path) -> None:
+    """Close what a replay that was killed left behind, now: the next one's clock is in the past of that death."""
+    query = (
+        select(incarnations.c.id)
+        .join(workers, workers.c.id == incarnations.c.worker)
+        .where(workers.c.name == WORKER, incarnations.c.end.is_(None))
+    )
     with engine.connect() as connection:
-        return int(connection.scalar(select(func.max(events.c.at_us))) or 0)
+        if connection.execute(query).first() is None:
+            return
+    clock = SystemClock()
+    writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill)
+    writer.submit([WorkerStopped(clock.now_us(), WORKER, "closed", 0, ())])
+    writer.close(CLOSE_SECONDS)
+
+
+def _sign(engine: Engine, options: EnvironmentOptions) -> None:
+    """Rule 3; raises `LedgerError` where it cannot be signed."""
+    kind = KeyKind.named(options.signing_key_kind)
+    try:
+        sign_ledger(options.signing_key_file, options.ledger_origin, engine, SystemClock(), kind)
+    except SQLAlchemyError as problem:
+        raise ledger_error(engine, problem) from problem
+    except OSError as problem:
+        raise LedgerError(f"what was replayed is not signed: {problem}") from problem
 
 
 def _declared(policy: Policy, text: Tokens | None, keyring: Keyring, model: ModelIdentity) -> Policy:
@@ -185,13 +214,23 @@ def _declared(policy: Policy, text: Tokens | None, keyring: Keyring, model: Mode
     return replace(policy, segments=tuple(segments))
 
 
-def _announce(writer: EventWriter, table: DecisionTable, cache: PatternCache, clock: ReplayClock) -> None:
+def _announce(
+    writer: EventWriter, table: DecisionTable, cache: PatternCache, clock: ReplayClock, origin: str
+) -> None:
     """The worker and its policy, on record before the first request."""
     memory, now_us = cache.memory, clock.now_us()
     software = f"kvcustody {__version__}"
     device = str(cache.device)
     started = WorkerStarted(
-        now_us, WORKER, memory.blocks, memory.shards, memory.bytes_per_block, device, software, table.revision
+        now_us,
+        WORKER,
+        memory.blocks,
+        memory.shards,
+        memory.bytes_per_block,
+        device,
+        software,
+        table.revision,
+        origin=origin,
     )
     writer.submit([started])
     policy = table.policy

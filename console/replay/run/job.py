@@ -17,7 +17,7 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.report import ReplayCoverage, ReplayIdentity, ReplayReport, Spread
 from kvcustody.console.replay.run.environment import WORKER, ReplayEnvironment, open_environment, shape_for
-from kvcustody.console.replay.run.runner import Runner
+from kvcustody.console.replay.run.runner import Runner, duration_us
 from kvcustody.console.replay.summary import AGE_EDGES_US, LAG_EDGES_US
 from kvcustody.console.replay.workload.model import Workload
 from kvcustody.console.replay.workload.tenant_assignment import LabelledPrincipals
@@ -39,7 +39,9 @@ def run_job(
     started = time.monotonic()
     proved: _Proofs | None = None
     try:
-        with open_environment(options, workload.house_prompt) as stand:
+        with open_environment(
+            options, workload.house_prompt, origin=workload.origin, past_us=duration_us(workload)
+        ) as stand:
             population = LabelledPrincipals(stand.policy, workload.tenants)
             runner = Runner(
                 stand.governor, stand.cache, stand.clock, stand.model, population, options=runner_options
@@ -128,7 +130,7 @@ def _prove(
     if cause:
         return nothing, LedgerError(f"the ledger is incomplete: {cause}; coverage is not shown", cause=cause)
     with stand.engine.connect() as connection:
-        found = coverage(connection, since_us=stand.since_us)
+        found = coverage(connection, incarnation=stand.writer.incarnation)
         equations = conservation(connection, stand.writer.incarnation, counts)
     total = found.total
     identities = [ReplayIdentity(row.name, row.left, row.right, "ledger; pool; device") for row in equations]

@@ -21,7 +21,7 @@ from kvcustody.console.replay.traces.model import Key, TraceRequest
 from kvcustody.console.replay.traces.seeded_draws import draw
 from kvcustody.console.replay.traces.token_ids import expand
 from kvcustody.console.replay.workload.labels import Label
-from kvcustody.console.replay.workload.model import Job
+from kvcustody.console.replay.workload.model import Job, Workload
 from kvcustody.console.replay.workload.tenant_assignment import LabelledPrincipals
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.governor.governor import Governor
@@ -35,6 +35,11 @@ DECODE_US = 20_000
 RETRY_US = 500_000
 RETRIES_MAX = 40
 STALLS_MAX = 50
+
+
+def duration_us(workload: Workload) -> int:
+    """How much of its clock a replay can skip at most: to its last request, and through its longest answer."""
+    return workload.span_us + workload.longest_answer * DECODE_US + RETRIES_MAX * RETRY_US
 
 
 class _Waiting(NamedTuple):

@@ -1,8 +1,7 @@
 """A clock for replays: it runs at the machine's speed while there is work, and skips the time in between.
 
-So a scrub or an admission takes as long as it takes, and an hour of traffic still replays in seconds. Boot
-time never steps back; UTC starts where the caller says, which keeps a ledger's dates non-decreasing from one
-replay to the next.
+So a scrub or an admission takes as long as it takes, and an hour of traffic still replays in seconds. It starts in the
+past, and all that it skips together is no more than that: what is replayed ends at now, and no date lies ahead.
 """
 
 from __future__ import annotations
@@ -14,12 +13,17 @@ from kvcustody.clock import MICROSECONDS
 
 
 class ReplayClock:
-    """Boot time and UTC in microseconds; `skip_to` jumps ahead."""
+    """Boot time and UTC in microseconds; `skip_to` jumps ahead.
 
-    def __init__(self, utc_us: int) -> None:
+    UTC starts `past_us` before `now_us`, and never passes the wall clock that `now_us` was read from: once `past_us`
+    are skipped, `skip_to` waits as everybody does.
+    """
+
+    def __init__(self, now_us: int, past_us: int) -> None:
         self.boot = uuid.uuid4().hex
         self._offset_us = MICROSECONDS - time.monotonic_ns() // 1000
-        self._utc_offset_us = utc_us - MICROSECONDS
+        self._utc_offset_us = now_us - past_us - MICROSECONDS
+        self._left_us = past_us
 
     def now_us(self) -> int:
         """Boot time of the replay; it starts at one second."""
@@ -30,7 +34,12 @@ class ReplayClock:
         return self.now_us() + self._utc_offset_us
 
     def skip_to(self, at_us: int) -> None:
-        """Jump ahead to `at_us`; nothing where that time has passed."""
-        behind = at_us - self.now_us()
-        if behind > 0:
-            self._offset_us += behind
+        """Jump ahead to `at_us`, waiting for what cannot be skipped; nothing where that time has passed."""
+        behind_us = at_us - self.now_us()
+        if behind_us <= 0:
+            return
+        skipped_us = min(behind_us, self._left_us)
+        self._offset_us += skipped_us
+        self._left_us -= skipped_us
+        if skipped_us < behind_us:
+            time.sleep((behind_us - skipped_us) / MICROSECONDS)

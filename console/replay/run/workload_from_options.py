@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
+from kvcustody.audit.events import GENERATED, REPLAYED
 from kvcustody.clock import MICROSECONDS
 from kvcustody.console.replay.run.golden_check import find_traces
 from kvcustody.console.replay.traces.model import TraceRequest
@@ -17,9 +19,8 @@ from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.console.replay.workload.labels import Labeller, Unit, load_weights, zipf_weights
 from kvcustody.console.replay.workload.model import Job, Workload
 from kvcustody.console.replay.workload.statistics import expected, measure
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, TraceError
 
-GENERATED = "generated"
 FORMATS = (GENERATED, *sorted(READERS))
 
 
@@ -89,6 +90,8 @@ def _generated(choice: Choice, block_tokens: int, policy: str) -> Workload:
         jobs=jobs,
         tenants=spec.tenants,
         span_us=jobs[-1][0].at_us if jobs else 0,
+        origin=GENERATED,
+        longest_answer=max((request.output_tokens for request, _ in jobs), default=0),
         house_prompt=expand(made.house_prompt, block_tokens),
         requests=len(jobs),
         notes=(
@@ -114,20 +117,43 @@ def _recorded(choice: Choice, trace: Trace, policy: str) -> Workload:
         for request in islice(iter(placed if placed is not None else trace), choice.limit):
             yield request, labeller.label(request)
 
-    span_us = placed[-1].at_us - placed[0].at_us if placed else 3600 * MICROSECONDS
+    size = _measured(islice(iter(placed if placed is not None else trace), choice.limit))
+    origin_us = placed[0].at_us if placed else 0
     return Workload(
         title=f"{trace.path.name} under {policy}",
         jobs=jobs(),
         tenants=choice.tenants,
-        span_us=span_us,
-        origin_us=placed[0].at_us if placed else 0,
-        requests=min(len(placed), choice.limit or len(placed)) if placed else choice.limit,
+        span_us=max(0, size.last_us - origin_us),
+        origin=REPLAYED,
+        longest_answer=size.longest_answer,
+        origin_us=origin_us,
+        requests=size.requests,
         notes=(
             ("trace", f"{trace.path} ({trace.format})"),
             ("labels", f"{choice.tenants} tenants by {choice.unit}, seed {choice.seed}"),
             ("tenant weights", str(choice.skew) if choice.skew else "Zipf, exponent 1.1"),
         ),
     )
+
+
+class _Size(NamedTuple):
+    """How much a trace is: requests, the arrival of the last, and the tokens of the longest answer."""
+
+    requests: int = 0
+    last_us: int = 0
+    longest_answer: int = 0
+
+
+def _measured(requests: Iterable[TraceRequest]) -> _Size:
+    """The size of what can be read: a line that cannot ends the replay there, and says so then."""
+    found = _Size()
+    try:
+        for request in requests:
+            longest = max(found.longest_answer, request.output_tokens)
+            found = _Size(found.requests + 1, max(found.last_us, request.at_us), longest)
+    except TraceError:
+        pass
+    return found
 
 
 def _starts(choice: Choice) -> list[int]:

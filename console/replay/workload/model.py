@@ -14,14 +14,18 @@ Job = tuple[TraceRequest, Label]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What to replay: labelled requests in time order. `house_prompt` is the text that a policy's segment
-    declares.
+    """What to replay: labelled requests in time order, from `origin_us` of their clock over `span_us`.
+
+    `origin` is what the ledger says of it: `generated`, or `replayed` from a record. `house_prompt` is the text that a
+    policy's segment declares.
     """
 
     title: str
     jobs: Iterable[Job]
     tenants: int
     span_us: int
+    origin: str
+    longest_answer: int
     origin_us: int = 0
     requests: int | None = None
     house_prompt: Tokens | None = None

@@ -36,7 +36,7 @@ _CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
 _HEX = frozenset("0123456789abcdef")
 _SECRET_CHARACTERS = 32
 _NAMES = {str, type(None)}
-_OPTIONAL = frozenset({"written", "written_blocks", TRACE})
+_OPTIONAL = frozenset({"written", "written_blocks", "origin", TRACE})
 
 Name = tuple[str, str, str, str, str | None]  # pseudonym, tenant, subject, session, secret
 

@@ -1,0 +1,189 @@
+"""What `make run` leaves behind: a history that ends at now, is signed, and serves every command at once.
+
+The replay is the command's own, in a fresh folder, with fewer requests; nothing else runs between it and each question.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from sqlalchemy import select
+from typer.testing import CliRunner
+
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events import GENERATED, REPLAYED, WorkerStarted
+from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.console.main import app
+from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
+from kvcustody.console.replay.run.job import run_job
+from kvcustody.console.replay.run.virtual_clock import ReplayClock
+from kvcustody.console.replay.run.workload_from_options import Choice, load_workload
+from kvcustody.errors import ConfigError
+from kvcustody.governance.keys.checkpoint_signing_key import check_unused, recorded_keys
+
+KEY = "kvcustody-signing.key"
+
+
+def run(*arguments: str, exit_code: int = 0) -> str:
+    """A command's stdout; fails with what it said where it ends otherwise."""
+    found = CliRunner().invoke(app, list(arguments))
+    assert found.exit_code == exit_code, (arguments, found.output, found.exception)
+    return found.stdout
+
+
+@contextmanager
+def folder(path: Path) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh folder in which somebody ran a replay, and nothing else."""
+    with folder(tmp_path_factory.mktemp("first-minute")) as made:
+        run("replay", "--limit", "250", "--pool-blocks", "2048")
+        return made
+
+
+@pytest.fixture
+def here(replayed: Path) -> Iterator[Path]:
+    with folder(replayed) as made:
+        yield made
+
+
+def bodies(path: Path) -> list[dict[str, Any]]:
+    engine = open_store(path, read_only=True)
+    with engine.connect() as connection:
+        found = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(select(events.c.leaf))]
+    engine.dispose()
+    return found
+
+
+def test_no_leaf_is_dated_ahead_and_its_start_says_what_it_is(here: Path) -> None:
+    now_us = SystemClock().utc_us()
+    found = bodies(here / "kvcustody.db")
+    started = [body for body in found if body["kind"] == "worker-started"]
+    assert [body["origin"] for body in started] == [GENERATED]
+    assert max(body["at_us"] for body in found) <= now_us
+    assert now_us - min(body["at_us"] for body in found) > 60 * MICROSECONDS, "it lies in the past"
+
+
+def test_the_key_is_the_one_of_the_settings_and_closed_to_others(here: Path) -> None:
+    assert (here / KEY).stat().st_mode & 0o777 == 0o600
+    assert len(json.loads(run("audit", "keys", "--json"))["keys"]) == 1
+
+
+def vkey() -> str:
+    found: str = json.loads(run("audit", "keys", "--json"))["keys"][0]["key"]
+    return found
+
+
+def test_every_question_of_the_first_minute_is_answered_at_once(here: Path, tmp_path: Path) -> None:
+    """An auditor's whole way, without a step in between: proof, export, report, check."""
+    key = vkey()
+    last = sum(body["log"] == "system" for body in bodies(here / "kvcustody.db")) - 1
+    run("audit", "prove", "system", str(last), "--out", str(tmp_path / "leaf"))
+    run("audit", "verify", str(tmp_path / "leaf.proof"), "--key", key)
+    run("audit", "export", str(tmp_path / "export"))
+    run("audit", "verify", str(tmp_path / "export"), "--key", key)
+    run("report", "make", "--framework", "gdpr", "--out", str(tmp_path / "report"))
+    run("audit", "fsck", "--key", key)
+
+
+def test_an_erasure_is_complete_and_certified_at_once(here: Path, tmp_path: Path) -> None:
+    erasure = json.loads(run("erasure", "request", "--tenant", "acme", "--actor", "dpo", "--yes", "--json"))[
+        "erasure"
+    ]
+    assert json.loads(run("erasure", "status", erasure, "--json"))["outcome"] == "complete"
+    certificate = tmp_path / "certificate.json"
+    made = run("erasure", "certificate", erasure, "--signing-key", KEY, "--out", str(certificate), "--json")
+    assert json.loads(made)["outcome"] == "complete"
+    run("erasure", "verify", str(certificate), "--key", vkey())
+
+
+def test_what_nobody_signed_yet_is_told_with_the_command_that_signs_it(here: Path) -> None:
+    run("erasure", "request", "--tenant", "acme", "--actor", "dpo", "--yes")
+    place = str(sum(body["log"] == "tenant/acme" for body in bodies(here / "kvcustody.db")) - 1)
+    refused = CliRunner().invoke(app, ["audit", "prove", "tenant/acme", place])
+    assert (
+        refused.exit_code == 2 and "KVC621" in refused.stderr and "`kvcustody audit sign`" in refused.stderr
+    )
+    run("audit", "sign")
+    run("audit", "prove", "tenant/acme", place)
+
+
+def test_a_clock_skips_no_more_than_lies_behind_it() -> None:
+    """Control: what is skipped beyond that would be dated ahead; it is waited for instead."""
+    wall = SystemClock()
+    clock = ReplayClock(wall.utc_us(), 60 * MICROSECONDS)
+    clock.skip_to(clock.now_us() + 50 * MICROSECONDS)
+    assert wall.utc_us() - clock.utc_us() >= 9 * MICROSECONDS
+    began = time.monotonic()
+    clock.skip_to(clock.now_us() + 10 * MICROSECONDS + 200_000)
+    assert clock.utc_us() <= wall.utc_us()
+    assert time.monotonic() - began > 0.1
+
+
+def small(path: Path, **more: Any) -> EnvironmentOptions:
+    return EnvironmentOptions(pool_blocks=1024, database=path / "ledger.db", **more)
+
+
+def replay(options: EnvironmentOptions) -> None:
+    report = run_job(load_workload(Choice(conversations=10, tenants=4), 16, "x"), options, RunnerOptions())
+    assert report.error is None
+
+
+def test_a_trace_is_as_long_as_it_is_and_is_called_replayed(tmp_path: Path) -> None:
+    row = {"input_length": 512, "output_length": 30, "hash_ids": [1]}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps({"timestamp": at, **row}) + "\n" for at in (0, 5_000, 7_200_000)))
+    workload = load_workload(Choice(trace, "mooncake", tenants=2), 512, "x")
+    assert (workload.span_us, workload.origin, workload.longest_answer) == (7200 * MICROSECONDS, REPLAYED, 30)
+    report = run_job(workload, small(tmp_path, block_tokens=512), RunnerOptions())
+    assert report.error is None and report.seconds < 3600
+    assert max(body["at_us"] for body in bodies(tmp_path / "ledger.db")) <= SystemClock().utc_us()
+
+
+def test_what_a_killed_replay_left_ends_after_all_that_it_wrote(tmp_path: Path) -> None:
+    replay(small(tmp_path))
+    engine = open_store(tmp_path / "ledger.db")
+    killed = EventWriter(
+        engine, worker="replay", clock=SystemClock(), spill_directory=tmp_path / "ledger.db.spill"
+    )
+    now_us = SystemClock().now_us()
+    killed.submit([WorkerStarted(now_us, "replay", 8, 1, 64, "cpu", "test", origin=GENERATED)])
+    killed.close()
+    replay(small(tmp_path))
+    found = bodies(tmp_path / "ledger.db")
+    died = [body for body in found if body["kind"] == "worker-died"]
+    assert [body["of_incarnation"] for body in died] == [killed.incarnation]
+    last_us = max(body["at_us"] for body in found if body["incarnation"] == killed.incarnation)
+    assert last_us <= died[0]["at_us"] <= SystemClock().utc_us()
+    with engine.connect() as connection:
+        announced = incarnations.c.blocks.is_not(None) & incarnations.c.end.is_(None)
+        assert connection.execute(select(incarnations).where(announced)).all() == []
+    engine.dispose()
+
+
+def test_a_key_that_signed_another_ledger_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    options = small(tmp_path)
+    replay(options)
+    options.database.unlink()
+    with pytest.raises(ConfigError, match="has signed another ledger"):
+        replay(options)
+    check_unused(tmp_path / "fresh.key")  # control: one that signed nothing
+    other = EnvironmentOptions(pool_blocks=1024, database=tmp_path / "other.db")
+    replay(other)
+    engine = open_store(other.database, read_only=True)
+    assert len(recorded_keys(engine)) == 1
+    engine.dispose()
