@@ -55,7 +55,12 @@ def through_the_writer(engine: Engine, folder: Path, events: list[Event]) -> Cos
     """The cost until everything is durable, and what the submitting thread spent of it."""
     settings = WriterSettings(batch=BATCH, capacity=1 << 22)
     writer = EventWriter(
-        engine, worker="bench", clock=SystemClock(), spill_directory=folder, settings=settings
+        engine,
+        worker="bench",
+        clock=SystemClock(),
+        spill_directory=folder,
+        settings=settings,
+        clear_names=True,
     )
     start, cpu = time.perf_counter(), time.process_time()
     submitting = 0.0
@@ -77,7 +82,9 @@ def enqueue_microseconds(events: list[Event]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         engine = open_store(Path(folder) / "ledger.db")
         upgrade(engine)
-        writer = EventWriter(engine, worker="bench", clock=SystemClock(), spill_directory=Path(folder))
+        writer = EventWriter(
+            engine, worker="bench", clock=SystemClock(), spill_directory=Path(folder), clear_names=True
+        )
         seconds = 0.0
         for first in range(0, len(events), BATCH):
             batches = [

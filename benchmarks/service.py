@@ -284,7 +284,7 @@ def mixed_batches(name: str, incarnation: str, count: int, leaves: int) -> list[
 
 def encoded(incarnation: str, groups: list[list[tuple[int, Any]]]) -> list[tuple[int, bytes]]:
     """A batch of each group of events with their sequences, with the names that it is the first to need."""
-    directory = SubjectDirectory()
+    directory = SubjectDirectory(clear_names=True)
     encoder = BatchEncoder(Context(incarnation, OFFSET_US, directory))
     made = []
     for items in groups:

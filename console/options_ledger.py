@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.engine import check_store, ledger_error, open_store
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys, store_beside
 from kvcustody.errors import ConfigError
 
 DEFAULT = "sqlite:///kvcustody.db"
@@ -37,7 +38,26 @@ Witnesses = Annotated[
 SubjectStore = Annotated[
     str | None,
     typer.Option(
-        "--subject-keys", envvar="KVCUSTODY_SUBJECT_KEYS_URL", help="The store of subject keys, as a URL."
+        "--subject-keys",
+        envvar="KVCUSTODY_SUBJECT_KEYS_URL",
+        help="The store of subject keys, as a URL (default: the one beside a SQLite ledger).",
+    ),
+]
+
+
+class SubjectNames(StrEnum):
+    """As the setting `subject_names`."""
+
+    SEALED = "sealed"
+    CLEAR = "clear"
+
+
+NamesOfSubjects = Annotated[
+    SubjectNames,
+    typer.Option(
+        "--subject-names",
+        envvar="KVCUSTODY_SUBJECT_NAMES",
+        help="`clear`: the ledger is one whose workers keep subjects' names as they are.",
     ),
 ]
 
@@ -69,8 +89,11 @@ def writing(ledger: str) -> Iterator[Engine]:
 
 
 @contextmanager
-def subject_store(url: str | None) -> Iterator[SubjectKeys | None]:
-    """The store of subject keys, where there is one."""
+def subject_store(url: str | None, ledger: str) -> Iterator[SubjectKeys | None]:
+    """The store of subject keys that is named, else the one beside the ledger; None where there is none."""
+    beside = store_beside(ledger)
+    if url is None and beside is not None and beside.exists():
+        url = str(beside)
     keys = None if url is None else SubjectKeys.open(url)
     try:
         yield keys

@@ -26,6 +26,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
 from kvcustody.audit.tlog.signed_note import SigningKind, check_name
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
@@ -161,8 +162,14 @@ class Settings(LayeredSettings):
     subject_keys_url: str | None = Field(
         None,
         repr=False,
-        description="A store of subject keys apart from the ledger (an SQLite file or a PostgreSQL server, as a URL): "
-        "with it the ledger names nobody, and destroying a key unlinks a subject in every backup too.",
+        description="The store of subject keys, apart from the ledger (an SQLite file or a PostgreSQL server, as a "
+        "URL): destroying a key unlinks a subject in every backup of the ledger too. Without it one is made beside a "
+        "SQLite ledger (`NAME-subjects.db`, 0600); a ledger on a server needs it.",
+    )
+    subject_names: Literal["sealed", "clear"] = Field(
+        "sealed",
+        description="`sealed`: the ledger names no subject. `clear`: without a store of subject keys names stand in "
+        "the ledger and in every backup of it.",
     )
     witnesses_path: Path | None = Field(
         None,
@@ -359,6 +366,12 @@ class Settings(LayeredSettings):
         return self
 
     @model_validator(mode="after")
+    def _names_of_subjects(self) -> Settings:
+        if self.subject_names == "clear" and self.subject_keys_url is not None:
+            raise ValueError("subject_names: `clear` is for a ledger without `subject_keys_url`")
+        return self
+
+    @model_validator(mode="after")
     def _behind_control_plane(self) -> Settings:
         files = ("key_path", "ca_path", "certificate_path", "certificate_key_path")
         given = [name for name in files if getattr(self, f"control_plane_{name}") is not None]
@@ -374,8 +387,8 @@ class Settings(LayeredSettings):
             raise ValueError("control_plane_certificate_path: certificate and key belong together")
         if self.policy_release == "ledger":
             raise ValueError("policy_release: the ledger is behind the control plane; use `control-plane`")
-        for name in ("witnesses_path", "subject_keys_url"):
-            if getattr(self, name) is not None:
+        for name in ("witnesses_path", "subject_keys_url", "subject_names"):
+            if name in self.model_fields_set and getattr(self, name) is not None:
                 raise ValueError(f"{name}: belongs to the process that keeps the ledger, the control plane")
         return self
 
@@ -405,6 +418,11 @@ class Settings(LayeredSettings):
     def clock_file(self) -> Path:
         """Where the floor of time is."""
         return self.keyring_path.parent / self.clock_path
+
+    def open_subject_keys(self) -> SubjectKeys | None:
+        """The store of subject keys; None where names are kept in clear. Raises `ConfigError` where it is not said."""
+        clear = self.subject_names == "clear"
+        return open_subject_keys(self.database_url, self.subject_keys_url, clear=clear)
 
     def open_clock(self, wall: Clock | None, stack: ExitStack) -> DeadlineClock:
         """The clock by which this process compares deadlines, kept until `stack` ends."""

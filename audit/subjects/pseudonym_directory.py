@@ -7,7 +7,8 @@
 3. A session has a row of its own where it has no subject, where its subject's row has no secret (one from before
    there were secrets), and where an erasure is about it.
 4. With subject keys (`subject_keys`) rows hold tags instead of names, and a session's secret comes from the subject's
-   key. A process that names people without asking a database has secrets of its own; what takes its rows seals them.
+   key. A process that names people without asking a database has secrets of its own; what takes its rows seals them
+   (`kept`). Without keys nobody is named, unless it is said that names are kept in clear (`clear_names`).
 5. A process that has pseudonyms in memory forgets them at its first batch after a subject was unlinked, and reads
    those that are left anew: who comes back has another pseudonym.
 """
@@ -31,6 +32,8 @@ from kvcustody.audit.subjects.subject_table import (
     Row,
     Who,
     committed_name,
+    is_tagged,
+    sealed_rows,
     tags_of,
     unlinkings,
 )
@@ -54,8 +57,9 @@ class SubjectDirectory:
     In memory people go by their names; in rows, where there are subject keys, by tags (rule 4).
     """
 
-    def __init__(self, keys: SubjectKeys | None = None) -> None:
+    def __init__(self, keys: SubjectKeys | None = None, *, clear_names: bool = False) -> None:
         self._keys = keys
+        self._mute = keys is None and not clear_names  # rule 4: nobody can be named
         self._known: dict[Who, str] = {}
         self._fresh: dict[Who, str] = {}
         self._row_secrets: dict[Who, str] = {}  # of those that are fresh
@@ -69,6 +73,8 @@ class SubjectDirectory:
 
     def prefetch(self, connection: Connection, events: Iterable[Event]) -> None:
         """Have the names that these events need: read where they are known, new ones where they are not."""
+        if self._mute:
+            return
         count = unlinkings(connection)
         stale = count != self._unlinkings
         self._unlinkings = count
@@ -107,6 +113,18 @@ class SubjectDirectory:
             (name, *self._stored(who), self._row_secrets.get(who) or None)
             for who, name in self._fresh.items()
         ]
+
+    def kept(self, rows: Sequence[Row], *, own: bool) -> list[Row]:
+        """Rows of another process as this ledger keeps them (rule 4); `own`: of one with the same subject keys.
+
+        Raises `LedgerError` where they are names and nothing says that names are kept.
+        """
+        if self._keys is None:
+            if self._mute and not all(map(is_tagged, rows)):
+                raise _no_keys()
+            return list(rows)
+        named = [row for row in rows if not (own and is_tagged(row))]
+        return [row for row in rows if own and is_tagged(row)] + sealed_rows(self._keys, named)
 
     def settle(self, rows: Iterable[Sequence[Any]]) -> None:
         """These rows are durable."""
@@ -194,7 +212,15 @@ class SubjectDirectory:
 
     def _stored(self, who: Who) -> Who:
         """How a row names somebody."""
+        if self._mute:
+            raise _no_keys()
         return who if self._keys is None else tags_of(self._keys, who)
+
+
+def _no_keys() -> LedgerError:
+    return LedgerError(
+        "no subject can be named: there is no store of subject keys, and names are not kept in clear"
+    )
 
 
 def _storable(texts: Iterable[str]) -> bool:

@@ -10,6 +10,8 @@
 5. Whoever is to be erased can be named from here alone, by pseudonym: workers that carry the erasure out, now or
    after a crash, need the name. It goes with the key.
 6. Secrets that the ledger keeps of subjects are hidden under the subject's key, as the tags are.
+7. A ledger has a store unless a setting says by name that it keeps names in clear: beside a SQLite file one is made;
+   on a server, where several machines would make one each, it has to be named.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.database.engine import WRITE, ledger_error, open_store
+from kvcustody.errors import ConfigError
 
 Owner = tuple[str, str, str]  # tenant, subject, session (empty where there is a subject)
 
@@ -77,6 +80,31 @@ _destroyed = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("count", BigInteger, nullable=False),
 )
+
+
+def store_beside(ledger: str | Path) -> Path | None:
+    """Where the store of a SQLite ledger is if nobody says where (rule 7); None for a ledger on a server."""
+    text = str(ledger)
+    if "://" in text and not text.startswith("sqlite:///"):
+        return None
+    path = Path(text.removeprefix("sqlite:///"))
+    return None if path.name in ("", ":memory:") else path.with_name(f"{path.stem}-subjects.db")
+
+
+def open_subject_keys(ledger: str | Path, url: str | None, *, clear: bool) -> SubjectKeys | None:
+    """The store at `url`, or the one that belongs to this ledger; None where its names are kept in clear (rule 7).
+
+    Raises `ConfigError` where nobody says which of the two it is.
+    """
+    if url is None and clear:
+        return None
+    target = store_beside(ledger) if url is None else url
+    if target is None:
+        raise ConfigError(
+            "subject_keys_url: a ledger on a server needs a store of subject keys; `subject_names: clear` keeps "
+            "subjects' names in the ledger as they are"
+        )
+    return SubjectKeys.open(target)
 
 
 def owner_of(tenant: str, subject: str, session: str) -> Owner:

@@ -50,6 +50,11 @@ def tags_of(keys: SubjectKeys, who: Who) -> Who:
     )
 
 
+def is_tagged(row: Row) -> bool:
+    """Whether a row names nobody (rule 2)."""
+    return all(not name or is_tag(name) for name in row[2:4])
+
+
 def sealed_rows(keys: SubjectKeys, rows: Sequence[Row]) -> list[Row]:
     """Rows of names as tags, and secrets sealed: for a ledger that takes them from processes without keys (rule 2)."""
     keys.refresh()

@@ -61,6 +61,7 @@ class FsckReport:
     purged: int = 0
     problems: list[FsckFinding] = field(default_factory=list)
     unproved: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # neither wrong nor unproved, and good to know
 
     @property
     def ok(self) -> bool:
@@ -129,6 +130,7 @@ def fsck(
     registers = check_registers(connection, witnesses)
     report.problems += [FsckFinding(REGISTERS, None, None, "", what) for what in registers.problems]
     report.unproved += registers.unproved
+    report.remarks += registers.remarks
     silent = silent_processes(connection)
     if silent:
         report.unproved.append(f"{silent} processes in `incarnations` have no leaf here")

@@ -23,7 +23,7 @@ from kvcustody.audit.schema.releases import policy_release
 from kvcustody.audit.schema.retention import cosignatures, timestamps
 from kvcustody.audit.schema.service import service_keys, service_principals
 from kvcustody.audit.schema.trees import signed_checkpoints
-from kvcustody.audit.subjects.subject_table import is_proved
+from kvcustody.audit.subjects.subject_table import is_proved, is_tagged, row_of
 from kvcustody.audit.tlog.checkpoint import verify
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note, parse_signatures
 
@@ -33,15 +33,16 @@ _TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of token
 
 
 class RegisterFindings(NamedTuple):
-    """What is wrong, and what nothing here proves: sentences."""
+    """What is wrong, what nothing here proves, and what should be known besides: sentences."""
 
     problems: list[str]
     unproved: list[str]
+    remarks: list[str]
 
 
 def check_registers(connection: Connection, witnesses: Sequence[VerifierKey] = ()) -> RegisterFindings:
     """Every register, table by table."""
-    found = RegisterFindings([], [])
+    found = RegisterFindings([], [], [])
     for table, check in REGISTERS.items():
         if not _may_read(connection, table):
             found.unproved.append(f"`{table}` was not compared: this login may not read it")
@@ -95,18 +96,24 @@ def _check_tenants(connection: Connection, found: RegisterFindings) -> None:
 
 def _check_subjects(connection: Connection, found: RegisterFindings) -> None:
     """Rule 1."""
-    column, unproved = subjects.c, 0
+    column, unproved, clear = subjects.c, 0, 0
     query = select(column.pseudonym, column.tenant, column.subject, column.session, column.secret)
     for part in connection.execute(query.order_by(column.pseudonym)).partitions(_AT_ONCE):
         for row in part:
             proved = is_proved((row[0], row[1], row[2], row[3], row[4]))
             unproved += proved is None
+            clear += not is_tagged(row_of(row))
             if proved is False:
                 found.problems.append(f"the row of pseudonym `{row[0]}` in `subjects` names another")
     if unproved:
         found.unproved.append(
             f"{unproved} names in `subjects` are proved by nothing here: made before pseudonyms committed to names, or "
             "sealed under a subject's key (asking for a name compares it)"
+        )
+    if clear:
+        found.remarks.append(
+            f"{clear} rows of `subjects` name people in clear, here and in every backup: `kvcustody audit redact` "
+            "unlinks one (docs/audit/ledger.md#redaction)"
         )
     unlinked: dict[str, int] = {}
     for body in _said(connection, "subject-unlinked"):

@@ -63,6 +63,7 @@ class Committer:
         in `given`, which may be there already.
         """
         names = self._directory.fresh()
+        given = self._directory.kept(given, own=False) if given else given
         added: list[int] = []
 
         def act() -> None:
@@ -108,8 +109,9 @@ class Committer:
         if file_identity(self._engine) != self._identity:
             raise StoreGoneError("the ledger's file was removed or replaced")
 
-    def write_names(self, rows: Sequence[Row]) -> None:
-        """Commit names of a replay; those that are there already are skipped."""
+    def write_names(self, rows: Sequence[Row], *, own: bool = False) -> None:
+        """Commit names of a replay; those that are there already are skipped. `own`: as for `SubjectDirectory.kept`."""
+        rows = self._directory.kept(rows, own=own) if rows else rows
         with self._begun() as connection:
             store_names(connection, rows, skip_known=True)
 

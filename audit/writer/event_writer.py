@@ -96,14 +96,16 @@ class EventWriter:
         spill_directory: Path,
         settings: WriterSettings | None = None,
         subject_keys: SubjectKeys | None = None,
+        clear_names: bool = False,
     ) -> None:
+        """`clear_names`: without `subject_keys`, subjects' names stand in the ledger; else no event may name one."""
         self._engine = engine
         self._clock = clock
         self._settings = settings = settings or WriterSettings()
         self.incarnation = uuid.uuid4().hex
         self.offset_us = clock.utc_us() - clock.now_us()
         self.subject_keys = subject_keys
-        self._directory = SubjectDirectory(subject_keys)
+        self._directory = SubjectDirectory(subject_keys, clear_names=clear_names)
         self._context = Context(self.incarnation, self.offset_us, self._directory)
         self._encoder = BatchEncoder(self._context)
         self.shares = TenantShares(events=settings.capacity, spill_bytes=settings.spill_bytes)

@@ -64,5 +64,5 @@ def _replay_one(segment: SpillSegment, committer: Committer, batch: int) -> tupl
 def _commit(records: list[bytes], committer: Committer) -> int:
     names = [row_of(orjson.loads(record[1:])) for record in records if record[:1] == b"P"]
     found = [parse(record[1:]) for record in records if record[:1] == b"L"]
-    committer.write_names(names)
+    committer.write_names(names, own=True)
     return committer.write(batch_of(found), skip_known=True)

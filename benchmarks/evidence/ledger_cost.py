@@ -82,7 +82,11 @@ def with_ledger(trace: Sequence[Prompt], step_ms: float) -> Ran:
         engine = open_store(Path(folder) / "ledger.db")
         upgrade(engine)
         writer = EventWriter(
-            engine, worker="cost", clock=SystemClock(), spill_directory=Path(folder) / "spill"
+            engine,
+            worker="cost",
+            clock=SystemClock(),
+            spill_directory=Path(folder) / "spill",
+            clear_names=True,
         )
         wall, busy = replay(trace, writer, step_ms)
         status = writer.status()

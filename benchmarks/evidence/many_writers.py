@@ -33,7 +33,9 @@ def one_of_many(place: str, uri: str, name: str, events: list[Event], start: Any
     settings = WriterSettings(batch=BATCH, capacity=1 << 22)
     folder = Path(place) / name
     folder.mkdir()
-    writer = EventWriter(engine, worker=name, clock=SystemClock(), spill_directory=folder, settings=settings)
+    writer = EventWriter(
+        engine, worker=name, clock=SystemClock(), spill_directory=folder, settings=settings, clear_names=True
+    )
     writer.submit(events[:BATCH])  # logs are made and statements prepared once, not in a steady state
     assert writer.flush(300)
     start.wait()

@@ -67,7 +67,7 @@ class Ledger:
             for statement in statements:
                 connection.exec_driver_sql(statement)
             connection.commit()
-        self.committer = Committer(self.engine, SubjectDirectory())
+        self.committer = Committer(self.engine, SubjectDirectory(clear_names=True))
         self.cpu: list[float] = []  # µs a leaf
         self.wall: list[float] = []
 
@@ -90,7 +90,7 @@ def groups(leaves: int) -> Iterator[Group]:
     draw = random.Random(5)
     encoders, directories, reached = [], [], [0] * WORKERS
     for _ in range(WORKERS):
-        directories.append(SubjectDirectory())
+        directories.append(SubjectDirectory(clear_names=True))
         encoders.append(BatchEncoder(Context(uuid.uuid4().hex, 1_790_000_000_000_000, directories[-1])))
     for number in range(leaves // (TOGETHER * BATCH)):
         batches, names = [], []

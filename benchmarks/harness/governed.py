@@ -80,7 +80,7 @@ class Shelf:
     def __init__(self, *, keeping: bool = True) -> None:
         self._keeping = keeping
         self._queued: list[Sequence[Event]] = []
-        self._context = Context("0" * 32, 0, SubjectDirectory())
+        self._context = Context("0" * 32, 0, SubjectDirectory(clear_names=True))
         self._sequence = 0
 
     def issuers(self) -> Issuers:

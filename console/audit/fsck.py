@@ -60,7 +60,16 @@ def check(
     if as_json:
         facts = {
             name: getattr(found, name)
-            for name in ("logs", "leaves", "purged", "checkpoints", "signed", "verified", "unproved")
+            for name in (
+                "logs",
+                "leaves",
+                "purged",
+                "checkpoints",
+                "signed",
+                "verified",
+                "unproved",
+                "remarks",
+            )
         }
         print_json(facts | {"sound": found.ok, "problems": [problem._asdict() for problem in found.problems]})
     else:
@@ -74,6 +83,8 @@ def check(
         )
         for what in found.unproved:
             print(f"not proved: {what}")
+        for what in found.remarks:
+            print(f"note: {what}")
         if found.ok and not note:
             print(
                 "not shown: whether the end was cut off. Give --note with a checkpoint that was kept elsewhere."

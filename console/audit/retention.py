@@ -159,7 +159,7 @@ def redact(
     as_json: Json = False,
 ) -> None:
     """Make a subject's pseudonyms mean nobody; every leaf and proof stays. Says what remains in which copies."""
-    with subject_store(keys) as store, writing(ledger) as engine:
+    with subject_store(keys, ledger) as store, writing(ledger) as engine:
         with engine.connect() as connection:
             tenant = named_tenant(connection, tenant)
         found = unlink_subject(engine, tenant, subject, keys=store, actor=actor, reason=reason)

@@ -27,6 +27,8 @@ from kvcustody.console.options_ledger import (
     DEFAULT,
     Keys,
     Ledger,
+    NamesOfSubjects,
+    SubjectNames,
     SubjectStore,
     key_texts,
     reading,
@@ -65,6 +67,7 @@ def request(
     within_seconds: Annotated[int, typer.Option(min=1, help="Seconds until the deadline.")] = 3600,
     ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,
+    subject_names: NamesOfSubjects = SubjectNames.SEALED,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -86,14 +89,27 @@ def request(
     erasure = uuid.uuid4().hex
     clock = SystemClock()
     with (
-        subject_store(subject_keys) as keys,
+        subject_store(subject_keys, ledger) as keys,
         writing(ledger) as engine,
         tempfile.TemporaryDirectory() as spill,
     ):
+        clear = subject_names is SubjectNames.CLEAR and subject_keys is None
+        if keys is None and not clear and (subject is not None or session is not None):
+            raise ConfigError(
+                "--subject-keys: there is no store of subject keys beside the ledger; name it, or give "
+                "`--subject-names clear` where workers keep names in clear"
+            )
         with engine.connect() as connection:
             selector = selector._replace(tenant=known_tenant(connection, tenant))
         name = f"console-{uuid.uuid4().hex[:12]}"
-        writer = EventWriter(engine, worker=name, clock=clock, spill_directory=Path(spill), subject_keys=keys)
+        writer = EventWriter(
+            engine,
+            worker=name,
+            clock=clock,
+            spill_directory=Path(spill),
+            subject_keys=None if clear else keys,
+            clear_names=clear,
+        )
         try:
             now_us = clock.now_us()
             deadline_us = now_us + within_seconds * MICROSECONDS
@@ -215,7 +231,7 @@ def certificate(
     """
     key = read_signing_key(signing_key)
     with (
-        subject_store(subject_keys) as keys,
+        subject_store(subject_keys, ledger) as keys,
         reading(ledger) as engine,
         engine.connect() as connection,
     ):

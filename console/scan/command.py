@@ -17,7 +17,16 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.api.print_answer import one_segment
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.options_ledger import DEFAULT, Ledger, reading, writing
+from kvcustody.console.options_ledger import (
+    DEFAULT,
+    Ledger,
+    NamesOfSubjects,
+    SubjectNames,
+    SubjectStore,
+    reading,
+    subject_store,
+    writing,
+)
 from kvcustody.console.options_server import Authority, KeyFile, Server, connect
 from kvcustody.errors import ConfigError
 
@@ -65,6 +74,8 @@ def close_dead(
     *,
     spill: Annotated[Path, typer.Option(help="The worker's spill folder; its lock says whether it runs.")],
     ledger: Ledger = DEFAULT,
+    subject_keys: SubjectStore = None,
+    subject_names: NamesOfSubjects = SubjectNames.SEALED,
     as_json: Json = False,
 ) -> None:
     """Close what a worker's dead processes held, as unproven; refused while a process of that name runs.
@@ -72,8 +83,16 @@ def close_dead(
     A worker that starts again does the same by itself. Events that its spill still holds are added first.
     """
     clock = SystemClock()
-    with writing(ledger) as engine:
-        writer = EventWriter(engine, worker=worker, clock=clock, spill_directory=spill)
+    clear = subject_names is SubjectNames.CLEAR and subject_keys is None
+    with subject_store(subject_keys, ledger) as keys, writing(ledger) as engine:
+        writer = EventWriter(
+            engine,
+            worker=worker,
+            clock=clock,
+            spill_directory=spill,
+            subject_keys=None if clear else keys,
+            clear_names=clear,
+        )
         try:
             writer.submit([WorkerStopped(clock.now_us(), worker, "closed", 0, ())])
             writer.flush()

@@ -58,7 +58,7 @@ def show(
             found = page_of_data(asked.get("/v1/custody/subject", **about))
     else:
         now_us = moment_us(at) or SystemClock().utc_us()
-        with subject_store(subject_keys) as keys, reading(db) as connection:
+        with subject_store(subject_keys, db) as keys, reading(db) as connection:
             tenant = named_tenant(connection, tenant)
             names = names_of(connection, tenant, subject, keys)
             found = subject_page(connection, tenant, names, now_us=now_us)

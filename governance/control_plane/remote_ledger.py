@@ -72,7 +72,7 @@ class RemoteLedger:
         self._settings = settings = settings or WriterSettings()
         self.incarnation = uuid.uuid4().hex
         self.offset_us = clock.utc_us() - clock.now_us()
-        self._directory = SubjectDirectory()
+        self._directory = SubjectDirectory(clear_names=True)  # the control plane seals what it is handed
         self._context = Context(self.incarnation, self.offset_us, self._directory)
         self._encoder = BatchEncoder(self._context)
         self._batch = min(settings.batch, _BATCH_LEAVES)

@@ -89,7 +89,7 @@ class Service:
         self.subject_keys = _subject_keys(settings, stack)
         if self.subject_keys is None and has_tags(self.reader):
             _log.warning(
-                "the ledger knows people by tags: set `subject_keys_url`, or nobody is found by name"
+                "the ledger knows people by tags: with `subject_names: clear` those are not found by name"
             )
         self.writer = TracedWriter(
             self.engine,
@@ -97,6 +97,7 @@ class Service:
             clock=clock,
             spill_directory=folder / "spill",
             subject_keys=self.subject_keys,
+            clear_names=settings.subject_names == "clear",
         )
         stack.callback(self.writer.close)
         self.attempts = AttemptsReporter(
@@ -130,7 +131,8 @@ class Service:
         self.answers.free([settings.name])
         self.fleet = Fleet(self.engine, clock, self.writer.offset_us, self.writer.submit)
         keys = _subject_keys(settings, stack)
-        self.ingest = Ingest(self.engine, self.fleet.flush, keys, readers=settings.readers)
+        clear = settings.subject_names == "clear"
+        self.ingest = Ingest(self.engine, self.fleet.flush, keys, clear_names=clear, readers=settings.readers)
         stack.callback(self.ingest.close)
         self.policies = PolicyReleases(self.engine, settings.policy_trust, clock, self.writer)
         self.measuring = ServiceMetrics(self)
@@ -305,10 +307,9 @@ def _engine(settings: ServiceSettings, stack: ExitStack, *, read_only: bool = Fa
 
 def _subject_keys(settings: ServiceSettings, stack: ExitStack) -> SubjectKeys | None:
     """The store of subject keys, opened anew: each thread that writes names has keys in memory of its own."""
-    if settings.subject_keys_url is None:
-        return None
-    keys = SubjectKeys.open(settings.subject_keys_url)
-    stack.callback(keys.close)
+    keys = settings.open_subject_keys()
+    if keys is not None:
+        stack.callback(keys.close)
     return keys
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
 from kvcustody.audit.tlog.signed_note import SigningKind, check_name
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
@@ -94,8 +95,13 @@ class ServiceSettings(LayeredSettings):
         None,
         repr=False,
         description="The store of subject keys (an SQLite file or a PostgreSQL server, as a URL), the same as that of "
-        "workers that write to this ledger themselves: with it the ledger names nobody, and people are found by name "
-        "here alone.",
+        "workers that write to this ledger themselves: people are found by name here alone. Without it one is made "
+        "beside a SQLite ledger (`NAME-subjects.db`, 0600); a ledger on a server needs it.",
+    )
+    subject_names: Literal["sealed", "clear"] = Field(
+        "sealed",
+        description="`sealed`: the ledger names no subject. `clear`: without a store of subject keys names stand in "
+        "the ledger and in every backup of it.",
     )
     state_path: Path = Field(
         Path("kvcustody-service"),
@@ -231,6 +237,11 @@ class ServiceSettings(LayeredSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level.")
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text.")
 
+    def open_subject_keys(self) -> SubjectKeys | None:
+        """The store of subject keys; None where names are kept in clear. Raises `ConfigError` where it is not said."""
+        clear = self.subject_names == "clear"
+        return open_subject_keys(self.database_url, self.subject_keys_url, clear=clear)
+
     def open_clock(self, wall: Clock | None, stack: ExitStack) -> DeadlineClock:
         """The clock by which this process compares deadlines, kept until `stack` ends."""
         jump, away = self.clock_jump_seconds_max, self.clock_away_days_max * 86_400
@@ -282,6 +293,8 @@ class ServiceSettings(LayeredSettings):
             raise ValueError("workers_listen: needs TLS and tls_client_ca_path")
         if self.workers_listen and address(self.workers_listen)[0] is None:
             raise ValueError("workers_listen: must be HOST:PORT")
+        if self.subject_names == "clear" and self.subject_keys_url is not None:
+            raise ValueError("subject_names: `clear` is for a ledger without `subject_keys_url`")
         names = [issuer.name for issuer in self.issuers] + [issuer.issuer for issuer in self.issuers]
         if len(set(names)) != len(names):
             raise ValueError("issuers: two are alike")

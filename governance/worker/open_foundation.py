@@ -16,7 +16,6 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import WorkerStarted
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.witness.client import read_addresses
@@ -115,7 +114,6 @@ def _behind_control_plane(
 
 
 def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWriter:
-    url = settings.subject_keys_url
     settings.spill_path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return EventWriter(
         engine,
@@ -125,7 +123,8 @@ def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWr
         settings=WriterSettings(
             interval_seconds=settings.ledger_batch_ms / 1000, spill_bytes=int(settings.spill_bytes_max)
         ),
-        subject_keys=None if url is None else SubjectKeys.open(url),
+        subject_keys=settings.open_subject_keys(),
+        clear_names=settings.subject_names == "clear",
     )
 
 

@@ -156,6 +156,7 @@ def make_writer(tmp_path: Path) -> Iterator[Callable[..., EventWriter]]:
             spill_directory=spill,
             settings=settings,
             subject_keys=rest.pop("subject_keys", None),
+            clear_names=True,
         )
         made.append(writer)
         return writer

@@ -134,7 +134,9 @@ def child(ledger: str, spill: str, progress: str, seed: int, pace: Pace) -> None
         batch=pace.batch, interval_seconds=0.001, retry_seconds=0.01, durable_seconds=0.2
     )
     clock = SystemClock()
-    writer = EventWriter(engine, worker="victim", clock=clock, spill_directory=Path(spill), settings=settings)
+    writer = EventWriter(
+        engine, worker="victim", clock=clock, spill_directory=Path(spill), settings=settings, clear_names=True
+    )
     Path(progress).touch()
     os.truncate(progress, SHOWN_BYTES)
     file = mmap.mmap(os.open(progress, os.O_RDWR), SHOWN_BYTES)

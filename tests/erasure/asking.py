@@ -30,7 +30,12 @@ def ask(
 ) -> None:
     """As a control plane does: on record before anybody acts on it."""
     writer = EventWriter(
-        store, worker="desk", clock=clock, spill_directory=folder / "desk", subject_keys=keys
+        store,
+        worker="desk",
+        clock=clock,
+        spill_directory=folder / "desk",
+        subject_keys=keys,
+        clear_names=keys is None,
     )
     now_us = clock.now_us()
     writer.submit_durable(request_event(selector, erasure, "dpo", now_us + 60_000_000, now_us))

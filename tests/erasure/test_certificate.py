@@ -130,7 +130,9 @@ def test_the_leaves_say_who_owes_an_answer_not_rows(
 ) -> None:
     """One update of `incarnations` took silent workers off the list, and made a partial erasure complete."""
     case = Case(store, tmp_path)
-    silent = EventWriter(store, worker="silent", clock=case.world.clock, spill_directory=tmp_path / "silent")
+    silent = EventWriter(
+        store, worker="silent", clock=case.world.clock, spill_directory=tmp_path / "silent", clear_names=True
+    )
     silent.submit_durable(WorkerStarted(case.world.clock.now_us(), "silent", 8, 1, 64, "cpu", "test", 1))
     asked = request_event(ANN, "e" * 32, "ada", case.world.clock.now_us() + 10**9, case.world.clock.now_us())
     silent.submit_durable(asked)

@@ -44,7 +44,9 @@ def test_the_command_writes_a_tag_and_the_store_tells_who_is_meant(store: Engine
         (asked,) = requests(connection)
         assert names(connection, asked, keys) == ("ada", None)
     keys.close()
-    assert CliRunner().invoke(app, words).exit_code == 0
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2 and "--subject-names clear" in str(refused.exception) + refused.output
+    assert CliRunner().invoke(app, [*words, "--subject-names", "clear"]).exit_code == 0
     with store.connect() as connection:
         assert "ada" in list(connection.scalars(select(subjects.c.subject))), (
             "control: by name without a store"

@@ -84,7 +84,12 @@ class World:
     def __init__(self, store: Engine, folder: Path) -> None:
         self.clock = VirtualClock(utc_us=time.time_ns() // 1000)
         self.writer = EventWriter(
-            store, worker="w", clock=self.clock, spill_directory=folder / "spill", settings=QUICK
+            store,
+            worker="w",
+            clock=self.clock,
+            spill_directory=folder / "spill",
+            settings=QUICK,
+            clear_names=True,
         )
         root = RootKeyWrapping(KeyBuffer.random(KEY_BYTES))
         keyring = Keyring(FileKeyStore(folder / "keys.json"), root, self.clock)

@@ -70,7 +70,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:  # pseudonyms as they were then
         patch.setattr(pseudonym_directory, "committed_name", lambda *_: secrets.token_hex(12))
         for seed, worker in enumerate(("a", "b", "a")):
-            writer = EventWriter(engine, worker=worker, clock=SystemClock(), spill_directory=folder / "spill")
+            writer = EventWriter(
+                engine, worker=worker, clock=SystemClock(), spill_directory=folder / "spill", clear_names=True
+            )
             writer.submit(list(life(seed, worker)))
             writer.close(60)
     yield engine
@@ -214,7 +216,9 @@ def test_traces_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
                 )
                 connection.exec_driver_sql(numbers)
             connection.commit()
-    writer = EventWriter(earlier, worker="c", clock=SystemClock(), spill_directory=tmp_path / "spill")
+    writer = EventWriter(
+        earlier, worker="c", clock=SystemClock(), spill_directory=tmp_path / "spill", clear_names=True
+    )
     writer.submit([KeyEvent(1, "tenant-1", "made", 99, "operator", trace) for trace in ("", "ab" * 16)])
     writer.close(60)
     with earlier.connect() as connection:

@@ -28,7 +28,7 @@ def plant_dead_process(store: Engine, folder: Path, clock: Clock, name: str) -> 
     """A process that announced memory and went, and a later one of its name that has closed nothing yet."""
     spill = folder / name
     spill.mkdir()
-    writer = EventWriter(store, worker=name, clock=clock, spill_directory=spill)
+    writer = EventWriter(store, worker=name, clock=clock, spill_directory=spill, clear_names=True)
     writer.submit([WorkerStarted(clock.now_us(), name, 8, 1, 4096, "cpu", "test")])
     writer.close()
     with store.connect().execution_options(**WRITE) as connection, connection.begin():

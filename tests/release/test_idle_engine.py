@@ -37,7 +37,9 @@ class Desk:
         self.store: Engine = open_store(folder / "ledger.db")
 
     def put(self, event: Event) -> None:
-        writer = EventWriter(self.store, worker="desk", clock=CLOCK, spill_directory=self.folder / "desk")
+        writer = EventWriter(
+            self.store, worker="desk", clock=CLOCK, spill_directory=self.folder / "desk", clear_names=True
+        )
         writer.submit_durable(event)
         writer.close()
 

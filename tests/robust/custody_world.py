@@ -152,6 +152,7 @@ class CustodyWorld:
             spill_directory=folder / "spill",
             settings=settings,
             subject_keys=keys,
+            clear_names=keys is None,
         )
         size = self.memory.bytes_per_block
         self.writer.submit(

@@ -103,7 +103,12 @@ class PortWorld:
         self.memory.fill(np.arange(blocks), 99)  # what was in the memory before us
         self.keyring = open_keyring(folder, self.clock)
         self.writer = EventWriter(
-            store, worker=worker, clock=self.clock, spill_directory=folder / "spill", settings=QUICK
+            store,
+            worker=worker,
+            clock=self.clock,
+            spill_directory=folder / "spill",
+            settings=QUICK,
+            clear_names=True,
         )
         size = self.memory.bytes_per_block
         self.writer.submit(

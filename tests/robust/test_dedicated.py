@@ -52,7 +52,12 @@ class Apart:
     def __init__(self, store: Engine, folder: Path) -> None:
         self.clock = VirtualClock()
         self.writer = EventWriter(
-            store, worker="apart", clock=self.clock, spill_directory=folder / "spill", settings=QUICK
+            store,
+            worker="apart",
+            clock=self.clock,
+            spill_directory=folder / "spill",
+            settings=QUICK,
+            clear_names=True,
         )
         self.writer.submit([WorkerStarted(self.clock.now_us(), "apart", 64, 1, 512, "cpu", "test", 1)])
         self.governor = Governor(

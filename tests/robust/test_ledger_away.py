@@ -65,7 +65,12 @@ class World:
         store.dispose()
         self.clock = VirtualClock(utc_us=time.time_ns() // 1000)
         self.writer = EventWriter(
-            store, worker="w", clock=self.clock, spill_directory=folder / "spill", settings=QUICK
+            store,
+            worker="w",
+            clock=self.clock,
+            spill_directory=folder / "spill",
+            settings=QUICK,
+            clear_names=True,
         )
         pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=self.clock), 256, PoolOptions())
         policy = POLICY + (f"  by_classification: {{low: {stricter}}}\n" if stricter else "")

@@ -20,6 +20,7 @@ def main() -> None:
     configure("error", "json")
     settings = ServiceSettings(
         database_url=database,
+        subject_keys_url=f"sqlite:///{folder}/people.db",
         state_path=folder / "state",
         listen=f"unix:{folder}/api.sock",
         signing_key_path=folder / "signing.key",

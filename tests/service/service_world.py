@@ -40,7 +40,7 @@ class Worker:
     def __init__(self, name: str = "worker", incarnation: str = "") -> None:
         self.name = name
         self.incarnation = incarnation or uuid.uuid4().hex
-        self.directory = SubjectDirectory()
+        self.directory = SubjectDirectory(clear_names=True)
         self.context = Context(self.incarnation, OFFSET_US, self.directory)
         self.sequence = 0
         self.now_us = 1_000_000

@@ -23,6 +23,7 @@ from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.database.engine import ledger_error, open_store
 from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted, WorkerStopped
 from kvcustody.audit.schema.ledger import incarnations, workers
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.audit.writer.tenant_shares import TenantShares
@@ -126,7 +127,10 @@ def open_environment(
         if not recorded_keys(engine):
             check_unused(options.signing_key_file)
         spill = options.database.with_name(options.database.name + ".spill")
-        _close_dead(engine, spill)
+        keys = open_subject_keys(options.database, None, clear=False)
+        assert keys is not None, "a replay's ledger is a file"
+        stack.callback(keys.close)
+        _close_dead(engine, spill, keys)
         stack.callback(_sign, engine, options)
         clock = ReplayClock(SystemClock().utc_us(), past_us)
         keyring = stack.enter_context(TemporaryKeys(clock))
@@ -135,7 +139,7 @@ def open_environment(
         cache = PatternCache(
             options.pool_blocks, shape_for(options.block_tokens), device=options.device, clock=clock
         )
-        writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill)
+        writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill, subject_keys=keys)
         stack.callback(writer.close, CLOSE_SECONDS)
         observer = ReplayObserver(options.pool_blocks)
         table = compile_policy(policy, revision=1)
@@ -171,7 +175,7 @@ def pool_options(options: EnvironmentOptions) -> PoolOptions:
     )
 
 
-def _close_dead(engine: Engine, spill: Path) -> None:
+def _close_dead(engine: Engine, spill: Path, keys: SubjectKeys) -> None:
     """Close what a replay that was killed left behind, now: the next one's clock is in the past of that death."""
     query = (
         select(incarnations.c.id)
@@ -182,7 +186,7 @@ def _close_dead(engine: Engine, spill: Path) -> None:
         if connection.execute(query).first() is None:
             return
     clock = SystemClock()
-    writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill)
+    writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill, subject_keys=keys)
     writer.submit([WorkerStopped(clock.now_us(), WORKER, "closed", 0, ())])
     writer.close(CLOSE_SECONDS)
 

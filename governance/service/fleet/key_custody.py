@@ -16,7 +16,6 @@ from kvcustody.audit.events import KeysOrdered
 from kvcustody.audit.query.key_orders import KeyOrder, key_orders
 from kvcustody.audit.retention.purge_and_legal_hold import RetentionError
 from kvcustody.audit.retention.unlink_subject import UnlinkedSubject, unlink_subject
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind
 from kvcustody.audit.tlog.signing_key import SigningKeyError, read_signing_key
 from kvcustody.errors import LedgerUnavailable
@@ -68,8 +67,7 @@ def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: s
     """Destroy what says who a subject's pseudonyms are (rule 3); says what remains in which copies."""
     check_tenant_name(tenant)
     check_identifier("subject", subject)
-    url = service.settings.subject_keys_url
-    keys = None if url is None else SubjectKeys.open(url)  # of its own: the writer's belong to its thread
+    keys = service.settings.open_subject_keys()  # of its own: the writer's belong to its thread
     try:
         return unlink_subject(
             service.engine,

@@ -23,7 +23,6 @@ from kvcustody.audit.events.block_run_text import Extents
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.subjects.subject_table import sealed_rows
 from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.ingest.check_columns import Sender
@@ -107,6 +106,7 @@ class Ingest:
         after: Callable[..., None],
         keys: SubjectKeys | None = None,
         *,
+        clear_names: bool = False,
         readers: int = 0,
         timeout_seconds: float = 30.0,
     ) -> None:
@@ -114,12 +114,12 @@ class Ingest:
 
         `readers` processes read batches, as soon as there are large ones.
 
-        With `keys`, of this thread alone, the names in batches reach the ledger as tags.
+        With `keys`, of this thread alone, the names in batches reach the ledger as tags; without, only where
+        `clear_names` says so, and batches with names are refused else.
         """
-        self._keys = keys
         self._engine = engine
         self._after = after
-        self._committer = Committer(engine, SubjectDirectory())
+        self._committer = Committer(engine, SubjectDirectory(keys, clear_names=clear_names))
         self._timeout_seconds = timeout_seconds
         self._queue: deque[_Waiting] = deque()
         self._leaves = 0
@@ -222,8 +222,6 @@ class Ingest:
 
     def _write(self, group: list[_Waiting], *, skip_known: bool) -> None:
         names = [row for waiting in group for row in waiting.batch.names]
-        if names and self._keys is not None:
-            names = sealed_rows(self._keys, names)
         batches = [waiting.batch.batch for waiting in group if waiting.batch.batch.data]
         count = sum(len(batch.data) for batch in batches)
         if skip_known or self._engine.dialect.name != "sqlite":

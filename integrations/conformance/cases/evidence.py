@@ -158,7 +158,9 @@ def covered(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder) / 'ledger.sqlite'}")
         upgrade(store)
-        writer = EventWriter(store, worker="kit", clock=rig.clock, spill_directory=Path(folder) / "spill")
+        writer = EventWriter(
+            store, worker="kit", clock=rig.clock, spill_directory=Path(folder) / "spill", clear_names=True
+        )
         caps = rig.capabilities
         writer.submit([WorkerStarted(1, "kit", caps.blocks, caps.shards, 1, "cpu", caps.engine, 1)])
         writer.submit(rig.engine.ledger())

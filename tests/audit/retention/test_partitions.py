@@ -71,7 +71,9 @@ def half_a_year(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Live
     assert made == tuple(f"events_2026_0{month}" for month in range(1, 7))
     for month in range(1, 7):
         clock = VirtualClock(1, instant(2026, month, 1))
-        writer = EventWriter(engine, worker="w", clock=clock, spill_directory=folder / f"{month}")
+        writer = EventWriter(
+            engine, worker="w", clock=clock, spill_directory=folder / f"{month}", clear_names=True
+        )
         writer.submit([WorkerStarted(1, "w", 8, 1, 4096, "cpu", "test")])
         first = 84 * month
         writer.submit(

@@ -165,7 +165,8 @@ DISK = """
     engine = open_store(folder / "ledger.db")
     upgrade(engine)
     settings = WriterSettings(interval_seconds=0.002, retry_seconds=0.02)
-    writer = EventWriter(engine, worker="w", clock=SystemClock(), spill_directory=folder / "spill", settings=settings)
+    spill = folder / "spill"
+    writer = EventWriter(engine, worker="w", clock=SystemClock(), spill_directory=spill, settings=settings)
     event = KeyEvent(1, "acme", "made", 1, "operator")
     writer.submit_durable(event)
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

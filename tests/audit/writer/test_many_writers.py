@@ -31,7 +31,8 @@ from kvcustody.clock import SystemClock
 url, spill, name, count = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 settings = WriterSettings(batch=20, interval_seconds=0.0)
 engine = open_store(url, timeout_seconds=30)
-writer = EventWriter(engine, worker=name, clock=SystemClock(), spill_directory=spill, settings=settings)
+writer = EventWriter(engine, worker=name, clock=SystemClock(), spill_directory=spill, settings=settings,
+                     clear_names=True)
 print(writer.incarnation, flush=True)
 assert sys.stdin.readline() == "go\\n"  # all at once
 number = 0

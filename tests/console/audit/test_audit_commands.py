@@ -49,7 +49,9 @@ def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     shutil.copy(migrated, "kvcustody.db")
     engine = open_store("sqlite:///kvcustody.db", timeout_seconds=2.0)
     clock = SystemClock()
-    writer = EventWriter(engine, worker="w", clock=clock, spill_directory=tmp_path / "spill")
+    writer = EventWriter(
+        engine, worker="w", clock=clock, spill_directory=tmp_path / "spill", clear_names=True
+    )
     now = clock.now_us()
     writer.submit([WorkerStarted(now, "w", 8, 1, 4096, "cpu", "test")])
     writer.submit(

@@ -34,7 +34,9 @@ def ledger(tmp_path: Path) -> Path:
     upgrade(engine)
     runs = (Run(np.arange(4), 1),)
     proof = ("acme", "memset", "cpu", 4096 * 4, 550, 600, "full", 1.0, 4, "ok", runs)
-    writer = EventWriter(engine, worker="w", clock=SystemClock(), spill_directory=tmp_path / "spill")
+    writer = EventWriter(
+        engine, worker="w", clock=SystemClock(), spill_directory=tmp_path / "spill", clear_names=True
+    )
     writer.submit(
         [
             WorkerStarted(1, "w", 64, 2, 4096, "cpu", "test"),

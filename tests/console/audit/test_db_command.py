@@ -23,7 +23,7 @@ def ledger(tmp_path: Path) -> str:
     done = RUN.invoke(app, ["db", "upgrade", "--ledger", url, "--json"])
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"revision": SCHEMA_REVISION})
     engine = open_store(url)
-    writer = EventWriter(engine, worker="w", clock=SystemClock(), spill_directory=tmp_path)
+    writer = EventWriter(engine, worker="w", clock=SystemClock(), spill_directory=tmp_path, clear_names=True)
     writer.submit([GapRecorded(1, "test", number, number) for number in range(30)])
     writer.close()
     engine.dispose()

@@ -52,7 +52,9 @@ def ledger(tmp_path: Path) -> Path:
     upgrade(engine)
     runs = [Run(np.arange(4) + 10 * number, 1 + 4 * number) for number in range(5)]
     proof = ("memset", "cpu", 4096 * 4, 550, 600, "full", 1.0, 4, "ok", (runs[0],))
-    writer = EventWriter(engine, worker="w", clock=VirtualClock(), spill_directory=tmp_path / "spill")
+    writer = EventWriter(
+        engine, worker="w", clock=VirtualClock(), spill_directory=tmp_path / "spill", clear_names=True
+    )
     writer.submit(
         [
             WorkerStarted(1, "w", 64, 1, 4096, "cpu", "test"),

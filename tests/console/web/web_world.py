@@ -91,6 +91,7 @@ class World:
         trust.write_text(write_trust("test", listed))
         return ServiceSettings(
             database_url=self.database_url,
+            subject_keys_url=f"sqlite:///{self.folder / 'people.db'}",
             state_path=self.folder / "state",
             listen=self.address,
             signing_key_path=self.folder / "signing.key",
@@ -130,7 +131,7 @@ class FakeWorker:
         self.incarnation = uuid.uuid4().hex
         self.offset_us = service.clock.utc_us() - 90_000 * _SECOND  # it started more than a day ago
         service.fleet.register("worker", self.incarnation, self.offset_us)
-        self.directory = SubjectDirectory()
+        self.directory = SubjectDirectory(clear_names=True)
         self.context = Context(self.incarnation, self.offset_us, self.directory)
         self.sequence = self.residency = 0
         self.generation = 10

@@ -24,6 +24,7 @@ from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.report.subject_access import subject_page
 from kvcustody.audit.retention.purge_and_legal_hold import check_no_hold, place_hold
 from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import names_of
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.clock import VirtualClock
@@ -219,11 +220,12 @@ def test_every_leaf_about_a_tenant_names_its_issuer(tmp_path: Path, dropped: boo
         assigned = [(body["issuer"], body["tenants"]) for body in found if body["kind"] == "issuer-assigned"]
         assert assigned == [("corp", "bare"), ("partner", "qualified")]
         assert known_issuers(connection) == Issuers("corp", ("partner",))
+        keys = SubjectKeys.open(tmp_path / "ledger-subjects.db")
         people = {
             (tenant, subject): len(subject_page(connection, tenant, names, now_us=1 << 50).holdings)
             for tenant in (CORP, PARTNER)
             for subject in ("ada", "bob")
-            for names in [names_of(connection, tenant, subject, None)]
+            for names in [names_of(connection, tenant, subject, keys)]
         }
         assert people[CORP, "ada"] == 1
         assert people[CORP, "bob"] == int(dropped), "the control finds a stranger under the name"

@@ -45,7 +45,9 @@ def engine(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
 def writer(engine: Engine, tmp_path: Path) -> Iterator[EventWriter]:
     spill = tmp_path / "spill"
     spill.mkdir()
-    with contextlib.closing(EventWriter(engine, worker="w", clock=CLOCK, spill_directory=spill)) as made:
+    with contextlib.closing(
+        EventWriter(engine, worker="w", clock=CLOCK, spill_directory=spill, clear_names=True)
+    ) as made:
         yield made
 
 

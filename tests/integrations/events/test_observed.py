@@ -347,7 +347,9 @@ def ledger(tmp_path: Path, migrated: Path) -> Callable[[list[Event]], Any]:
 
     def write(events: list[Event]) -> Any:
         clock = VirtualClock(now_us=100 * HOUR)
-        writer = EventWriter(engine, worker="observer", clock=clock, spill_directory=tmp_path / "spill")
+        writer = EventWriter(
+            engine, worker="observer", clock=clock, spill_directory=tmp_path / "spill", clear_names=True
+        )
         writer.submit(events)
         writer.close()
         return engine

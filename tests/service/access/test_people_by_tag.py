@@ -103,7 +103,7 @@ def test_people_are_found_by_name_and_no_row_names_them(opened, tmp_path: Path) 
 def test_positive_control_a_service_without_the_keys_finds_only_what_stands_by_name(
     opened, tmp_path: Path
 ) -> None:
-    before = opened()
+    before = opened(subject_names="clear")
     keep_alice(before)
     assert before.custody() == ["internal"]
     before.service.close()
@@ -112,6 +112,6 @@ def test_positive_control_a_service_without_the_keys_finds_only_what_stands_by_n
     erasure = keyed.erase()
     assert keyed.custody() == ["internal"] * 2, "what stood by name before there were keys is found too"
     keyed.service.close()
-    without = opened(before, name="without")
+    without = opened(before, name="without", subject_names="clear")
     assert without.custody() == ["internal"] and without.orders() == {erasure: (False, None)}
     assert "alice" not in without.opening(erasure)

@@ -99,7 +99,8 @@ def database() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def opened(database: str, tmp_path_factory, opened_in, make_client, make_people) -> Opened:
-    service = opened_in(tmp_path_factory.mktemp("walls"), database_url=database)
+    folder = tmp_path_factory.mktemp("walls")
+    service = opened_in(folder, database_url=database, subject_keys_url=f"sqlite:///{folder}/people.db")
     assert service.row_walls
     opened = Opened(service, make_people(service), make_client(service))
     worker, key = Worker(), opened.people["worker"]

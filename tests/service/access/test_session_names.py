@@ -67,10 +67,8 @@ def opened(make_service: Any, make_client: Any, make_people: Any) -> Callable[..
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_sessions_are_found_by_name_without_rows(
-    opened: Callable[..., Desk], tmp_path: Path, keyed: bool
-) -> None:
-    desk = opened(**({"subject_keys_url": f"sqlite:///{tmp_path}/people.db"} if keyed else {}))
+def test_sessions_are_found_by_name_without_rows(opened: Callable[..., Desk], keyed: bool) -> None:
+    desk = opened(subject_names="sealed" if keyed else "clear")
     desk.tell()
     assert [desk.count(session) for session in SESSIONS] == [1] * len(SESSIONS)
     assert desk.count("another") == 0
@@ -83,7 +81,7 @@ def test_sessions_are_found_by_name_without_rows(
 def test_a_batch_of_a_release_without_secrets_names_its_sessions_by_rows(
     opened: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = opened()
+    desk = opened(subject_names="clear")
     monkeypatch.setattr(SubjectDirectory, "_derived", lambda *_: None)  # as that release named sessions
     monkeypatch.setattr(SubjectDirectory, "_invented", by_chance)
     desk.tell(secrets=False)
@@ -115,7 +113,7 @@ def test_a_secret_is_of_no_use_without_the_subjects_key(
 
 
 def test_who_an_erasure_is_about_has_a_row_though_no_database_was_asked() -> None:
-    directory = SubjectDirectory()
+    directory = SubjectDirectory(clear_names=True)
     session = directory("acme", "alice", "chat-1")
     subject = directory("acme", "alice")
     assert [row[0] for row in directory.fresh()] == [subject], "control: else a session has none"
@@ -128,7 +126,7 @@ def test_who_an_erasure_is_about_has_a_row_though_no_database_was_asked() -> Non
 
 @pytest.mark.parametrize("dropped", [True, False])
 def test_sessions_have_other_pseudonyms_once_their_subject_is_forgotten(dropped: bool) -> None:
-    directory = SubjectDirectory()
+    directory = SubjectDirectory(clear_names=True)
     before = directory("acme", "alice", "chat-1")
     other = directory("acme", "bob", "chat-1")
     directory.settle(directory.fresh())
@@ -142,7 +140,7 @@ def test_a_worker_that_names_very_many_forgets_those_that_are_durable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kvcustody.audit.subjects.pseudonym_directory._CACHED_MAX", 10)
-    directory = SubjectDirectory()
+    directory = SubjectDirectory(clear_names=True)
     first = directory("acme", "user-0", "chat")
     directory.settle(directory.fresh())
     directory.trim()

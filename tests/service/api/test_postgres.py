@@ -60,9 +60,11 @@ def _restart(server: Any) -> None:
 
 
 def test_a_service_on_postgres_loses_nothing_when_the_database_restarts(
-    postgres: Any, make_service: Callable[..., Service], make_client: Callable[..., Any]
+    postgres: Any, tmp_path: Path, make_service: Callable[..., Service], make_client: Callable[..., Any]
 ) -> None:
-    service = make_service(database_url=postgres.get_uri())
+    service = make_service(
+        database_url=postgres.get_uri(), subject_keys_url=f"sqlite:///{tmp_path}/people.db"
+    )
     client = make_client(service)
     keys = {}
     for name, role in (("w1", Role.WORKER), ("auditor", Role.AUDITOR)):

@@ -14,6 +14,7 @@ from control_plane_world import MODEL, PROMPT, ControlPlane, ask, known, until
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.retention.unlink_subject import unlink_subject
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import subject_names, unlinkings
 from kvcustody.errors import ServiceError
 from kvcustody.governance.admission_outcome import Admission
@@ -202,17 +203,18 @@ def test_a_worker_forgets_a_subject_that_was_redacted(
         monkeypatch.setattr(RemoteLedger, "note_unlinkings", lambda *_: None)
     engine = open_store(plane.folder / "ledger.db", timeout_seconds=5.0)
     ada, bob = f"ada-{told}", f"bob-{told}"
+    keys = SubjectKeys.open(plane.folder / "ledger-subjects.db")
 
     def names() -> list[list[str]]:
         with engine.connect() as connection:
-            return [subject_names(connection, "reader", who) for who in (ada, bob)]
+            return [subject_names(connection, "reader", who, keys) for who in (ada, bob)]
 
     with plane.worker() as worker:
         for who in (ada, bob):
             ask(worker, "reader", who)
         assert worker.writer.flush()
         before = names()
-        redacted = unlink_subject(engine, "reader", ada, keys=None, actor="dpo", reason="test")
+        redacted = unlink_subject(engine, "reader", ada, keys=keys, actor="dpo", reason="test")
         with engine.connect() as connection:
             count = unlinkings(connection)
         if told:
@@ -222,6 +224,7 @@ def test_a_worker_forgets_a_subject_that_was_redacted(
         assert worker.writer.flush()
     after = names()
     engine.dispose()
+    keys.close()
     assert redacted.pseudonyms == 1 and [len(found) for found in before] == [1, 1]
     assert after[1] == before[1], "nobody else gets another"
     assert bool(after[0]) == told and after[0] != before[0]

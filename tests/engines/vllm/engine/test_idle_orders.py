@@ -29,7 +29,7 @@ PROMPT = [*range(20, 20 + 3 * BLOCK), 17]
 def put(deployment: Deployment, spill: Path, event: Event) -> None:
     """As another process on the same ledger does."""
     store = open_store(deployment.ledger_url)
-    writer = EventWriter(store, worker="desk", clock=CLOCK, spill_directory=spill)
+    writer = EventWriter(store, worker="desk", clock=CLOCK, spill_directory=spill, clear_names=True)
     writer.submit_durable(event)
     writer.close()
     store.dispose()
