@@ -11,6 +11,9 @@
 5. Recording never blocks scrubbing: no call here waits for the database except `submit_durable`, `flush` and `close`.
 6. At start, spills are replayed and the custody of this worker's dead incarnations is closed as unproven. A worker
    name is one process at a time.
+7. Used as a context manager, it records the orderly end of a process without memory of its own, whatever ended the
+   block: such a process comes back as dead only where it was killed. One with memory records its end by itself, with
+   its pool's counters, once its custody has ended.
 """
 
 from __future__ import annotations
@@ -21,13 +24,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.engine import WRITE, StoreGoneError, describe, ledger_error
-from kvcustody.audit.events import Context, Event, GapRecorded
+from kvcustody.audit.events import Context, Event, GapRecorded, WorkerStopped
 from kvcustody.audit.events.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory, names_anybody
@@ -100,6 +104,7 @@ class EventWriter:
     ) -> None:
         """`clear_names`: without `subject_keys`, subjects' names stand in the ledger; else no event may name one."""
         self._engine = engine
+        self._worker = worker
         self._clock = clock
         self._settings = settings = settings or WriterSettings()
         self.incarnation = uuid.uuid4().hex
@@ -119,6 +124,7 @@ class EventWriter:
         self._mark = DurableWatermark()
         self._ahead = NOTHING  # encoded during the last commit
         self._stop_at = float("inf")
+        self._end_recorded = False
         self._committer = Committer(engine, self._directory)
         self._spill = SpillFile(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
         self._outage = DatabaseOutage(
@@ -251,6 +257,23 @@ class EventWriter:
         if missing:
             cause = self._outage.cause or "the writer stopped"
             raise LedgerError(f"`{missing}` events are not recorded: {cause}", missing=missing, cause=cause)
+
+    def record_end(self) -> None:
+        """Put on record, once, that this process ends in order and held no memory of its own (rule 7)."""
+        if not self._end_recorded:
+            self._end_recorded = True
+            self.submit([WorkerStopped(self._clock.now_us(), self._worker, "closed", 0, ())])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.record_end()
+        finally:
+            self.close()
 
     # -- the writer's thread --------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 1. `record_operator_act` returned means committed; otherwise it raises `LedgerUnavailable` and the act must not happen
    (class A).
+2. The process's own orderly end is on record behind the act.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from kvcustody.audit.events import Event
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
 
@@ -27,12 +29,23 @@ def record_operator_act(engine: Engine, make: Callable[[int], Event], *, clock: 
 
 
 @contextmanager
-def recorder(engine: Engine, clock: Clock, prefix: str = "console") -> Iterator[EventWriter]:
-    """A writer of its own name, for as long as an act takes."""
+def recorder(
+    engine: Engine,
+    clock: Clock,
+    prefix: str = "console",
+    *,
+    subject_keys: SubjectKeys | None = None,
+    clear_names: bool = False,
+) -> Iterator[EventWriter]:
+    """A writer of its own name, for as long as an act takes; subjects' names as `EventWriter` takes them."""
     with tempfile.TemporaryDirectory(prefix="kvcustody-record-") as folder:
         name = f"{prefix}-{uuid.uuid4().hex[:12]}"
-        writer = EventWriter(engine, worker=name, clock=clock, spill_directory=Path(folder))
-        try:
+        with EventWriter(
+            engine,
+            worker=name,
+            clock=clock,
+            spill_directory=Path(folder),
+            subject_keys=subject_keys,
+            clear_names=clear_names,
+        ) as writer:
             yield writer
-        finally:
-            writer.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -14,12 +13,11 @@ import typer
 
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening
 from kvcustody.audit.erasure.requests_and_answers import Status, names, requests, status
-from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.command import EXIT_ERROR, Json, Yes, confirm, make_table, print_json, stdout
 from kvcustody.console.erasure.page import render
@@ -91,7 +89,6 @@ def request(
     with (
         subject_store(subject_keys, ledger) as keys,
         writing(ledger) as engine,
-        tempfile.TemporaryDirectory() as spill,
     ):
         clear = subject_names is SubjectNames.CLEAR and subject_keys is None
         if keys is None and not clear and (subject is not None or session is not None):
@@ -101,22 +98,10 @@ def request(
             )
         with engine.connect() as connection:
             selector = selector._replace(tenant=known_tenant(connection, tenant))
-        name = f"console-{uuid.uuid4().hex[:12]}"
-        writer = EventWriter(
-            engine,
-            worker=name,
-            clock=clock,
-            spill_directory=Path(spill),
-            subject_keys=None if clear else keys,
-            clear_names=clear,
-        )
-        try:
+        with recorder(engine, clock, subject_keys=None if clear else keys, clear_names=clear) as writer:
             now_us = clock.now_us()
             deadline_us = now_us + within_seconds * MICROSECONDS
             writer.submit_durable(request_event(selector, erasure, actor, deadline_us, now_us))
-            writer.submit([WorkerStopped(clock.now_us(), name, "closed", 0, ())])
-        finally:
-            writer.close()
     if as_json:
         print_json({"erasure": erasure, "kind": selector.kind, "within_seconds": within_seconds})
     else:

@@ -153,8 +153,9 @@ def open_workflow(store: str, trust: Path, remote: Remote = Remote()) -> Iterato
         spill = folder / "spill" if is_folder else folder
         spill.mkdir(mode=0o700, parents=True, exist_ok=True)
         clock = DeadlineClock(SystemClock(), spill / "clock.json")
-        writer = EventWriter(engine, worker="policy-release", clock=clock, spill_directory=spill)
-        stack.callback(writer.close)
+        writer = stack.enter_context(
+            EventWriter(engine, worker="policy-release", clock=clock, spill_directory=spill)
+        )
         kept: ReleaseStore = FolderStore(folder) if is_folder else SqlStore(engine)
         yield ReleaseWorkflow(kept, trusted, clock=clock, ledger=writer)
 

@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 import typer
 
-from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.query.custody import findings
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
@@ -85,19 +84,15 @@ def close_dead(
     clock = SystemClock()
     clear = subject_names is SubjectNames.CLEAR and subject_keys is None
     with subject_store(subject_keys, ledger) as keys, writing(ledger) as engine:
-        writer = EventWriter(
+        with EventWriter(
             engine,
             worker=worker,
             clock=clock,
             spill_directory=spill,
             subject_keys=None if clear else keys,
             clear_names=clear,
-        )
-        try:
-            writer.submit([WorkerStopped(clock.now_us(), worker, "closed", 0, ())])
-            writer.flush()
-        finally:
-            writer.close()
+        ):
+            pass  # opening it closes them
         with engine.connect() as connection:
             left = [one.incarnation for one in dead_incarnations(connection) if one.worker == worker]
     if as_json:

@@ -106,9 +106,17 @@ class Attempts:
 class AttemptsReporter:
     """Attempts of a process that takes no steps: `record` is called at the end of a window, on a thread of its own."""
 
-    def __init__(self, attempts: Attempts, record: Callable[[Sequence[Attempted]], object]) -> None:
+    def __init__(
+        self,
+        attempts: Attempts,
+        record: Callable[[Sequence[Attempted]], object],
+        *,
+        ended: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`ended` is called once nothing is recorded any more."""
         self.attempts = attempts
         self._record = record
+        self._ended = ended
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._closed = False
@@ -141,6 +149,7 @@ class AttemptsReporter:
         if timer is not None:
             timer.cancel()
         self.flush()
+        self._ended()
 
     def _arm(self) -> None:
         with self._lock:

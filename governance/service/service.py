@@ -3,6 +3,7 @@
 1. Nothing is answered before the ledger's writer runs, and the writer ends after the last request has.
 2. `record` returns once a class A event is durable, or raises: what it guards then does not happen.
 3. Reads run on connections that cannot write.
+4. However it comes to close, its own orderly end is the last that it records, and is signed.
 """
 
 from __future__ import annotations
@@ -91,22 +92,24 @@ class Service:
             _log.warning(
                 "the ledger knows people by tags: with `subject_names: clear` those are not found by name"
             )
-        self.writer = TracedWriter(
-            self.engine,
-            worker=settings.name,
-            clock=clock,
-            spill_directory=folder / "spill",
-            subject_keys=self.subject_keys,
-            clear_names=settings.subject_names == "clear",
+        self.writer = stack.enter_context(
+            TracedWriter(
+                self.engine,
+                worker=settings.name,
+                clock=clock,
+                spill_directory=folder / "spill",
+                subject_keys=self.subject_keys,
+                clear_names=settings.subject_names == "clear",
+            )
         )
-        stack.callback(self.writer.close)
+        self.signer: CheckpointSigner | None = None
+        self.signer = self._signer(stack)
+        stack.callback(self.writer.record_end)  # behind whatever else it records, and signed
         self.attempts = AttemptsReporter(
             Attempts("service", clock),
             lambda taken: self.submit(events_of("service", taken, self.clock.now_us())),
         )
         stack.callback(self.attempts.close)
-        self.signer: CheckpointSigner | None = None
-        self.signer = self._signer(stack)
         issuers = [issuer.name for issuer in settings.issuers]
         self.principals = Principals(self.engine, KeyHasher(), clock, self.record, issuers)
         self.sessions = Sessions(

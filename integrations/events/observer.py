@@ -16,7 +16,7 @@ from typing import Any
 
 from kvcustody._version import __version__
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import ObservationStarted, WorkerStopped
+from kvcustody.audit.events import ObservationStarted
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, Clock, SystemClock
 from kvcustody.governance.ledger_protocol import Ledger
@@ -128,8 +128,6 @@ def open_observer(watch: WatchOptions, *, clock: Clock | None = None) -> Iterato
             yield observer
         finally:
             observer.flush()
-            if writer is not None:
-                writer.submit([WorkerStopped(clock.now_us(), watch.name, "observer closed", 0, ())])
 
 
 def _open_ledger(watch: WatchOptions, stack: ExitStack, clock: Clock) -> EventWriter:
@@ -138,8 +136,9 @@ def _open_ledger(watch: WatchOptions, stack: ExitStack, clock: Clock) -> EventWr
     stack.callback(store.dispose)
     upgrade(store)
     watch.spill.mkdir(mode=0o700, parents=True, exist_ok=True)
-    writer = EventWriter(store, worker=watch.name, clock=clock, spill_directory=watch.spill)
-    stack.callback(writer.close)
+    writer = stack.enter_context(
+        EventWriter(store, worker=watch.name, clock=clock, spill_directory=watch.spill)
+    )
     software = f"kvcustody {__version__}"
     table = watch.table
     writer.submit(

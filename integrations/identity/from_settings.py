@@ -78,7 +78,8 @@ def _process_clock(settings: Settings, clock: Clock | None) -> DeadlineClock:
 
 def open_attempts(settings: Settings, clock: Clock) -> AttemptsReporter:
     """What a door notes its refusals in; close it at the end."""
-    return AttemptsReporter(Attempts(_PLACE, clock), _Recorder(settings, clock))
+    recorder_ = _Recorder(settings, clock)
+    return AttemptsReporter(Attempts(_PLACE, clock), recorder_, ended=recorder_.close)
 
 
 class _Recorder:
@@ -91,7 +92,7 @@ class _Recorder:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._stack = ExitStack()  # open until the process ends
+        self._stack = ExitStack()  # open until `close`
         self._connection: ControlPlaneConnection | None = None
         self._writer: EventWriter | None = None
 
@@ -100,6 +101,10 @@ class _Recorder:
             self._hand_over(taken)
         else:
             self._write(taken)
+
+    def close(self) -> None:
+        """Record the orderly end of what was opened; nothing is recorded after it."""
+        self._stack.close()
 
     def _hand_over(self, taken: Sequence[Attempted]) -> None:
         if self._connection is None:

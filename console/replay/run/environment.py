@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody._version import __version__
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.database.engine import ledger_error, open_store
-from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted, WorkerStopped
+from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted
 from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
 from kvcustody.audit.tlog.signed_note import KeyKind
@@ -186,9 +186,8 @@ def _close_dead(engine: Engine, spill: Path, keys: SubjectKeys) -> None:
         if connection.execute(query).first() is None:
             return
     clock = SystemClock()
-    writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill, subject_keys=keys)
-    writer.submit([WorkerStopped(clock.now_us(), WORKER, "closed", 0, ())])
-    writer.close(CLOSE_SECONDS)
+    with EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill, subject_keys=keys):
+        pass  # opening it closes what was left
 
 
 def _sign(engine: Engine, options: EnvironmentOptions) -> None:

@@ -40,8 +40,8 @@ def open_administration(settings: ServiceSettings, *, clock: Clock | None = None
         stack.callback(engine.dispose)
         upgrade(engine)
         spill = settings.state_path / "spill-local"
-        writer = EventWriter(engine, worker=f"{settings.name}.local", clock=clock, spill_directory=spill)
-        stack.callback(writer.close)
+        name = f"{settings.name}.local"
+        writer = stack.enter_context(EventWriter(engine, worker=name, clock=clock, spill_directory=spill))
         issuers = [issuer.name for issuer in settings.issuers]
         book = Principals(engine, KeyHasher(), clock, writer.submit_durable, issuers)
         yield Administration(book, local_name())

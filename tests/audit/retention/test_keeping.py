@@ -206,7 +206,7 @@ def test_proofs_outlive_redaction(store: Engine, make_writer: Any, keys: Subject
     sign(store, tmp_path)
     write_export(tmp_path / "export", LedgerSource(store), made_at_us=1)
     found = verify_export(tmp_path / "export", [str(KEY.verifier)])
-    assert found.ok and found.logs[0].kinds["subject-unlinked"] == 1
+    assert found.ok and sum(log.kinds["subject-unlinked"] for log in found.logs) == 1
 
 
 def test_whoever_comes_back_is_somebody_else(any_store: Engine, make_writer: Any, keys: SubjectKeys) -> None:

@@ -271,9 +271,9 @@ def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Re
         "problem": "",
     }
     run("audit sink attach hook --actor ops")
-    assert answer(run(target))["delivered"] == 2 and answer(run("audit sink status hook --json"))["attached"]
+    assert answer(run(target))["delivered"] == 4 and answer(run("audit sink status hook --json"))["attached"]
     kinds = [event["type"] for event in receiver.bodies[-1]]
-    assert kinds == ["kvcustody.sink-changed.v1"] * 2
+    assert kinds == ["kvcustody.sink-changed.v1", "kvcustody.worker-stopped.v1"] * 2
 
 
 def test_every_command_teaches_by_example(run: Run) -> None:
