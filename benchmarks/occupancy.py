@@ -1,7 +1,7 @@
 """What occupancy of a pool tells one tenant of another: bits of an amount that one look gives away, by profile.
 
 The victim holds one of eight amounts of the pool (so 3 bits is all there is to tell), cached or in running requests;
-the attacker looks in four ways (`tests/redteam/occupancy_channel.py` says which). Estimates are plug-in mutual
+the attacker looks in four ways (`tests/redteam/occupancy/` says which). Estimates are plug-in mutual
 information, each beside the 95 % quantile that chance alone gives; 0 means that every trial looked the same.
 Run: `python benchmarks/occupancy.py --json benchmarks/results/occupancy-cpu.json` [--trials 2000].
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "redteam"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "redteam" / "occupancy"))
 
 import hardware
 from occupancy_channel import SETTINGS, WAYS, measure

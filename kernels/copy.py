@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.errors import DeviceError
-from kvcustody.kernels.launch import HAS_TRITON, launch, uses_triton
+from kvcustody.kernels.launch import HAS_TRITON, launch, to_device, uses_triton
 from kvcustody.kernels.segment import BlockIndices, SegmentTable, ascending, block_list
 
 GATHER_BYTES = 4 << 20  # bytes in flight between source and target on the torch path
@@ -41,7 +41,7 @@ def copy(table: SegmentTable, source: BlockIndices, target: BlockIndices) -> int
     if len(both):
         raise DeviceError(f"block `{both[0]}` is both a source and a target", block=int(both[0]))
     if uses_triton(table):
-        lists = torch.from_numpy(np.stack((sources, targets))).to(table.device)
+        lists = to_device(np.stack((sources, targets)), table.device)
         launch(copy_kernel, table, (lists[0], lists[1]))
     else:
         copy_reference(table, sources, targets)
@@ -62,7 +62,17 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit(  # type: ignore[untyped-decorator]
+        do_not_specialize=[
+            "source_list",
+            "target_list",
+            "tile_address",
+            "tile_stride",
+            "tile_bytes",
+            "blocks",
+            "tiles",
+        ]
+    )
     def copy_kernel(  # type: ignore[no-untyped-def]
         source_list,
         target_list,

@@ -1,8 +1,10 @@
-"""The work list of a scrub: one 64-bit entry a run of adjacent blocks, so that one small copy carries it all.
+"""The work list of a scrub: one 64-bit entry a run of adjacent blocks, so that one small list carries it all.
 
-    bits 0-31 first block | bits 32-55 blocks in the run | bit 61 plant a fault (tests) | bit 62 read back
+    bits 0-31 first block | 32-42 blocks in the run | 43-60 position | 61 plant a fault (tests) | 62 read back
 
-- The entries of a list name each block once, in ascending order, and no block outside the pool.
+- The position is the place of the run's first block in the list of blocks: the flag of the run's n-th block is flag
+  `position + n`, so each block that is read back has one of its own.
+- The entries of a list are in ascending order, and no block is outside the pool.
 - A run is never longer than `group`: what one program of the kernel writes at once.
 - `IDLE` names a block that no pool has: the kernel skips it, so a list may be padded to a fixed length.
 """
@@ -13,40 +15,70 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_BITS = 32
-COUNT_BITS = 24
+COUNT_BITS = 11
+POSITION_BITS = 18
+GROUP_MAX = (1 << COUNT_BITS) - 1
+BLOCKS_MAX = 1 << POSITION_BITS  # of one list
 FAULT = 1 << 61
 READ_BACK = 1 << 62
 IDLE = (1 << BLOCK_BITS) - 1  # count 0
+POSITION_SHIFT = BLOCK_BITS + COUNT_BITS
+_POSITIONS = np.arange(BLOCKS_MAX, dtype=np.int64) << POSITION_SHIFT
 
 
 def entries_of(
     ordered: NDArray[np.int64], group: int, *, read_back: NDArray[np.bool_] | bool = False
 ) -> NDArray[np.int64]:
-    """int64 [entries] for the ascending list `ordered`, at most `group` adjacent blocks an entry.
+    """int64 [entries] for the list `ordered`, ascending or lists that are, at most `group` adjacent blocks an entry.
 
-    read_back: for all, or bool [blocks] for each; blocks of one entry are all read back, or none is.
+    read_back: for all, or bool [blocks] for each; blocks of one entry are all read back, or none is. A list that is
+    read back has at most `BLOCKS_MAX` blocks; without it entries have no position.
     """
     count = len(ordered)
-    if group == 1 or not count:
+    starts: NDArray[np.int64] | slice = slice(None)
+    if group == 1 or count < 2:
         entries = ordered | (1 << BLOCK_BITS)
-        return entries | np.where(read_back, READ_BACK, 0) if count else entries
-    marked = np.broadcast_to(read_back, ordered.shape)
-    starts = _starts(ordered, marked, group)
-    lengths = np.diff(np.append(starts, count))
-    entries = ordered[starts] | (lengths << BLOCK_BITS)
-    return entries | np.where(marked[starts], READ_BACK, 0)
+    else:
+        starts, lengths = _runs(ordered, read_back, group)
+        entries = ordered[starts]
+        lengths <<= BLOCK_BITS
+        entries |= lengths
+    if read_back is False or not count:
+        return entries
+    entries |= _POSITIONS[:count][starts]
+    if read_back is True:
+        return entries | READ_BACK
+    return np.where(np.asarray(read_back)[starts], entries | READ_BACK, entries)
 
 
-def _starts(ordered: NDArray[np.int64], marked: NDArray[np.bool_], group: int) -> NDArray[np.int64]:
-    """Where each entry begins: at a gap, where the mark changes, and after every `group` blocks of a run."""
-    place = np.arange(len(ordered))
-    gap = np.ones(len(ordered), dtype=bool)
-    np.logical_or(np.diff(ordered) != 1, marked[1:] != marked[:-1], out=gap[1:])
-    run_start = np.maximum.accumulate(np.where(gap, place, 0))
-    return np.flatnonzero((place - run_start) % group == 0)
+def _runs(
+    ordered: NDArray[np.int64], read_back: NDArray[np.bool_] | bool, group: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each entry begins, and its blocks: at a gap, where the mark changes, and after `group` blocks of a run."""
+    gap = ordered[1:] - ordered[:-1] != 1
+    if not isinstance(read_back, bool):
+        gap |= read_back[1:] != read_back[:-1]
+    breaks = gap.nonzero()[0]
+    bounds = np.empty(len(breaks) + 2, dtype=np.int64)
+    bounds[0], bounds[-1] = 0, len(ordered)
+    np.add(breaks, 1, out=bounds[1:-1])
+    starts = bounds[:-1]
+    lengths = bounds[1:] - starts
+    if len(ordered) <= group or len(breaks) == len(gap) or int(lengths.max()) <= group:
+        return starts, lengths
+    pieces = -(-lengths // group)
+    behind = pieces.cumsum()
+    place = np.arange(int(behind[-1])) - (behind - pieces).repeat(pieces)
+    place *= group
+    return starts.repeat(pieces) + place, np.minimum(lengths.repeat(pieces) - place, group)
 
 
 def blocks_of(entry: int) -> NDArray[np.int64]:
     """The blocks that one entry names."""
     first = entry & ((1 << BLOCK_BITS) - 1)
-    return np.arange(first, first + ((entry >> BLOCK_BITS) & ((1 << COUNT_BITS) - 1)), dtype=np.int64)
+    return np.arange(first, first + ((entry >> BLOCK_BITS) & GROUP_MAX), dtype=np.int64)
+
+
+def position_of(entry: int) -> int:
+    """The place of the entry's first block in the list of blocks."""
+    return (entry >> POSITION_SHIFT) & (BLOCKS_MAX - 1)

@@ -1,54 +1,81 @@
 """Scrubs on a stream of their own, ordered against the engine's streams by events, never by the host.
 
-    ordered.used()                        # after a step: what it uses may end later
-    ordered.launch(blocks, read_back)     # zero what has ended; returns at once
-    ordered.order_before()                # before a step that writes fresh blocks
-    ordered.answered()                    # the launches that have retired, for receipts
+    ordered.used()                          # after a step: what it uses may end later
+    ordered.launch([(blocks, read_back)])   # zero what has ended; returns at once
+    ordered.order_before()                  # before a step that writes fresh blocks
+    ordered.answered()                      # the launches that have retired, for receipts
 
     engine    ... last use | .......................... | next writer ...
-    scrub                  └─ wait ─ upload, zero, read back ─ event ─┘ wait
+    scrub                  └─ wait ─ zero, read back ─ event ─┘ wait
 
 - A launch starts, on the device, after every use that `used` recorded before it.
-- What a stream does after `order_before` starts, on the device, after every launch made before it.
-- Nothing here waits on the host, but `settle` and a launch that finds every staging slot in flight.
+- What a stream does after `order_before` starts, on the device, after every launch made before it. `order_handed_out`
+  is the same where a block that is still being scrubbed was handed out, and nothing where none was.
+- Whatever the number of batches, a launch is one kernel: it reads the list, and writes flags and count, in host memory.
+- Nothing here waits on the host but `settle` and a launch that finds every staging slot in flight.
 - A launch's answer is given only when its event has retired: a receipt never speaks of what is still running.
+- A block is named where its own flag says so. It is never read again: by then it may be somebody else's.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvcustody.kernels.entry import BLOCK_BITS, FAULT, READ_BACK, blocks_of, entries_of
+from kvcustody.errors import DeviceError
+from kvcustody.kernels.entry import (
+    BLOCK_BITS,
+    FAULT,
+    POSITION_SHIFT,
+    READ_BACK,
+    blocks_of,
+    entries_of,
+    position_of,
+)
 from kvcustody.kernels.launch import uses_triton
 from kvcustody.kernels.scrub import launch_scrub, scrub_reference
 from kvcustody.kernels.segment import SegmentTable, ascending, block_list
-from kvcustody.kernels.staging import CAPACITY_ENTRIES, Slot, StreamEvent, WorkListStaging
+from kvcustody.kernels.staging import CAPACITY_BLOCKS, Slot, StreamEvent, WorkListStaging
 from kvcustody.kernels.strategy import Strategy, strategy_of
 from kvcustody.kernels.streams import CudaStreams, Streams
-from kvcustody.kernels.verify import verify, verify_reference
+from kvcustody.kernels.verify import verify_reference
+
+NO_BLOCKS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+Batch = tuple[NDArray[np.int64], NDArray[np.bool_] | bool]
+"""Blocks, each once, and which of them are read back: bool [blocks], or one for all."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetiredScrub:
-    """One launch, retired: its number, and the blocks that were read back and are not zero."""
+class RetiredScrub(NamedTuple):
+    """One launch, retired: its number, and by batch the blocks that were read back and are not zero."""
 
     number: int
-    dirty: NDArray[np.int64]
+    dirty: tuple[NDArray[np.int64], ...]
 
 
-@dataclass(frozen=True, slots=True)
 class _Launch:
-    number: int
-    event: StreamEvent
-    slots: tuple[Slot, ...]
-    raised: list[int]  # entries that did not verify; slots add theirs before they are used again
-    counted: torch.Tensor  # the device's count of bytes at the end of this launch, on the host
+    """One launch in flight: its lists, and what its slots have told so far."""
+
+    __slots__ = ("bounds", "counted", "listed", "number", "raised", "slots")
+
+    def __init__(self, number: int, listed: NDArray[np.int64], bounds: list[int]) -> None:
+        self.number = number
+        self.listed, self.bounds = (
+            listed,
+            bounds,
+        )  # the blocks of all batches; where each batch begins, and the end
+        self.counted = 0  # bytes, by the device, at the end of this launch
+        self.raised: list[NDArray[np.int64]] = []  # places in the list of blocks that did not verify
+        self.slots: list[Slot] = []  # those that have told nothing yet
+
+    def has_retired(self) -> bool:
+        """On the device; slots are used again in turn, so the last one tells last."""
+        return not self.slots or self.slots[-1].event.query()
 
 
 class OrderedScrub:
@@ -60,7 +87,7 @@ class OrderedScrub:
         *,
         streams: Streams | None = None,
         strategy: Strategy | None = None,
-        capacity: int = CAPACITY_ENTRIES,
+        capacity: int = CAPACITY_BLOCKS,
     ) -> None:
         self.table = table
         self._streams = streams or CudaStreams(table.device)
@@ -68,11 +95,12 @@ class OrderedScrub:
         self._stream = self._streams.side()
         self._staging = WorkListStaging(table.device, capacity=capacity, event=self._streams.event)
         self._uses: dict[Any, StreamEvent] = {}
-        self._last: StreamEvent | None = None
+        self._last: _Launch | None = None
         self._launches: deque[_Launch] = deque()
         self._numbers = 0
         self._counted_bytes = 0
-        self._free: list[torch.Tensor] = []  # pinned words for counts, used again
+        self._launch_of = np.zeros(table.blocks, dtype=np.int64)  # the newest launch that lists a block
+        self._expected = False  # a block was handed out whose launch is in flight
 
     @property
     def scrubbed_blocks(self) -> int:
@@ -97,110 +125,184 @@ class OrderedScrub:
             event = self._uses[stream] = self._streams.event()
         event.record(stream)
 
+    def hand_out(self, blocks: NDArray[np.int64]) -> None:
+        """`blocks` are about to be written: `order_handed_out` waits if one of them is still being scrubbed."""
+        if self._launches and len(blocks) and not self._expected:
+            self._expected = int(self._launch_of[blocks].max()) >= self._launches[0].number
+
+    def order_handed_out(self, stream: Any = None) -> None:
+        """Let later work of `stream` find every block zero that `hand_out` named since the last call."""
+        if self._expected:
+            self.order_before(stream)
+
     def order_before(self, stream: Any = None) -> None:
         """Let later work of `stream` find every block zero that was launched until now."""
-        if self._last is not None:
-            self._streams.wait(self._streams.current() if stream is None else stream, self._last)
+        self._expected = False
+        if self._last is not None and self._last.slots:
+            event = self._last.slots[-1].event
+            self._streams.wait(self._streams.current() if stream is None else stream, event)
 
-    def launch(
-        self,
-        blocks: NDArray[np.int64],
-        read_back: NDArray[np.int64],
-        *,
-        faults: NDArray[np.int64] | None = None,
-    ) -> int:
-        """Zero `blocks` on the scrub stream and read `read_back` of them back; returns the launch's number.
+    def launch(self, batches: Sequence[Batch], *, faults: NDArray[np.int64] | None = None) -> int:
+        """Zero the blocks of every batch on the scrub stream, in one launch; returns its number.
 
-        faults: blocks that are written to after they were zeroed, in tests. Raises `DeviceError` on bad lists.
+        faults: blocks that are written to after they were zeroed, in tests. Raises `DeviceError` on bad lists, while
+        the caller's stream records a graph (the scrub would run at each replay), and where the device has failed.
         """
-        ordered = ascending(block_list(self.table, blocks))
-        strategy = self._strategy or strategy_of(self.table)
-        entries = entries_of(ordered, strategy.group, read_back=np.isin(ordered, read_back))
-        if faults is not None and len(faults):
-            entries = _with_faults(entries, faults)
-        for event in self._uses.values():
-            self._streams.wait(self._stream, event)
-        raised: list[int] = []
-        size, marked = self._staging.capacity, len(read_back) > 0
-        parts = (entries[at : at + size] for at in range(0, len(entries), size))
-        slots = [self._send(part, strategy, raised if marked else None, faults is not None) for part in parts]
-        counted = self._free.pop() if self._free else self._pinned_count()
-        self._streams.run(self._stream, lambda: _copy(self.table.counter, counted))
-        last = self._streams.event()
-        last.record(self._stream)
-        self._last = last
-        self._numbers += 1
-        self._launches.append(_Launch(self._numbers, last, tuple(slots), raised, counted))
-        return self._numbers
+        if self._streams.is_capturing():
+            raise DeviceError(
+                "a scrub was asked for while the current stream records a graph: it would be recorded instead of done"
+            )
+        strategy = self._strategy
+        if strategy is None:
+            strategy = self._strategy = strategy_of(self.table)
+        listed, bounds, marks = _joined(self.table, batches)
+        launch = _Launch(self._numbers + 1, listed, bounds)
+        size = self._staging.capacity
+        try:
+            for event in self._uses.values():
+                self._streams.wait(self._stream, event)
+            for first in range(0, len(listed), size) if len(listed) > size else (0,):
+                part = listed if len(listed) <= size else listed[first : first + size]
+                mark = marks if isinstance(marks, bool) else marks[first : first + size]
+                entries = entries_of(part, strategy.group, read_back=mark)
+                if faults is not None and len(faults):
+                    entries = _with_faults(entries, faults)
+                self._send(
+                    launch, entries, first, 0 if mark is False else len(part), strategy, faults is not None
+                )
+        except RuntimeError as error:
+            raise _failed(self.table, error) from error
+        self._numbers, self._last = launch.number, launch
+        self._launch_of[listed] = launch.number
+        self._launches.append(launch)
+        return launch.number
 
     def answered(self) -> list[RetiredScrub]:
         """The launches that have retired since the last call, oldest first; waits for nothing."""
         found = []
-        while self._launches and self._launches[0].event.query():
-            launch = self._launches.popleft()
-            self._counted_bytes = int(launch.counted)
-            self._free.append(launch.counted)
-            found.append(self._answer(launch))
+        try:
+            while self._launches and self._launches[0].has_retired():
+                found.append(self._answer(self._launches.popleft()))
+        except RuntimeError as error:
+            raise _failed(self.table, error) from error
         return found
 
     def settle(self) -> list[RetiredScrub]:
         """Wait until every launch has retired; their answers."""
-        if self._launches:
-            self._launches[-1].event.synchronize()
+        if self._launches and self._launches[-1].slots:
+            try:
+                self._launches[-1].slots[-1].event.synchronize()
+            except RuntimeError as error:
+                raise _failed(self.table, error) from error
         return self.answered()
 
-    def _pinned_count(self) -> torch.Tensor:
-        return torch.zeros(1, dtype=torch.int64, pin_memory=self.table.device.type == "cuda")
-
     def _send(
-        self, entries: NDArray[np.int64], strategy: Strategy, raised: list[int] | None, faulty: bool
-    ) -> Slot:
-        slot = self._staging.take(entries)
-        read_back = raised is not None
+        self,
+        launch: _Launch,
+        entries: NDArray[np.int64],
+        first: int,
+        flagged: int,
+        strategy: Strategy,
+        faulty: bool,
+    ) -> None:
+        """One slot's part of a launch; first: the place of its first block in the launch's list."""
 
-        def work() -> None:
-            slot.upload()
-            _zero(self.table, slot, strategy, read_back, faulty)
-            if read_back:
-                slot.download()
+        def answer(slot: Slot) -> None:
+            launch.slots.remove(slot)
+            launch.counted = int(slot.told[0])
+            if flagged and (raised := np.flatnonzero(slot.raised[:flagged])).size:
+                launch.raised.append(raised + first)
 
-        self._streams.run(self._stream, work)
-        slot.sent(self._stream, raised)
-        return slot
+        slot, table = self._staging.take(entries, answer, flagged), self.table
+        launch.slots.append(slot)
+
+        def work(handle: int | None) -> None:
+            _zero(table, slot, strategy, flagged, faulty, handle)
+
+        self._streams.run(self._stream, work, by_handle=uses_triton(table))
+        slot.event.record(self._stream)
 
     def _answer(self, launch: _Launch) -> RetiredScrub:
-        """Which blocks did not verify. A flag speaks for a run of blocks that wait for it: they are read one by one.
-
-        Where the second reading finds nothing, the whole run has failed: what was seen once is not explained.
-        """
-        for slot in launch.slots:
-            if slot.owned_by(launch.raised):
-                slot.harvest()
-        failed = [np.empty(0, dtype=np.int64)]
-        for entry in launch.raised:
-            run = blocks_of(entry)
-            dirty = verify(self.table, run).dirty if len(run) > 1 else run
-            failed.append(dirty if len(dirty) else run)
-        return RetiredScrub(launch.number, np.concatenate(failed))
+        """Which blocks did not verify, by batch: the blocks whose own flag was set."""
+        for slot in launch.slots[:]:
+            slot.harvest()
+        self._counted_bytes = launch.counted
+        if not launch.raised:
+            return RetiredScrub(launch.number, (NO_BLOCKS,) * (len(launch.bounds) - 1))
+        raised = np.sort(np.concatenate(launch.raised))
+        cuts = np.searchsorted(raised, launch.bounds)
+        dirty = launch.listed[raised]
+        return RetiredScrub(launch.number, tuple(dirty[a:b] for a, b in pairwise(cuts.tolist())))
 
 
-def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    target.copy_(source, non_blocking=True)
+def _joined(
+    table: SegmentTable, batches: Sequence[Batch]
+) -> tuple[NDArray[np.int64], list[int], NDArray[np.bool_] | bool]:
+    """The batches' blocks as one list, each batch ascending, where each begins and the last ends, and the marks.
+
+    Raises `DeviceError` on an index outside the pool or listed twice in a batch.
+    """
+    if len(batches) == 1:
+        blocks, read_back = batches[0]
+        listed = _checked(table, blocks)
+        return listed, [0, len(listed)], _marks(read_back, blocks, listed)
+    lists = [_checked(table, blocks) for blocks, _ in batches]
+    bounds = [0, *accumulate(map(len, lists))]
+    listed = np.concatenate(lists) if lists else NO_BLOCKS
+    if not any(read_back is not False for _, read_back in batches):
+        return listed, bounds, False
+    marks = [
+        np.broadcast_to(_marks(read_back, blocks, one), len(one))
+        for (blocks, read_back), one in zip(batches, lists, strict=True)
+    ]
+    return listed, bounds, _marks(np.concatenate(marks), listed, listed)
 
 
-def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, read_back: bool, faulty: bool) -> None:
-    """The work itself, when the stream comes to it: the list is read from the device's half of the slot."""
+def _checked(table: SegmentTable, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`blocks`, ascending. A list that is so already is seen to be by one comparison, and its ends tell its range."""
+    if blocks.dtype == np.int64 and blocks.ndim == 1 and len(blocks):
+        rises = len(blocks) == 1 or (blocks[1:] > blocks[:-1]).all()
+        if rises and blocks[0] >= 0 and blocks[-1] < table.blocks:
+            return blocks
+    return ascending(block_list(table, blocks))
+
+
+def _marks(
+    read_back: NDArray[np.bool_] | bool, given: NDArray[np.int64], ordered: NDArray[np.int64]
+) -> NDArray[np.bool_] | bool:
+    """Which of the ordered blocks are read back; one bool where it is all or none."""
+    if isinstance(read_back, bool) or not read_back.any():
+        return read_back is True
+    if read_back.all():
+        return True
+    return read_back if ordered is given else read_back[np.argsort(given)]
+
+
+def _zero(
+    table: SegmentTable, slot: Slot, strategy: Strategy, flagged: int, faulty: bool, stream: int | None
+) -> None:
+    """The work itself, when the stream comes to it: the list is read from the slot then, not before."""
     if uses_triton(table):
-        flags = slot.flags[: slot.entry_count] if read_back else None
-        launch_scrub(table, slot.entries, strategy=strategy, flags=flags, faulty=faulty)
+        flags = slot.flags if flagged else None
+        launch_scrub(
+            table,
+            slot.entries,
+            strategy=strategy,
+            flags=flags,
+            published=slot.count,
+            faulty=faulty,
+            stream=stream,
+        )
         return
-    for position, entry in enumerate(slot.entries.tolist()):
+    for entry in slot.entries.tolist():
         blocks = blocks_of(entry)
         scrub_reference(table, blocks)
         if faulty and entry & FAULT:
             table.words[-1].view(torch.uint8)[int(blocks[0]), -1] = 1
-        if read_back and entry & READ_BACK and verify_reference(table, blocks).any():
-            slot.flags[position] = 1
+        if flagged and entry & READ_BACK:
+            place = position_of(entry)
+            slot.raised[place : place + len(blocks)] |= verify_reference(table, blocks)
+    slot.count.copy_(table.counter)
 
 
 def _with_faults(entries: NDArray[np.int64], faults: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -211,6 +313,13 @@ def _with_faults(entries: NDArray[np.int64], faults: NDArray[np.int64]) -> NDArr
         if not np.isin(run, faults).any():
             found.append(entry)
             continue
-        single = (entry & READ_BACK) | (1 << BLOCK_BITS)
-        found += [single | block | (FAULT if block in faults else 0) for block in run.tolist()]
+        for nth, block in enumerate(run.tolist()):
+            place = (position_of(entry) + nth) << POSITION_SHIFT
+            fault = FAULT if block in faults else 0
+            found.append((entry & READ_BACK) | (1 << BLOCK_BITS) | place | block | fault)
     return np.array(found, dtype=np.int64)
+
+
+def _failed(table: SegmentTable, error: RuntimeError) -> DeviceError:
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return DeviceError(f"a scrub failed on `{table.device}`: {message}", device=str(table.device))

@@ -4,11 +4,11 @@
     scrub(table, [3, 4, 17])        # bytes written; on CUDA it only launches
 
 - After it retires, every byte of every listed block is zero and no other byte has changed.
-- The device counts the bytes that it wrote, in `table.counter`. The count is evidence independent of the
-  host's own books.
+- The device counts the bytes that it stored, lane by lane, in `table.counter`. The count is evidence independent of
+  the host's own books.
 - A block is listed once; listing it twice is refused, since it would be counted twice.
 - A read-back of the same launch loads what it stored past the L1 cache: it shows what the L2 cache, or the
-  memory behind it, answers, never that DRAM cells have changed. Any non-zero byte raises its entry's flag.
+  memory behind it, answers, never that DRAM cells have changed. Any non-zero byte sets its block's flag.
 """
 
 # ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.kernels.entry import entries_of
-from kvcustody.kernels.launch import HAS_TRITON, PROGRAMS_MAX, on_device, uses_triton
+from kvcustody.kernels.launch import HAS_TRITON, PAIRS_MAX, Variant, on_device, to_device, uses_triton
 from kvcustody.kernels.segment import BlockIndices, SegmentTable, ascending, block_list
 from kvcustody.kernels.strategy import Strategy, strategy_of
 
@@ -40,7 +40,7 @@ def scrub(table: SegmentTable, blocks: BlockIndices, *, strategy: Strategy | Non
         return 0
     if uses_triton(table):
         chosen = strategy or strategy_of(table)
-        entries = torch.from_numpy(entries_of(ordered, chosen.group)).to(table.device)
+        entries = to_device(entries_of(ordered, chosen.group), table.device)
         launch_scrub(table, entries, strategy=chosen)
     else:
         scrub_reference(table, ordered)
@@ -53,39 +53,60 @@ def launch_scrub(
     *,
     strategy: Strategy,
     flags: torch.Tensor | None = None,
+    published: torch.Tensor | None = None,
     faulty: bool = False,
-    programs_max: int = PROGRAMS_MAX,
+    stream: int | None = None,
+    pairs_max: int = PAIRS_MAX,
 ) -> None:
-    """Launch the kernel for a work list that is on the device already; waits for nothing, allocates nothing.
+    """Launch the kernel for a work list that the device can read; waits for nothing, allocates nothing.
 
-    entries: int64 [entries] of `kernels.entry`, contiguous. flags: int32 [entries], zero on entry; with it,
-    marked entries are read back, and raised where a byte is not zero. faulty: honour planted faults (tests).
+    entries: int64 [entries] of `kernels.entry`, contiguous, on the device or in pinned memory. flags: int32 [blocks of
+    the list], zero on entry, likewise; with it, marked entries are read back, and the flag of each block with a byte
+    that is not zero is set. published: int64 [1], likewise: takes the device's count as of this launch's end. faulty:
+    honour planted faults (tests). stream: the raw handle of the stream to launch on; the current one where None.
     """
     tiles, listed = table.tiles, len(entries)
-    step = max(1, programs_max // tiles.count)
-    for start in range(0, listed, step):
-        end = min(listed, start + step)
-        pairs = (end - start) * tiles.count
-        programs = min(pairs, strategy.programs) if strategy.programs else pairs
-        with on_device(table.device):
-            scrub_kernel[(programs,)](
-                entries[start:end],
+    variant = scrub_variant(table, strategy, read_back=flags is not None, faulty=faulty)
+    told = table.scratch if published is None else published
+    step = max(1, pairs_max // tiles.count)
+    with on_device(table.device):
+        for start in range(0, listed, step):
+            part = entries if listed <= step else entries[start : start + step]
+            pairs = len(part) * tiles.count
+            programs = min(pairs, strategy.programs) if strategy.programs else pairs
+            variant.launch(
+                programs,
+                stream,
+                part,
                 tiles.address,
                 tiles.stride,
                 tiles.bytes,
-                table.counter,
-                table.counter if flags is None else flags[start:end],
+                table.tally,
+                told,
+                table.tally if flags is None else flags,
                 table.blocks,
                 tiles.count,
                 pairs,
-                ALIGNMENT=table.alignment_bytes,
-                SPAN_BYTES=tiles.bytes_max * strategy.group,
-                PERSISTENT=bool(strategy.programs),
-                READ_BACK=flags is not None,
-                FAULTY=faulty,
-                STREAMING=strategy.streaming,
-                num_warps=strategy.warps,
             )
+
+
+def scrub_variant(
+    table: SegmentTable, strategy: Strategy, *, read_back: bool, faulty: bool = False
+) -> Variant:
+    """The compiled kernel for this table and strategy; compiled once, at the first call."""
+    key = ("scrub", strategy, read_back, faulty)
+    found = table.variants.get(key)
+    if found is None:
+        constants: dict[str, int | bool] = {
+            "ALIGNMENT": table.alignment_bytes,
+            "SPAN_BYTES": table.tiles.bytes_max * strategy.group,
+            "PERSISTENT": bool(strategy.programs),
+            "READ_BACK": read_back,
+            "FAULTY": faulty,
+            "STREAMING": strategy.streaming,
+        }
+        found = table.variants[key] = Variant(scrub_kernel, constants, strategy.warps)
+    return found
 
 
 def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
@@ -130,13 +151,19 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    # Nothing is specialised: one variant serves every address, count and number of blocks.
+    _NUMBERS = ("entries", "tile_address", "tile_stride", "tile_bytes", "blocks", "tiles")
+
+    @triton.jit(  # type: ignore[untyped-decorator]
+        do_not_specialize=[*_NUMBERS, "tally", "published", "flags", "pairs"]
+    )
     def scrub_kernel(  # type: ignore[no-untyped-def]
         entries,
         tile_address,
         tile_stride,
         tile_bytes,
-        counter,
+        tally,
+        published,
         flags,
         blocks,
         tiles,
@@ -150,21 +177,29 @@ if HAS_TRITON:
     ):
         """Zero one tile of one entry, or, persistent, every n-th (entry, tile) pair.
 
-        entries int64 [entries]; tile_address, tile_stride, tile_bytes int64 [tiles]; counter int64 [1];
-        flags int32 [entries], read and written only with READ_BACK.
+        entries int64 [entries]; tile_address, tile_stride, tile_bytes int64 [tiles]; tally int64 [2]: bytes stored, and
+        programs of this launch that have ended; published int64 [1]; flags int32 [blocks of the list], with READ_BACK.
         """
         program = tl.program_id(0)
+        stored = tl.zeros([], tl.int64)
         if PERSISTENT:
             for pair in range(program, pairs, tl.num_programs(0)):
-                scrub_tile(
-                    pair, entries, tile_address, tile_stride, tile_bytes, counter, flags, blocks, tiles,
+                stored += scrub_tile(
+                    pair, entries, tile_address, tile_stride, tile_bytes, flags, blocks, tiles,
                     ALIGNMENT, SPAN_BYTES, READ_BACK, FAULTY, STREAMING,
                 )  # fmt: skip
         else:
-            scrub_tile(
-                program, entries, tile_address, tile_stride, tile_bytes, counter, flags, blocks, tiles,
+            stored += scrub_tile(
+                program, entries, tile_address, tile_stride, tile_bytes, flags, blocks, tiles,
                 ALIGNMENT, SPAN_BYTES, READ_BACK, FAULTY, STREAMING,
             )  # fmt: skip
+        tl.atomic_add(tally, stored, sem="relaxed")
+        tl.debug_barrier()
+        if (
+            tl.atomic_add(tally + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
+        ):  # the last one tells the count
+            tl.store(published, tl.atomic_add(tally, 0, sem="acq_rel"))
+            tl.store(tally + 1, tl.zeros([], tl.int64))
 
     @triton.jit  # type: ignore[untyped-decorator]
     def scrub_tile(  # type: ignore[no-untyped-def]
@@ -173,7 +208,6 @@ if HAS_TRITON:
         tile_address,
         tile_stride,
         tile_bytes,
-        counter,
         flags,
         blocks,
         tiles,
@@ -183,40 +217,51 @@ if HAS_TRITON:
         FAULTY: tl.constexpr,
         STREAMING: tl.constexpr,
     ):
-        """One entry's share of one tile: store zeros, count them, and read them back where it is asked."""
-        position = pair // tiles
+        """One entry's share of one tile: store zeros, read them back where it is asked, return the bytes stored.
+
+        The bytes are counted over the lanes that the store's mask let through, not from what the entry says.
+        """
+        stored = tl.zeros([], tl.int64)
         tile = pair % tiles
-        entry = tl.load(entries + position)
+        entry = tl.load(entries + pair // tiles)
         block = entry & 0xFFFFFFFF
-        count = (entry >> 32) & 0xFFFFFF
+        count = (entry >> 32) & 0x7FF
+        position = (entry >> 43) & 0x3FFFF
         if block + count <= blocks:  # an idle entry's block is outside every pool
-            length = tl.load(tile_bytes + tile) * count
+            piece = tl.load(tile_bytes + tile)
             address = tl.load(tile_address + tile) + block * tl.load(tile_stride + tile)
             # 16-byte accesses need two hints: on the pointer (one on the integer is lost in the cast), and on
             # the count that the mask compares with.
             if ALIGNMENT >= 4:
                 offset = tl.arange(0, SPAN_BYTES // 4)
-                mask = offset < tl.multiple_of(length // 4, ALIGNMENT // 4)
+                piece = tl.multiple_of(piece // 4, ALIGNMENT // 4)
+                mask = offset < tl.multiple_of(piece * count, ALIGNMENT // 4)
                 pointer = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), ALIGNMENT)
                 zeros = tl.zeros([SPAN_BYTES // 4], tl.int32)
+                stored += tl.sum(mask.to(tl.int32), 0) * 4
             else:  # odd strides or addresses: a byte at a time
                 offset = tl.arange(0, SPAN_BYTES)
-                mask = offset < length
+                mask = offset < piece * count
                 pointer = address.to(tl.pointer_type(tl.int8))
                 zeros = tl.zeros([SPAN_BYTES], tl.int8)
+                stored += tl.sum(mask.to(tl.int32), 0)
             if STREAMING:
                 tl.store(pointer + offset, zeros, mask=mask, cache_modifier=".cs")
             else:
                 tl.store(pointer + offset, zeros, mask=mask)
-            tl.atomic_add(counter, length, sem="relaxed")
             if READ_BACK:
                 if FAULTY and ((entry >> 61) & 1) != 0:
                     tl.debug_barrier()
                     tl.store(address.to(tl.pointer_type(tl.int8)), 1)
                     tl.debug_barrier()
                 if ((entry >> 62) & 1) != 0:
-                    value = tl.load(pointer + offset, mask=mask, other=0, volatile=True)
-                    if tl.max((value != 0).to(tl.int32), 0) != 0:
-                        tl.atomic_or(flags + position, 1, sem="relaxed")
+                    wrong = tl.load(pointer + offset, mask=mask, other=0, volatile=True) != 0
+                    if tl.max(wrong.to(tl.int32), 0) != 0:  # which of the run's blocks it is
+                        for place in range(0, count):
+                            own = wrong & (offset >= place * piece) & (offset < (place + 1) * piece)
+                            if tl.max(own.to(tl.int32), 0) != 0:
+                                tl.store(flags + position + place, 1)
         elif READ_BACK and ((entry >> 62) & 1) != 0:
-            tl.atomic_or(flags + position, 1, sem="relaxed")  # an index outside the pool never verifies
+            for place in range(0, count):
+                tl.store(flags + position + place, 1)  # an index outside the pool never verifies
+        return stored

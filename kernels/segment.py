@@ -14,11 +14,12 @@ the usual layouts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,7 +88,8 @@ class SegmentTable:
     """A cache's tensors, seen as blocks. Build with `from_tensors`; give to `scrub`, `verify` and `copy`.
 
     `words` holds one [blocks, words of a piece] view per segment for the torch path. `counter` is the
-    device's own count of bytes that scrubs wrote; `scrubbed()` reads it as blocks.
+    device's own count of bytes that scrubs stored; `scrubbed()` reads it as blocks. `tally` is that count, and the
+    kernel's own count of programs that have ended; `variants` are the kernels compiled for this table.
     """
 
     def __init__(
@@ -101,7 +103,10 @@ class SegmentTable:
         self.alignment_bytes = alignment_of(self.segments)
         self.words = tuple(self._view(segment) for segment in self.segments)
         self.tiles = self._tile()
-        self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.tally = torch.zeros(2, dtype=torch.int64, device=self.device)
+        self.counter = self.tally[:1]
+        self.scratch = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.variants: dict[Hashable, Any] = {}
 
     @classmethod
     def from_tensors(

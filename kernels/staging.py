@@ -1,7 +1,8 @@
-"""Work lists on their way to the device: pinned host memory and its device twin, two of each, used in turn.
+"""Work lists on their way to the device: pinned host memory that the kernel itself reads and answers in, used in turn.
 
-A list written while the device still reads the one before it would corrupt a scrub, and a fresh allocation a
-launch costs more than the launch. So each slot is reused only after the event behind its last use.
+The kernel reads a list where the host wrote it, and writes flags and the device's count where the host reads them: no
+copy is launched beside the scrub. A list written while the device still reads the one before it would corrupt a scrub,
+and a fresh allocation a launch costs more than the launch. So each slot is reused only after the event behind its use.
 
 - No allocation after construction, on the host or on the device.
 - A slot is overwritten only after the launch that reads it has retired.
@@ -18,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.errors import DeviceError
+from kvcustody.kernels.entry import BLOCKS_MAX
 
-CAPACITY_ENTRIES = 1 << 16
-SLOTS = 2
+CAPACITY_BLOCKS = 1 << 16
+SLOTS = 4
 
 
 class StreamEvent(Protocol):
@@ -36,37 +38,33 @@ class StreamEvent(Protocol):
         """Put the point at the end of the stream's work."""
 
 
+Answer = Callable[["Slot"], None]
+"""What is done with a slot whose launch has retired, before it is used again."""
+
+
 class WorkListStaging:
-    """Slots for int64 work lists of at most `capacity` entries, and for their flags."""
+    """Slots for int64 work lists of at most `capacity` blocks, for a flag each, and for the device's count."""
 
     def __init__(
         self,
         device: torch.device,
         *,
-        capacity: int = CAPACITY_ENTRIES,
+        capacity: int = CAPACITY_BLOCKS,
         slots: int = SLOTS,
         event: Callable[[], StreamEvent] | None = None,
     ) -> None:
         pinned = device.type == "cuda"
         new_event: Callable[[], StreamEvent] = event or torch.cuda.Event
-        self.capacity = capacity
+        self.capacity = min(capacity, BLOCKS_MAX)
         self.full = 0
         self._next = 0
-        self._slots = [
-            Slot(
-                torch.empty(capacity, dtype=torch.int64, pin_memory=pinned),
-                torch.empty(capacity, dtype=torch.int64, device=device),
-                torch.zeros(capacity, dtype=torch.int32, device=device),
-                torch.empty(capacity, dtype=torch.int32, pin_memory=pinned),
-                new_event(),
-            )
-            for _ in range(slots)
-        ]
+        self._slots = [Slot(self.capacity, pinned, new_event()) for _ in range(slots)]
 
-    def take(self, entries: NDArray[np.int64]) -> Slot:
-        """The next slot, `entries` in its host half; the caller puts `upload` and a launch on one stream, then `sent`.
+    def take(self, entries: NDArray[np.int64], answer: Answer, flagged: int = 0) -> Slot:
+        """The next slot with `entries` in it, and `flagged` zeroed flags; the caller launches and records `event`.
 
-        Raises `DeviceError` where the list is longer than the capacity.
+        answer: called once, when the launch has retired. Raises `DeviceError` where the list is longer than the
+        capacity.
         """
         if len(entries) > self.capacity:
             raise DeviceError(
@@ -76,64 +74,43 @@ class WorkListStaging:
             )
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        if slot.busy and not slot.event.query():
+        if slot.answer is not None and not slot.event.query():
             self.full += 1
             slot.event.synchronize()
         slot.harvest()
-        slot.write(entries)
+        slot.write(entries, flagged)
+        slot.answer = answer
         return slot
 
 
 class Slot:
-    """One list in flight: `entries` and `flags` on the device, `answers` the flags' way back to the host."""
+    """One list in flight, in memory that host and device both reach.
 
-    __slots__ = ("_device", "_host", "_raised", "answers", "busy", "entries", "entry_count", "event", "flags")
+    entries int64 [entries]; flags int32 [blocks of the list]; count int64 [1]: bytes, as the device counted them.
+    """
 
-    def __init__(
-        self,
-        host: torch.Tensor,
-        device: torch.Tensor,
-        flags: torch.Tensor,
-        answers: torch.Tensor,
-        event: StreamEvent,
-    ) -> None:
-        self._host, self._device = host, device
-        self.entries = device[:0]
-        self.flags, self.answers = flags, answers
+    __slots__ = ("_all", "_numbers", "answer", "count", "entries", "event", "flags", "raised", "told")
+
+    def __init__(self, capacity: int, pinned: bool, event: StreamEvent) -> None:
+        self._all = torch.empty(capacity, dtype=torch.int64, pin_memory=pinned)
+        self._numbers: NDArray[np.int64] = self._all.numpy()
+        self.entries = self._all[:0]
+        self.flags = torch.zeros(capacity, dtype=torch.int32, pin_memory=pinned)
+        self.raised: NDArray[np.int32] = self.flags.numpy()
+        self.count = torch.zeros(1, dtype=torch.int64, pin_memory=pinned)
+        self.told: NDArray[np.int64] = self.count.numpy()
         self.event = event
-        self.busy = False
-        self.entry_count = 0
-        self._raised: list[int] | None = None
+        self.answer: Answer | None = None
 
-    def write(self, entries: NDArray[np.int64]) -> None:
-        """Fill the host half; nothing of the device is touched."""
-        self.entry_count = len(entries)
-        self._host[: self.entry_count].copy_(torch.from_numpy(entries))
-        self.entries = self._device[: self.entry_count]
-
-    def upload(self) -> None:
-        """In stream order: the list to the device, its flags to zero."""
-        self.entries.copy_(self._host[: self.entry_count], non_blocking=True)
-        self.flags[: self.entry_count].zero_()
-
-    def download(self) -> None:
-        """In stream order: the flags to the host."""
-        self.answers[: self.entry_count].copy_(self.flags[: self.entry_count], non_blocking=True)
-
-    def sent(self, stream: object, raised: list[int] | None) -> None:
-        """Everything that reads this slot is on `stream` by now; raised entries are to be added to `raised`."""
-        self.event.record(stream)
-        self.busy = True
-        self._raised = raised
-
-    def owned_by(self, raised: list[int]) -> bool:
-        """Whether the answers in this slot are still those of the launch that asked with `raised`."""
-        return self._raised is raised
+    def write(self, entries: NDArray[np.int64], flagged: int) -> None:
+        """Fill the list; nothing of the device is touched."""
+        size = len(entries)
+        self._numbers[:size] = entries
+        self.entries = self._all[:size]
+        self.raised[:flagged] = 0
 
     def harvest(self) -> None:
-        """After the event has retired: hand the raised entries to whoever asked, once."""
-        if self._raised is not None:
-            found = np.flatnonzero(self.answers[: self.entry_count].numpy())
-            self._raised += self._host[: self.entry_count].numpy()[found].tolist()
-            self._raised = None
-        self.busy = False
+        """After the event has retired: hand what the device wrote to whoever asked, once."""
+        answer, self.answer = self.answer, None
+        if answer is not None:
+            answer(self)

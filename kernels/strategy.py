@@ -5,7 +5,6 @@ candidate on scratch memory of the same geometry and keeps the fastest in a file
 was not tuned uses a default that needs no measurement.
 
 - A strategy changes speed only: the same bytes are written and counted, whichever it is.
-- `sms_max` bounds how many multiprocessors a scrub may occupy, so that it yields to decode.
 - Blocks are grouped only where each is one whole piece in every segment, next to its neighbour.
 """
 
@@ -43,11 +42,11 @@ def group_max(table: SegmentTable) -> int:
     return tile_bytes_max(table.alignment_bytes) // table.tiles.bytes_max if dense and whole else 1
 
 
-def default_strategy(table: SegmentTable, *, sms_max: int = 0) -> Strategy:
+def default_strategy(table: SegmentTable) -> Strategy:
     """Without a measurement: the largest group, as many warps as have a 16-byte word a thread, a plain grid."""
     group = group_max(table)
     span = table.tiles.bytes_max * group
-    return Strategy(group, max(1, min(4, span // 512)), sms_max * PROGRAMS_PER_SM)
+    return Strategy(group, max(1, min(4, span // 512)))
 
 
 def candidates(table: SegmentTable) -> list[Strategy]:

@@ -1,19 +1,25 @@
-"""The four things that ordering needs of a device's streams, so that ordering can be tested where there is none.
+"""What ordering needs of a device's streams, so that ordering can be tested where there is none.
 
 `CudaStreams` is torch's own; tests supply streams whose work runs in any order that the waits allow.
 
 - Work of one stream runs in the order it was put there; between streams only `wait` orders.
 - Nothing here waits on the host but `StreamEvent.synchronize`.
+- The side stream is nobody else's: it is made by the driver, not drawn from torch's pool, in which the 33rd stream is
+  the first one again.
 """
 
 from __future__ import annotations
 
+import ctypes
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from kvcustody.kernels.staging import StreamEvent
+
+_NON_BLOCKING = 1  # no implicit order with the legacy default stream
 
 
 class Streams(Protocol):
@@ -28,22 +34,34 @@ class Streams(Protocol):
     def event(self) -> StreamEvent:
         """A new event, not recorded yet."""
 
-    def run(self, stream: Any, work: Callable[[], None]) -> None:
-        """Put `work` at the end of `stream`."""
+    def run(self, stream: Any, work: Callable[[int | None], None], *, by_handle: bool) -> None:
+        """Put `work` at the end of `stream`; it is given the stream's raw handle.
+
+        by_handle: `work` launches on that handle; otherwise it uses torch, whose current stream it finds there.
+        """
 
     def wait(self, stream: Any, event: StreamEvent) -> None:
         """Let later work of `stream` wait, on the device, for what `event` marks."""
 
+    def is_capturing(self) -> bool:
+        """Whether the caller's current stream records a graph: work put there is not done, but recorded."""
+
 
 class CudaStreams:
-    """torch's streams of one CUDA or ROCm device. Scrubs get the default, lowest priority."""
+    """torch's streams of one CUDA or ROCm device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def side(self) -> Any:
-        """A stream of the lowest priority: an engine that asks for a higher one decodes first."""
-        return torch.cuda.Stream(self._device, priority=0)  # type: ignore[no-untyped-call]
+        """A stream of the lowest priority, the default too: an engine that asks for a higher one goes first."""
+        handle = _own_stream(self._device)
+        if handle is None:
+            warnings.warn(
+                f"no stream of our own on {self._device}: one of torch's pool is shared", stacklevel=2
+            )
+            return torch.cuda.Stream(self._device, priority=0)  # type: ignore[no-untyped-call]
+        return torch.cuda.ExternalStream(handle, device=self._device)  # type: ignore[no-untyped-call]
 
     def current(self) -> Any:
         """The caller's current stream on this device."""
@@ -54,11 +72,38 @@ class CudaStreams:
         found: StreamEvent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return found
 
-    def run(self, stream: Any, work: Callable[[], None]) -> None:
+    def run(self, stream: Any, work: Callable[[int | None], None], *, by_handle: bool) -> None:
         """Launches in `work` go to `stream`; the host does not wait for them."""
+        if by_handle:
+            work(stream.cuda_stream)
+            return
         with torch.cuda.stream(stream):
-            work()
+            work(None)
 
     def wait(self, stream: Any, event: StreamEvent) -> None:
         """A wait on the device."""
         stream.wait_event(event)
+
+    def is_capturing(self) -> bool:
+        """Of the current stream."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
+def _own_stream(device: torch.device) -> int | None:
+    """The handle of a new stream of the lowest priority; it lives as long as the process. None where that fails."""
+    hip = torch.version.hip is not None
+    library, create, bounds = (
+        ("libamdhip64.so", "hipStreamCreateWithPriority", "hipDeviceGetStreamPriorityRange")
+        if hip
+        else ("libcuda.so.1", "cuStreamCreateWithPriority", "cuCtxGetStreamPriorityRange")
+    )
+    handle, least, greatest = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    try:
+        with torch.cuda.device(device):
+            torch.cuda.current_stream(device)  # the context exists and is current
+            driver = ctypes.CDLL(library)
+            failed = getattr(driver, bounds)(ctypes.byref(least), ctypes.byref(greatest))
+            failed = failed or getattr(driver, create)(ctypes.byref(handle), _NON_BLOCKING, least)
+    except (OSError, AttributeError):
+        return None
+    return None if failed else handle.value

@@ -26,7 +26,7 @@ KERNELS = ("scrub", "scrub_read_back", "scrub_persistent", "verify", "copy")
 
 _LISTS = {"scrub": ("entries",), "verify": ("block_list",), "copy": ("source_list", "target_list")}
 _OUTPUT: dict[str, dict[str, str]] = {
-    "scrub": {"counter": "*i64", "flags": "*i32", "pairs": "i32"},
+    "scrub": {"tally": "*i64", "published": "*i64", "flags": "*i32", "pairs": "i32"},
     "verify": {"flags": "*i32"},
     "copy": {},
 }

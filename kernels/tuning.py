@@ -2,8 +2,10 @@
 
     tune(table, file=path)          # the kept strategy of this device and geometry, or the fastest measured now
 
-`tune` times every candidate on scratch memory with the table's geometry, in turns, and keeps the fastest
-median. Answers are kept by device name, geometry and versions, so another driver or torch measures again.
+`tune` times every candidate on the table's own blocks, in turns, and keeps the fastest median. It takes no memory
+beside them (an engine has given nearly all of it to the cache by then), so it is for a cache that holds nothing yet:
+what it measures on is zero afterwards. Answers are kept by device name, geometry and versions, so another driver or
+torch measures again.
 
 - A file that cannot be read, or is of another version, is measured again; it never changes what is written,
   only how fast.
@@ -29,7 +31,7 @@ from kvcustody.kernels.scrub import launch_scrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.strategy import Strategy, candidates, choose, key_of
 
-SCRATCH_BYTES = 256 << 20
+MEASURED_BYTES = 256 << 20
 ROUNDS = 7
 
 Timer = Callable[[Callable[[], None]], float]
@@ -44,10 +46,10 @@ class Tuning:
     from_file: bool
 
 
-def tune(table: SegmentTable, *, file: Path | None = None, scratch_bytes: int = SCRATCH_BYTES) -> Tuning:
+def tune(table: SegmentTable, *, file: Path | None = None) -> Tuning:
     """Choose the strategy for this table's device and geometry, from `file` or by measuring; then use it.
 
-    Raises `ConfigError` for a table on the host.
+    The table holds nothing yet: measuring zeroes some of it. Raises `ConfigError` for a table on the host.
     """
     if table.device.type != "cuda":
         raise ConfigError(f"there is nothing to tune on `{table.device}`", device=str(table.device))
@@ -56,27 +58,31 @@ def tune(table: SegmentTable, *, file: Path | None = None, scratch_bytes: int = 
     if kept is not None:
         tuning = Tuning(kept, (), True)
     else:
-        tuning = measure(_scratch(table, scratch_bytes), candidates(table), _event_timer(table.device))
+        tuning = measure(table, candidates(table), _event_timer(table.device))
         if file is not None:
             save(file, name, tuning.chosen)
     choose(table, tuning.chosen)
     return tuning
 
 
-def measure(scratch: SegmentTable, strategies: Sequence[Strategy], timer: Timer) -> Tuning:
-    """The fastest by median of `ROUNDS` turns over half of the scratch blocks, scattered and adjacent alike."""
+def measure(table: SegmentTable, strategies: Sequence[Strategy], timer: Timer) -> Tuning:
+    """The fastest by median of `ROUNDS` turns over at most `MEASURED_BYTES` of blocks, scattered and adjacent alike.
+
+    Zeroes those blocks.
+    """
     generator = np.random.default_rng(1)
-    half = max(1, scratch.blocks // 2)
-    listed = np.sort(generator.permutation(scratch.blocks)[:half])
-    listed = np.unique(np.concatenate([listed[: half // 2], np.arange(half // 2)]))
+    half = max(1, min(table.blocks // 2, MEASURED_BYTES // table.bytes_per_block))
+    listed = np.unique(
+        np.concatenate([generator.integers(0, table.blocks, half // 2), np.arange(max(1, half // 2))])
+    )
     lists = {
-        group: torch.from_numpy(entries_of(listed, group)).to(scratch.device)
+        group: torch.from_numpy(entries_of(listed, group)).to(table.device)
         for group in {one.group for one in strategies}
     }
     times: dict[Strategy, list[float]] = {one: [] for one in strategies}
     for turn in range(ROUNDS + 1):
         for one in strategies:
-            spent = timer(lambda one=one: launch_scrub(scratch, lists[one.group], strategy=one))  # type: ignore[misc]
+            spent = timer(lambda one=one: launch_scrub(table, lists[one.group], strategy=one))  # type: ignore[misc]
             if turn:  # the first turn compiles
                 times[one].append(spent)
     medians = tuple((one, statistics.median(spent)) for one, spent in times.items())
@@ -106,15 +112,6 @@ def _name(table: SegmentTable) -> str:
     device = torch.cuda.get_device_name(table.device)
     geometry = ",".join(map(str, key_of(table)[1:]))
     return f"{device} | torch {torch.__version__} triton {triton.__version__} | {geometry}"
-
-
-def _scratch(table: SegmentTable, scratch_bytes: int) -> SegmentTable:
-    """Memory of the table's geometry, within `scratch_bytes` and the pool's own size."""
-    blocks = max(2, min(table.blocks, scratch_bytes // table.bytes_per_block))
-    tensors = [
-        torch.empty(blocks, one.piece_bytes, dtype=torch.uint8, device=table.device) for one in table.segments
-    ]
-    return SegmentTable.from_tensors(tensors)
 
 
 def _event_timer(device: torch.device) -> Timer:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.errors import ConfigError
-from kvcustody.kernels.launch import HAS_TRITON, launch, uses_triton
+from kvcustody.kernels.launch import HAS_TRITON, launch, to_device, uses_triton
 from kvcustody.kernels.segment import BlockIndices, SegmentTable, block_list
 
 GATHER_BYTES = 1 << 20  # scattered pieces are gathered into a buffer of this size, which stays in the cache
@@ -52,7 +52,7 @@ def verify(
     if not len(checked):
         return Verification(checked, checked)
     if uses_triton(table):
-        index = torch.from_numpy(checked).to(table.device)
+        index = to_device(checked, table.device)
         flags = torch.zeros(len(checked), dtype=torch.int32, device=table.device)
         launch(verify_kernel, table, (index,), flags=flags)
         dirty = flags.cpu().numpy() != 0
@@ -99,7 +99,17 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit(  # type: ignore[untyped-decorator]
+        do_not_specialize=[
+            "block_list",
+            "tile_address",
+            "tile_stride",
+            "tile_bytes",
+            "flags",
+            "blocks",
+            "tiles",
+        ]
+    )
     def verify_kernel(  # type: ignore[no-untyped-def]
         block_list,
         tile_address,

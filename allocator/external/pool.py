@@ -118,6 +118,7 @@ class ExternalPool:
         self.domains: dict[int, Domain] = {}
         self.hold_table: HoldTable[ExternalResidency] = HoldTable()
         self.queue = ScrubQueue(shards)
+        self.unclean_hand_outs = 0  # of blocks whose scrub had not been answered
         self.released: list[ReleasedBlocks] = []
         self.evicted: dict[str, int] = {}
         self.expired_residencies = 0
@@ -215,6 +216,7 @@ class ExternalPool:
             self._refuse_hand_out(blocks, states)
         if found.strip(_CLEAN):  # not all are CLEAN: what they held is in the order of this step
             self.queue.may_repeat = True
+            self.unclean_hand_outs += 1
             if self.queue.has_fenced:
                 self.queue.release_fence(blocks[states == FENCED], now_us)
         first = self.next_generation

@@ -117,6 +117,8 @@ class Pool:
         self.next_generation = first + count
         self.generation[blocks] = np.arange(first, first + count)
         account.charge(count)
+        if self.flight is not None:
+            self.flight.hand_out(blocks)
         return blocks
 
     def take_back(self, partition: PoolPartition, blocks: Blocks, account: Account) -> None:

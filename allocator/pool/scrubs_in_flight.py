@@ -37,6 +37,9 @@ class StreamMemory(Memory, Protocol):
     def launch(self, shard: int, blocks: Blocks, verify_share: float) -> Launched:
         """Zero `blocks` on `shard` in stream order, behind every use so far; does not wait."""
 
+    def hand_out(self, blocks: Blocks) -> None:
+        """The pool hands `blocks` out: what writes them has to follow what zeroes them."""
+
     def answered(self, *, wait: bool) -> list[tuple[int, ScrubResult]]:
         """The launches that have retired, by number; with `wait`, all of them."""
 
@@ -73,6 +76,11 @@ class ScrubsInFlight:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def hand_out(self, blocks: Blocks) -> None:
+        """Blocks that the pool hands out: some may be CLEAN only behind a launch that has not retired."""
+        if self._open:
+            self._memory.hand_out(blocks)
 
     def held(self) -> list[Blocks]:
         """Blocks that are DIRTY until their read-back is answered."""

@@ -42,7 +42,7 @@ class StreamTensorMemory(TensorMemory):
             OrderedScrub(table, streams=one) for table, one in zip(self.tables, given, strict=True)
         ]
         self._numbers = 0
-        self._pending: dict[tuple[int, int], tuple[int, ScrubResult]] = {}
+        self._pending: dict[tuple[int, int], tuple[int, tuple[ScrubResult, ...]]] = {}
 
     def used(self, stream: Any = None) -> None:
         """Everything on the engine's stream until now may use blocks that end later."""
@@ -54,21 +54,47 @@ class StreamTensorMemory(TensorMemory):
         for one in self.ordered:
             one.order_before(stream)
 
+    def hand_out(self, blocks: NDArray[np.int64]) -> None:
+        """The pool has handed `blocks` out; a step that writes them waits for what still zeroes them."""
+        for one in self.ordered:
+            one.hand_out(blocks)
+
+    def order_handed_out(self, stream: Any = None) -> None:
+        """Later work of the engine's stream finds every block zero that was handed out since the last call."""
+        for one in self.ordered:
+            one.order_handed_out(stream)
+
     def launch(self, shard: int, blocks: NDArray[np.int64], verify_share: float) -> Launched:
         """Zero `blocks` on `shard` in stream order; raises `DeviceError` on bad lists."""
-        ordered, table = self.ordered[shard], self.tables[shard]
         read_back = self._draw(len(blocks), verify_share)
-        faults = self._faults(shard)
-        number = ordered.launch(blocks, blocks[read_back], faults=faults)
+        marks = np.full(len(blocks), read_back) if isinstance(read_back, bool) else read_back
+        return Launched(self._launch(shard, [(verify_share, blocks, read_back)]), marks)
+
+    def launch_order(self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64]]]) -> int:
+        """Zero every batch of (share to read back, blocks) in one launch; its number. Raises as `launch`."""
+        return self._launch(
+            shard, [(share, blocks, self._draw(len(blocks), share)) for share, blocks in batches]
+        )
+
+    def _launch(
+        self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64], NDArray[np.bool_] | bool]]
+    ) -> int:
+        ordered, table = self.ordered[shard], self.tables[shard]
+        number = ordered.launch(
+            [(blocks, read_back) for _, blocks, read_back in batches], faults=self._faults(shard)
+        )
         self._numbers += 1
-        level = "retired" if verify_share <= 0 else "full" if verify_share >= 1 else "sampled"
         method = "triton-stream" if uses_triton(table) else "torch-stream"
-        now = self._clock.now_us()
-        size = len(blocks) * table.bytes_per_block
-        verified = int(np.count_nonzero(read_back))
-        result = ScrubResult(method, str(table.device), size, now, now, level, verified, NO_BLOCKS)
-        self._pending[shard, number] = (self._numbers, result)
-        return Launched(self._numbers, read_back)
+        now, device, results = self._clock.now_us(), str(table.device), []
+        for share, blocks, read_back in batches:
+            level = "retired" if share <= 0 else "full" if share >= 1 else "sampled"
+            verified = (
+                len(blocks) * read_back if isinstance(read_back, bool) else int(np.count_nonzero(read_back))
+            )
+            size = len(blocks) * table.bytes_per_block
+            results.append(ScrubResult(method, device, size, now, now, level, verified, NO_BLOCKS))
+        self._pending[shard, number] = (self._numbers, tuple(results))
+        return self._numbers
 
     def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy on the caller's stream, behind the scrubs that made `target` zero."""
@@ -76,23 +102,31 @@ class StreamTensorMemory(TensorMemory):
         super().copy(source, target)
 
     def answered(self, *, wait: bool) -> list[tuple[int, ScrubResult]]:
-        """The launches that have retired since the last call; with `wait`, every launch so far."""
+        """The launches of one batch that have retired since the last call; with `wait`, every launch so far."""
+        return [(number, results[0]) for number, results in self.answered_orders(wait=wait)]
+
+    def answered_orders(self, *, wait: bool) -> list[tuple[int, tuple[ScrubResult, ...]]]:
+        """The launches that have retired since the last call, by number, with a result a batch; with `wait`, all."""
         found = []
         for shard, ordered in enumerate(self.ordered):
             answers: list[RetiredScrub] = ordered.settle() if wait else ordered.answered()
             for answer in answers:
-                number, result = self._pending.pop((shard, answer.number))
+                number, results = self._pending.pop((shard, answer.number))
                 ended = self._clock.now_us()
-                found.append((number, result._replace(ended_us=ended, failed=answer.dirty)))
+                told = tuple(
+                    result._replace(ended_us=ended, failed=dirty)
+                    for result, dirty in zip(results, answer.dirty, strict=True)
+                )
+                found.append((number, told))
         return found
 
     def scrubbed(self, shard: int) -> int:
         """Blocks by the device's own count, as of the last launch that was answered."""
         return self.ordered[shard].scrubbed_blocks
 
-    def _draw(self, count: int, share: float) -> NDArray[np.bool_]:
+    def _draw(self, count: int, share: float) -> NDArray[np.bool_] | bool:
         if share <= 0 or share >= 1:
-            return np.full(count, share >= 1)
+            return share >= 1
         drawn: NDArray[np.bool_] = self._random.random(count) < share
         return drawn
 

@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, DeviceError
 from kvcustody.kernels.copy import copy
 from kvcustody.kernels.launch import uses_triton
+from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.scrub import scrub
 from kvcustody.kernels.segment import Layout, SegmentTable, block_list
 from kvcustody.kernels.tuning import Tuning, tune
@@ -124,12 +126,16 @@ class TensorMemory:
         tables = [SegmentTable.from_tensors(one, layout=layout, block_tokens=block_tokens) for one in shards]
         return cls(tables, clock=clock)
 
-    def tune(self, file: Path | None) -> list[Tuning]:
-        """Choose by measurement how each device scrubs, once, and keep the answers in `file`.
+    def prepare(self, file: Path | None) -> list[Tuning]:
+        """Before first use: measure how each device scrubs, which `file` keeps, and compile all that serving runs.
 
-        Returns what was chosen; nothing on the host, where there is one way. Takes seconds where nothing was kept.
+        Returns what was chosen; nothing on the host, where there is one way. Takes seconds where nothing was kept, and
+        zeroes some blocks.
         """
-        return [tune(table, file=file) for table in self.tables if table.device.type == "cuda"]
+        found = [tune(table, file=file) for table in self.tables if table.device.type == "cuda"]
+        for table in self.tables:
+            prepare(table)
+        return found
 
     def scrub(self, shard: int, blocks: NDArray[np.int64], verify_share: float) -> ScrubResult:
         """Zero `blocks` on `shard`; wait; read back the asked share; name those that did not become zero.
@@ -138,24 +144,26 @@ class TensorMemory:
         """
         table = self.tables[shard]
         started = self._clock.now_us()
-        written = scrub(table, blocks)
-        if table.device.type == "cuda":
-            _retire(table.device)
-        if self.stuck:
-            self._poison(shard, blocks)
         level, verified, failed = "retired", 0, NO_BLOCKS
-        if verify_share > 0:
-            level = "full" if verify_share >= 1 else "sampled"
-            verification = verify(table, blocks, verify_share, generator=self._random)
-            verified, failed = len(verification.checked), verification.dirty
+        with _device_faults("scrub", table.device):
+            written = scrub(table, blocks)
+            if table.device.type == "cuda":
+                torch.cuda.current_stream(table.device).synchronize()  # an asynchronous fault surfaces here
+            if self.stuck:
+                self._poison(shard, blocks)
+            if verify_share > 0:
+                level = "full" if verify_share >= 1 else "sampled"
+                verification = verify(table, blocks, verify_share, generator=self._random)
+                verified, failed = len(verification.checked), verification.dirty
         method = "triton" if uses_triton(table) else "torch"
         ended = self._clock.now_us()
         return ScrubResult(method, str(table.device), written, started, ended, level, verified, failed)
 
     def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy block `source[i]` to `target[i]` on every shard; raises `DeviceError` on bad lists."""
+        """Copy block `source[i]` to `target[i]` on every shard; raises `DeviceError` on bad lists or faults."""
         for table in self.tables:
-            copy(table, source, target)
+            with _device_faults("copy", table.device):
+                copy(table, source, target)
 
     def scrubbed(self, shard: int) -> int:
         """Blocks scrubbed on `shard`, as its device counted them; waits for the device."""
@@ -184,11 +192,12 @@ class TensorMemory:
                 words.view(torch.uint8)[block, -1] = 1
 
 
-def _retire(device: torch.device) -> None:
-    """Wait until the device has finished; an asynchronous fault surfaces here as `DeviceError`."""
+@contextmanager
+def _device_faults(what: str, device: torch.device) -> Iterator[None]:
+    """A fault of the device, wherever it surfaces, as `DeviceError`."""
     try:
-        torch.cuda.current_stream(device).synchronize()
+        yield
     except RuntimeError as error:
         raise DeviceError(
-            f"scrub failed on `{device}`: {str(error).splitlines()[0]}", device=str(device)
+            f"{what} failed on `{device}`: {str(error).splitlines()[0]}", device=str(device)
         ) from error

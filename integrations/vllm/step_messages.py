@@ -22,28 +22,32 @@ class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
     """What the workers must do before anything else is written in this step.
 
     is_idle: no request computes in this step, so a worker may wait for scrubs that are still on the device.
+    must_follow: this step hands out a block whose scrub has not been answered, so its writes follow every scrub so far.
     """
 
     step: int
     order: ScrubOrder | None = None
     is_idle: bool = False
+    must_follow: bool = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Once a step, on the engine's thread: numbers and bytes are a third of the work of a dataclass and arrays."""
         order = self.order
         if order is None:
-            return _without_scrubs, (self.step, self.is_idle)
+            return _without_scrubs, (self.step, self.is_idle, self.must_follow)
         batches = [(share, blocks.tobytes()) for share, blocks in order.batches]
-        return _with_scrubs, (self.step, order.number, batches, self.is_idle)
+        return _with_scrubs, (self.step, order.number, batches, self.is_idle, self.must_follow)
 
 
-def _without_scrubs(step: int, is_idle: bool) -> StepOrder:
-    return StepOrder(step, None, is_idle)
+def _without_scrubs(step: int, is_idle: bool, must_follow: bool) -> StepOrder:
+    return StepOrder(step, None, is_idle, must_follow)
 
 
-def _with_scrubs(step: int, number: int, batches: list[tuple[float, bytes]], is_idle: bool) -> StepOrder:
+def _with_scrubs(
+    step: int, number: int, batches: list[tuple[float, bytes]], is_idle: bool, must_follow: bool
+) -> StepOrder:
     blocks = tuple((share, np.frombuffer(data, dtype=np.int64).copy()) for share, data in batches)
-    return StepOrder(step, ScrubOrder(number, blocks), is_idle)
+    return StepOrder(step, ScrubOrder(number, blocks), is_idle, must_follow)
 
 
 @dataclass(slots=True)

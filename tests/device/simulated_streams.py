@@ -39,6 +39,7 @@ class SimulatedStreams:
         self._random = random.Random(seed)
         self.queues = {0: []}
         self.host_waits = 0
+        self.capturing = False
 
     def side(self):
         self.queues[len(self.queues)] = []
@@ -50,8 +51,12 @@ class SimulatedStreams:
     def event(self):
         return SimulatedEvent(self)
 
-    def run(self, stream, work):
-        self.queues[stream].append(("work", work, None))
+    def run(self, stream, work, *, by_handle=None):
+        """The engine's own work, without `by_handle`; or that of a scrub, which is given a handle."""
+        self.queues[stream].append(("work", work if by_handle is None else lambda: work(0), None))
+
+    def is_capturing(self):
+        return self.capturing
 
     def wait(self, stream, event):
         # A wait is for the recording that was last made when the wait was put there.

@@ -138,7 +138,7 @@ def test_a_planted_fault_is_named():
 
 def test_tuning_chooses_a_strategy_that_zeroes(tmp_path):
     table = table_of()
-    first = tune(table, file=tmp_path / "strategies.json", scratch_bytes=32 << 20)
+    first = tune(table, file=tmp_path / "strategies.json")
     again = tune(table, file=tmp_path / "strategies.json")
     assert again.from_file and again.chosen == first.chosen
     assert first.chosen in dict(first.measured)
@@ -149,8 +149,8 @@ def test_tuning_chooses_a_strategy_that_zeroes(tmp_path):
 def test_a_memory_is_tuned_once_for_its_device(tmp_path):
     file = tmp_path / "strategies.json"
     spec = TensorSpec(layers=2, kv_heads=2, head_dim=64)
-    first = StreamTensorMemory.allocate(64, spec, "cuda").tune(file)
-    again = StreamTensorMemory.allocate(64, spec, "cuda").tune(file)
+    first = StreamTensorMemory.allocate(64, spec, "cuda").prepare(file)
+    again = StreamTensorMemory.allocate(64, spec, "cuda").prepare(file)
     assert [one.from_file for one in first + again] == [False, True]
     assert first[0].chosen == again[0].chosen
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kvcustody.errors import ConfigError, DeviceError
 from kvcustody.kernels.copy import copy
-from kvcustody.kernels.entry import FAULT, IDLE, READ_BACK, blocks_of, entries_of
+from kvcustody.kernels.entry import FAULT, IDLE, POSITION_SHIFT, READ_BACK, blocks_of, entries_of, position_of
 from kvcustody.kernels.launch import launch, uses_triton
 from kvcustody.kernels.scrub import launch_scrub, scrub, scrub_kernel
 from kvcustody.kernels.segment import Layout, SegmentTable
@@ -257,14 +257,14 @@ def test_sampling_follows_the_share_and_the_seed():
 @pytest.mark.skipif(not TRITON, reason="the torch path cannot index outside a tensor")
 def test_the_kernels_themselves_skip_an_index_outside_the_pool():
     table = small()
-    flags = torch.zeros(5, dtype=torch.int32, device=DEVICE)
-    entries = entries_of(np.array([2]), 1, read_back=True).tolist()
-    beyond = entries_of(np.array([15, 16]), 2, read_back=True).tolist()  # block 16 is one too many
-    far = entries_of(np.array([10**9]), 1, read_back=True).tolist()
-    listed = torch.tensor([-1, *entries, *far, *beyond, IDLE], device=DEVICE)
+    flags = torch.zeros(6, dtype=torch.int32, device=DEVICE)
+    good = entries_of(np.array([2]), 1, read_back=True)
+    far = entries_of(np.array([10**9]), 1, read_back=True) + (1 << POSITION_SHIFT)
+    beyond = entries_of(np.array([15, 16]), 2, read_back=True) + (2 << POSITION_SHIFT)  # 16 is one too many
+    listed = torch.tensor([*good.tolist(), *far.tolist(), *beyond.tolist(), IDLE], device=DEVICE)
     launch_scrub(table, listed, strategy=default_strategy(table), flags=flags)
     assert table.scrubbed() == 1
-    assert flags.tolist() == [1, 0, 1, 1, 0]  # what was asked for and not read is never called clean
+    assert flags.tolist() == [0, 1, 1, 1, 0, 0]  # what was asked for and not read is never called clean
     flags = torch.zeros(3, dtype=torch.int32, device=DEVICE)
     launch(verify_kernel, table, (torch.tensor([-1, 2, 10**12], device=DEVICE),), flags=flags)
     assert flags.tolist() == [1, 0, 1]
@@ -282,7 +282,7 @@ def test_launches_are_split_only_at_the_grid_limit(monkeypatch):
     monkeypatch.setattr("kvcustody.kernels.scrub.scrub_kernel", Spy())
     entries = torch.from_numpy(entries_of(np.arange(7), 1)).to(DEVICE)
     launch_scrub(table, entries, strategy=Strategy())
-    launch_scrub(table, entries, strategy=Strategy(), programs_max=3 * table.tiles.count)
+    launch_scrub(table, entries, strategy=Strategy(), pairs_max=3 * table.tiles.count)
     assert grids == [7 * table.tiles.count, *[n * table.tiles.count for n in (3, 3, 1)]]
     assert table.scrubbed() == 14
 
@@ -299,7 +299,7 @@ def test_a_strategy_changes_speed_only(kind, strategy):
     table = SegmentTable.from_tensors(tensors, layout=layout, block_tokens=block_tokens)
     strategy = replace(strategy, group=min(strategy.group, group_max(table)))
     listed = np.array([0, 1, 2, 3, 4, 5, 9, 11, 12, 23])
-    flags = torch.zeros(len(entries_of(listed, strategy.group)), dtype=torch.int32, device=DEVICE)
+    flags = torch.zeros(len(listed), dtype=torch.int32, device=DEVICE)
     entries = torch.from_numpy(entries_of(listed, strategy.group, read_back=True)).to(DEVICE)
     launch_scrub(table, entries, strategy=strategy, flags=flags)
     assert table.scrubbed() == len(listed)
@@ -317,14 +317,49 @@ def test_a_planted_fault_is_seen_exactly_where_it_was_asked_to_look(group, asked
     table = small()
     entries = entries_of(np.array([1, 2, 3, 8, 14]), group, read_back=asked)
     entries[-2] |= FAULT
-    flags = torch.zeros(len(entries), dtype=torch.int32, device=DEVICE)
+    flags = torch.zeros(5, dtype=torch.int32, device=DEVICE)
     launch_scrub(
         table, torch.from_numpy(entries).to(DEVICE), strategy=Strategy(group), flags=flags, faulty=True
     )
-    expected = [0] * len(entries)
-    expected[-2] = int(asked)
-    assert flags.tolist() == expected
+    assert flags.tolist() == [0, 0, 0, int(asked), 0]
     assert verify(table, [8]).dirty.tolist() == [8]
+
+
+@pytest.mark.skipif(not TRITON, reason="the read-back of a launch is of the Triton path")
+@pytest.mark.parametrize("place", [0, 3])
+def test_one_block_of_a_run_does_not_verify_and_its_neighbours_are_innocent(place):
+    """Four blocks in one program: the fault is planted in the first, and only its flag is set."""
+    table = small()
+    entries = entries_of(np.array([4, 5, 6, 7]), 4, read_back=True) | FAULT
+    flags = torch.zeros(8, dtype=torch.int32, device=DEVICE)
+    listed = torch.from_numpy(entries + (place << POSITION_SHIFT)).to(DEVICE)
+    launch_scrub(table, listed, strategy=Strategy(4), flags=flags, faulty=True)
+    assert flags.nonzero().flatten().tolist() == [place]
+
+
+@pytest.mark.skipif(not TRITON, reason="lanes are of the Triton path")
+@pytest.mark.parametrize("read_back", [True, False])
+def test_the_count_is_of_lanes_that_were_stored_not_of_what_the_list_says(read_back):
+    """A launch whose programs reach half of each piece: the old count would have been of whole pieces."""
+    table = small()
+    whole = table.tiles.bytes_max
+    table.tiles = replace(table.tiles, bytes_max=whole // 2)
+    entries = torch.from_numpy(entries_of(np.arange(4), 1, read_back=read_back)).to(DEVICE)
+    flags = torch.zeros(4, dtype=torch.int32, device=DEVICE) if read_back else None
+    launch_scrub(table, entries, strategy=Strategy(), flags=flags)
+    assert 0 < int(table.counter) < 4 * table.bytes_per_block
+
+
+@pytest.mark.skipif(not TRITON, reason="one launch is a Triton matter")
+@pytest.mark.parametrize("strategy", [Strategy(), Strategy(programs=3)])
+def test_the_last_program_of_each_launch_tells_the_count(strategy):
+    table = small()
+    told = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    for launches in (1, 2, 3):
+        entries = torch.from_numpy(entries_of(np.arange(5), 1)).to(DEVICE)
+        launch_scrub(table, entries, strategy=strategy, published=told)
+        assert int(told) == launches * 5 * table.bytes_per_block
+    assert table.tally.tolist() == [15 * table.bytes_per_block, 0]
 
 
 def _runs_of(ordered):
@@ -345,6 +380,8 @@ def test_entries_name_each_block_once_and_mark_what_is_asked(listed, group, mark
     named = [blocks_of(int(entry)) for entry in entries]
     assert np.concatenate([*named, np.empty(0, dtype=np.int64)]).tolist() == listed
     assert all(1 <= len(one) <= group for one in named)
+    starts = [position_of(int(entry)) for entry in entries]
+    assert not asked.any() or [ordered[at] for at in starts] == [int(one[0]) for one in named]
     assert [{block in marked for block in one.tolist()} for one in named] == [
         {bool(entry & READ_BACK)} for entry in entries.tolist()
     ]

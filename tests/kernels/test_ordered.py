@@ -16,13 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvcustody.errors import DeviceError
 from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.segment import SegmentTable
-from kvcustody.kernels.staging import WorkListStaging
+from kvcustody.kernels.staging import SLOTS, WorkListStaging
 from kvcustody.kernels.strategy import Strategy
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
 from simulated_streams import SimulatedStreams
-
-NONE = np.empty(0, dtype=np.int64)
 
 
 class Device:
@@ -65,7 +63,7 @@ def cycle(device, *, used=True, ordered=True, rounds=6):
         device.write(blocks, 10 + round_)
         if used:
             device.scrub.used()
-        device.scrub.launch(blocks, NONE)
+        device.scrub.launch([(blocks, False)])
         if ordered:
             device.scrub.order_before()
         device.look(blocks, seen)
@@ -103,17 +101,17 @@ def test_positive_control_without_a_wait_before_the_next_write_a_hand_out_finds_
 @pytest.mark.parametrize("seed", range(10))
 def test_nothing_waits_on_the_host_while_slots_are_free(seed):
     device = Device(seed, capacity=64)
-    for round_ in range(2):  # as many launches as slots
+    for round_ in range(SLOTS):
         device.write(range(4), 7 + round_)
         device.scrub.used()
-        device.scrub.launch(np.arange(4), NONE)
+        device.scrub.launch([(np.arange(4), False)])
         device.scrub.order_before()
     assert device.scrub.answered() == []  # nothing has run: nothing is said
     assert device.streams.host_waits == device.scrub.waits == 0
-    device.scrub.launch(np.arange(4), NONE)
-    assert device.scrub.waits == 1 and device.streams.host_waits == 1  # the third finds both slots in flight
+    device.scrub.launch([(np.arange(4), False)])
+    assert device.scrub.waits == 1 and device.streams.host_waits == 1  # one more finds every slot in flight
     device.streams.drain()
-    assert [answer.number for answer in device.scrub.answered()] == [1, 2, 3]
+    assert [answer.number for answer in device.scrub.answered()] == [*range(1, SLOTS + 2)]
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 64])
@@ -121,27 +119,94 @@ def test_nothing_waits_on_the_host_while_slots_are_free(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_block_that_does_not_verify_is_named_in_its_launchs_answer_alone(seed, group, capacity):
     device = Device(seed, capacity=capacity, group=group)
-    faulty = device.scrub.launch(np.arange(9), np.arange(9), faults=np.array([6]))
-    good = device.scrub.launch(np.array([10, 12]), np.array([10, 12]))
-    unread = device.scrub.launch(np.array([15]), NONE, faults=np.array([15]))
-    answers = {answer.number: answer.dirty.tolist() for answer in device.scrub.settle()}
+    faulty = device.scrub.launch([(np.arange(9), True)], faults=np.array([6]))
+    good = device.scrub.launch([(np.array([10, 12]), True)])
+    unread = device.scrub.launch([(np.array([15]), False)], faults=np.array([15]))
+    answers = {answer.number: answer.dirty[0].tolist() for answer in device.scrub.settle()}
     assert answers == {faulty: [6], good: [], unread: []}
-    mixed = device.scrub.launch(np.arange(6), np.array([0, 1, 4]), faults=np.array([2, 4]))
-    assert [answer.dirty.tolist() for answer in device.scrub.settle()] == [[4]], mixed  # 2 was not asked for
+    mixed = device.scrub.launch([(np.arange(6), np.isin(np.arange(6), [0, 1, 4]))], faults=np.array([2, 4]))
+    assert [answer.dirty[0].tolist() for answer in device.scrub.settle()] == [[4]], (
+        mixed
+    )  # 2 was not asked for
 
 
-def test_a_doubted_run_is_read_block_by_block_and_fails_whole_where_that_explains_nothing():
-    device = Device(0, group=4, capacity=64)
-    first = device.scrub.launch(np.arange(4), np.arange(4))
+@pytest.mark.parametrize("group", [1, 4])
+def test_a_block_is_judged_by_what_its_own_launch_read_though_it_was_handed_out_since(group):
+    """The flag of one block speaks for it alone; nobody reads the block again, which is somebody else's by then."""
+    device = Device(0, group=group, capacity=64)
+    dirty = device.scrub.launch([(np.arange(4), True)], faults=np.array([2]))
+    clean = device.scrub.launch([(np.arange(8, 12), True)])
+    device.scrub.order_before()
+    device.write(range(16), 0xAB)  # the next owners' bytes, before anybody asks
     device.streams.drain()
-    device.tensors[0][2] = 7  # after the launch: the flag below stands for what it saw
-    slot = device.scrub._launches[0].slots[0]
-    slot.answers[0] = 1
-    second = device.scrub.launch(np.arange(8, 12), np.arange(8, 12))
+    answers = {answer.number: answer.dirty[0].tolist() for answer in device.scrub.answered()}
+    assert answers == {dirty: [2], clean: []}
+
+
+@pytest.mark.parametrize("capacity", [2, 64])
+@pytest.mark.parametrize("group", [1, 4])
+def test_the_batches_of_an_order_are_one_launch_and_answer_for_themselves(group, capacity):
+    device = Device(3, group=group, capacity=capacity)
+    device.write(range(16), 9)
+    device.scrub.used()
+    batches = [(np.arange(4), True), (np.array([9, 6]), np.array([True, False])), (np.arange(10, 13), False)]
+    before = sum(kind == "work" for kind, _, _ in device.streams.queues[1])
+    device.scrub.launch(batches, faults=np.array([1, 9, 11]))
+    put = sum(kind == "work" for kind, _, _ in device.streams.queues[1]) - before
+    assert (put == 1) == (capacity == 64)
+    (answer,) = device.scrub.settle()
+    assert [dirty.tolist() for dirty in answer.dirty] == [[1], [9], []]
+    assert device.scrub.scrubbed_blocks == 9
+    assert [block for block, byte in enumerate(device.bytes()) if byte == 9] == [4, 5, 7, 8, 13, 14, 15]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_step_waits_only_for_the_scrub_of_a_block_that_it_hands_out(seed, named):
+    device = Device(seed, capacity=64)
+    device.write(range(8), 9)
+    device.scrub.used()
+    device.scrub.launch([(np.arange(8), False)])
+    device.scrub.hand_out(np.array([3, 12]) if named else np.array([12, 13]))
+    device.scrub.order_handed_out()
+    device.scrub.order_handed_out()  # once
+    waits = [kind for kind, _, _ in device.streams.queues[0]].count("wait")
+    assert waits == named
     device.streams.drain()
-    device.scrub._launches[1].slots[0].answers[0] = 1
-    answers = {answer.number: answer.dirty.tolist() for answer in device.scrub.answered()}
-    assert answers == {first: [2], second: [8, 9, 10, 11]}
+    device.scrub.answered()
+    device.scrub.hand_out(np.array([3]))  # it has retired
+    device.scrub.order_handed_out()
+    assert not device.streams.queues[0]
+
+
+@pytest.mark.parametrize("where", ["launch", "query"])
+def test_a_fault_of_the_device_is_a_device_error(monkeypatch, where):
+    """Wherever torch lets it surface: when a kernel is launched, or when an event is asked."""
+    device = Device(0)
+
+    def fail(*_, **__):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore lines")
+
+    if where == "launch":
+        monkeypatch.setattr(device.streams, "run", fail)
+        with pytest.raises(
+            DeviceError, match=r"failed on `cpu`: CUDA error: an illegal memory access was encountered$"
+        ):
+            device.scrub.launch([(np.arange(4), False)])
+        return
+    device.scrub.launch([(np.arange(4), False)])
+    monkeypatch.setattr("simulated_streams.SimulatedEvent.query", fail)
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        device.scrub.answered()
+
+
+def test_nothing_is_launched_while_the_engine_records_a_graph():
+    device = Device(0)
+    device.streams.capturing = True
+    with pytest.raises(DeviceError, match="records a graph"):
+        device.scrub.launch([(np.arange(4), False)])
+    device.streams.capturing = False
+    assert device.scrub.launch([(np.arange(4), False)]) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -152,7 +217,7 @@ def test_a_list_in_flight_is_never_overwritten(seed):
         device.write([block], 9)
     device.scrub.used()
     for block in range(0, 16, 2):
-        device.scrub.launch(np.array([block]), NONE)
+        device.scrub.launch([(np.array([block]), False)])
     device.streams.drain()
     assert device.bytes() == [0, 9] * 8
 
@@ -160,7 +225,7 @@ def test_a_list_in_flight_is_never_overwritten(seed):
 def test_a_list_that_is_too_long_is_refused():
     staging = WorkListStaging(torch.device("cpu"), capacity=4, event=SimulatedStreams().event)
     with pytest.raises(DeviceError, match="`5` entries does not fit in `4`"):
-        staging.take(np.arange(5))
+        staging.take(np.arange(5), lambda slot: None)
 
 
 class Allocations(TorchDispatchMode):
@@ -177,21 +242,21 @@ class Allocations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_no_launch_allocates_once_the_first_ones_have_been_answered():
+def test_no_launch_allocates():
     device = Device(0, capacity=64)
 
     def launches(count):
         with Allocations() as made:
             for _ in range(count):
                 device.scrub.used()
-                device.scrub.launch(np.arange(0, 16, 3), np.array([0, 3]))
+                device.scrub.launch([(np.arange(0, 16, 3), np.isin(np.arange(0, 16, 3), [0, 3]))])
                 device.scrub.order_before()
         device.streams.drain()
         assert len(device.scrub.answered()) == count
         return made.seen
 
-    assert (
-        launches(2) != []
-    )  # positive control: each slot's first answer needs a word of memory for its count
+    with Allocations() as made:
+        Device(0, capacity=64)
+    assert made.seen != []  # the control: slots are made with the scrubber
     for _ in range(5):
         assert launches(2) == []

@@ -13,7 +13,14 @@ pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing"),
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
 ]
-STORES = {"scrub": {16}, "scrub_read_back": {16}, "scrub_persistent": {16}, "verify": set(), "copy": {16}}
+# beside the bulk: 8 bytes of the count that is told at the end, 4 of a block's flag
+STORES = {
+    "scrub": {8, 16},
+    "scrub_read_back": {4, 8, 16},
+    "scrub_persistent": {8, 16},
+    "verify": set(),
+    "copy": {16},
+}
 LOADS = {"scrub": set(), "scrub_read_back": {16}, "scrub_persistent": set(), "verify": {16}, "copy": {16}}
 
 
@@ -28,14 +35,14 @@ def test_wide_accesses_and_no_spills(kernel, target):
     loads = built.loads_bytes - (POINTERS if (kernel, target) == ("scrub_persistent", "gfx942") else set())
     assert loads == LOADS[kernel]
     assert (built.stack_bytes, built.spill_bytes) == (0, 0)
-    assert 0 < built.registers <= 64
+    assert 0 < built.registers <= (64 if isinstance(target, int) else 128)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_positive_control_without_the_hints_accesses_are_narrow(kernel):
     built = compile_kernel(kernel, 90, alignment_bytes=4)
     assert 16 not in built.stores_bytes | built.loads_bytes
-    assert built.stores_bytes | built.loads_bytes == {4}
+    assert (built.stores_bytes | built.loads_bytes) - {8} == {4}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

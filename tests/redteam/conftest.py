@@ -1,8 +1,8 @@
-"""Makes `two_worlds` importable from the cases beside it (the tests are no package)."""
+"""Makes `two_worlds` and `occupancy_channel` importable from the cases beside it (the tests are no package)."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "occupancy")]

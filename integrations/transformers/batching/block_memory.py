@@ -61,7 +61,7 @@ class EngineBlocks:
         self._taken += blocks
         kind = StreamTensorMemory if rows.device.type == "cuda" else TensorMemory
         memory = kind.wrap([[rows]], clock=self._clock)
-        for tuning in memory.tune(self._tuning):
+        for tuning in memory.prepare(self._tuning):
             _log.info("scrub tuned", from_file=tuning.from_file, **tuning.chosen.describe())
         self.memories.append(memory)
         return memory

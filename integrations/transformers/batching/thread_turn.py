@@ -41,7 +41,7 @@ class Turn:
     ) -> None:
         try:
             for memory in self._ordered:
-                memory.order_before(self.stream)
+                memory.order_handed_out(self.stream)
             if self._entered:
                 self._entered.pop().__exit__(kind, error, trace)
         finally:

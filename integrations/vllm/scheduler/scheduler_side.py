@@ -83,6 +83,7 @@ class SchedulerSide:
         self._models: Models
         self._order: ScrubOrder | None = None  # leaves with the next step
         self._last_cached: CachedRequestData | None = None  # what the last step handed to requests that run
+        self._unclean_hand_outs = 0  # of the pool, as of the last step
         self._deferred_work_done = False
         self._built_us = 0
         self._max_model_tokens = int(config.model_config.max_model_len)
@@ -260,7 +261,9 @@ class SchedulerSide:
             self._last_cached = cached
         order, self._order = self._order, None
         self._deferred_work_done = False
-        return StepOrder(order=order, step=port.fence(now_us))
+        unclean = port.pool.unclean_hand_outs
+        must_follow, self._unclean_hand_outs = unclean != self._unclean_hand_outs, unclean
+        return StepOrder(order=order, step=port.fence(now_us), must_follow=must_follow)
 
     def _hands_out_clean_blocks_only(self, grown: Sequence[Sequence[Sequence[int]] | None]) -> bool:
         """Every block that this step hands out is CLEAN already, so nothing has to be scrubbed for it."""

@@ -12,14 +12,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import structlog
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
-from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
@@ -30,15 +28,6 @@ from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.streams import Streams
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Launched:
-    """An order on the device: a launch a batch, and what has retired of them."""
-
-    order: int
-    launches: tuple[int, ...]
-    results: list[ScrubResult] = field(default_factory=list)
 
 
 class WorkerSide:
@@ -61,7 +50,7 @@ class WorkerSide:
         self._streams = streams
         self.memory: TensorMemory | None = None
         self._answers: list[ScrubReply] = []
-        self._in_flight: deque[_Launched] = deque()
+        self._in_flight: deque[int] = deque()  # orders on the device, each one launch
         self._step = 0
         self._may_wait = False
         self._unordered_blocks = 0  # zeroed before the port had ordered anything
@@ -74,7 +63,7 @@ class WorkerSide:
             self.memory = StreamTensorMemory([table], clock=self._clock, streams=streams)
         else:
             self.memory = TensorMemory([table], clock=self._clock)
-        for tuning in self.memory.tune(self._tuning):
+        for tuning in self.memory.prepare(self._tuning):
             _log.info("scrub tuned", from_file=tuning.from_file, **tuning.chosen.describe())
         self.memory.scrub(0, np.arange(blocks, dtype=np.int64), 0.0)
         self._unordered_blocks = table.scrubbed()
@@ -93,7 +82,8 @@ class WorkerSide:
         if isinstance(memory, StreamTensorMemory):
             if order.order is not None:
                 self._launch(memory, order.order)
-            memory.order_before()
+            if order.must_follow:
+                memory.order_before()
         elif order.order is not None:
             self._answers.append(self._scrub(order.order))
 
@@ -113,21 +103,14 @@ class WorkerSide:
 
     def _launch(self, memory: StreamTensorMemory, order: ScrubOrder) -> None:
         memory.used()  # whatever earlier steps put on the model's stream reads and writes first
-        launches = tuple(memory.launch(0, blocks, share).number for share, blocks in order.batches)
-        self._in_flight.append(_Launched(order.number, launches))
+        memory.launch_order(0, order.batches)
+        self._in_flight.append(order.number)
 
     def _collect(self, memory: StreamTensorMemory) -> None:
-        """Orders whose every launch has retired become answers; launches retire in the order of their numbers."""
-        waiting = deque(flying for flying in self._in_flight for _ in flying.launches[len(flying.results) :])
-        for _, result in memory.answered(wait=self._may_wait):
-            waiting.popleft().results.append(result)
-        done = []
-        while self._in_flight and len(self._in_flight[0].results) == len(self._in_flight[0].launches):
-            done.append(self._in_flight.popleft())
-        counted = memory.scrubbed(0) - self._unordered_blocks
-        for result in self._in_flight[0].results if self._in_flight else ():
-            counted -= result.bytes // memory.bytes_per_block  # of an order that has yet to be answered
-        self._answers += [ScrubReply(one.order, self.shard, tuple(one.results), counted) for one in done]
+        """Orders that have retired become answers; launches retire in the order of their numbers."""
+        for _, results in memory.answered_orders(wait=self._may_wait):
+            counted = memory.scrubbed(0) - self._unordered_blocks
+            self._answers.append(ScrubReply(self._in_flight.popleft(), self.shard, results, counted))
 
     def close(self) -> None:
         """Leave nothing behind: the whole shard is zeroed, behind what is on the device still."""

@@ -156,5 +156,5 @@ def test_the_protocol_imports_without_torch():
 
 def test_there_is_nothing_to_tune_on_the_host(tmp_path) -> None:  # type: ignore[no-untyped-def]
     file = tmp_path / "strategies.json"
-    assert TensorMemory.allocate(4, TensorSpec(layers=1, kv_heads=1, head_dim=8)).tune(file) == []
+    assert TensorMemory.allocate(4, TensorSpec(layers=1, kv_heads=1, head_dim=8)).prepare(file) == []
     assert not file.exists()

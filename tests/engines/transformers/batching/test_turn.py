@@ -41,6 +41,7 @@ class Loop:
             self.step(number % 8, 1 + number)
             with self.turn, self.turn:  # nested turns are one
                 self.memory.launch(0, np.array([number % 8, (number + 1) % 8]), 0.0)
+                self.memory.hand_out(np.array([(number + 1) % 8]))  # as the pool does
             for _ in range(int(generator.integers(0, 6))):
                 self.streams.advance()
         self.streams.drain()
@@ -57,6 +58,15 @@ def test_steps_and_scrubs_follow_the_turns(seed):
 def test_positive_control_without_the_turns_order_they_overtake_each_other():
     outcomes = [Loop(seed, in_turn=False).run() for seed in range(20)]
     assert any(any(found) or bool(rows.any()) for found, rows in outcomes)
+
+
+@pytest.mark.parametrize(("handed_out", "waits"), [(3, 1), (5, 0)])
+def test_a_turn_that_hands_out_nothing_in_flight_makes_no_step_wait(handed_out, waits):
+    loop = Loop(0)
+    with loop.turn:
+        loop.memory.launch(0, np.arange(4), 0.0)
+        loop.memory.hand_out(np.array([handed_out]))
+    assert [kind for kind, _, _ in loop.streams.queues[0]].count("wait") == waits
 
 
 def test_a_copy_waits_for_the_scrub_of_its_target():

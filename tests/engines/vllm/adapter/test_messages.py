@@ -27,6 +27,8 @@ def test_a_step_without_scrubs() -> None:
 
 def test_idleness_travels_with_and_without_scrubs() -> None:
     order = ScrubOrder(1, ((1.0, np.array([2], dtype=np.int64)),))
+    assert not pickle.loads(pickle.dumps(StepOrder(3, order, must_follow=False))).must_follow
+    assert not pickle.loads(pickle.dumps(StepOrder(3, must_follow=False))).must_follow
     for sent in (StepOrder(3, is_idle=True), StepOrder(3, order, is_idle=True)):
         assert pickle.loads(pickle.dumps(sent)).is_idle
     assert not pickle.loads(pickle.dumps(StepOrder(3, order))).is_idle
