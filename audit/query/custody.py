@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or_, select
 
+from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import decode
 from kvcustody.audit.schema.ledger import (
     attachments,
@@ -123,12 +124,14 @@ class Gap(NamedTuple):
     cause: str
 
 
-def classifications_held(connection: Connection, tenant: str) -> list[str]:
-    """The classifications that a tenant's log has residencies of."""
-    column = residencies.c.classification
-    return list(
-        connection.scalars(select(column).where(residencies.c.tenant == tenant).distinct().order_by(column))
-    )
+def classifications_held(connection: Connection, tenant: str, since: int = 0) -> tuple[set[str], int]:
+    """The classifications that a tenant's log has residencies of, from the leaf `since` on; and its size."""
+    log = connection.execute(select(logs.c.id, logs.c.size).where(logs.c.name == log_of(tenant))).first()
+    if log is None:
+        return set(), 0
+    column = residencies.c
+    query = select(column.classification).where(column.log == log.id, column.idx >= since)
+    return set(connection.scalars(query.distinct())), log.size
 
 
 def tenant_totals(connection: Connection) -> tuple[TenantTotals, ...]:

@@ -7,7 +7,8 @@
    sends them.
 3. A detached sink stays detached over restarts until it is attached again; its position stays. That it was detached
    is for the caller to put on record (`SinkChanged`), not for the sink.
-4. The identity of a batch is its positions, so a receiver knows a repetition.
+4. A leaf that may not leave (`leaving`) is passed over, and counted; where nobody can say, nothing goes on.
+5. The identity of a batch is its positions, so a receiver knows a repetition.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kvcustody.audit.database.engine import describe
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cursor_reader import CursorBatch, pull, read_positions, write_positions
 from kvcustody.audit.siem.sink import RejectedError, Sink, SinkError
-from kvcustody.errors import LedgerError
+from kvcustody.errors import CustodyError
 from kvcustody.files import write_file
 
 _DETACHED = "detached"
@@ -35,6 +36,7 @@ _POSITIONS = "positions.json"
 _WAIT_SECONDS_MAX = 300.0
 
 Encode = Callable[[Sequence[EventRow]], bytes]
+Leaving = Callable[[Sequence[EventRow]], Sequence[EventRow]]  # of some leaves, those that may be handed over
 
 
 class PumpStatus(NamedTuple):
@@ -46,6 +48,7 @@ class PumpStatus(NamedTuple):
     dead: int
     failures: int
     problem: str
+    withheld: int = 0  # leaves that the policy keeps here, in this process
 
 
 class DeliveryPump:
@@ -58,6 +61,7 @@ class DeliveryPump:
         folder: Path,
         encode: Encode,
         *,
+        leaving: Leaving = lambda rows: rows,
         batch: int = 500,
         interval_seconds: float = 1.0,
         give_up_seconds: float = 86_400.0,
@@ -66,6 +70,8 @@ class DeliveryPump:
         self._sink = sink
         self._folder = folder
         self._encode = encode
+        self._leaving = leaving
+        self._withheld = 0
         self._batch = batch
         self._interval_seconds = interval_seconds
         self._give_up_seconds = give_up_seconds
@@ -98,7 +104,13 @@ class DeliveryPump:
         """A snapshot for health."""
         dead = len(self.dead())
         return PumpStatus(
-            self._sink.name, self.attached, self._delivered, dead, self._failures, self._problem
+            self._sink.name,
+            self.attached,
+            self._delivered,
+            dead,
+            self._failures,
+            self._problem,
+            self._withheld,
         )
 
     def dead(self) -> list[Path]:
@@ -113,9 +125,11 @@ class DeliveryPump:
             found = pull(connection, self._positions, limit=self._batch)
         if not found.rows:
             return 0
-        body, identity = self._encode(found.rows), _identity(found)
+        rows = self._leaving(found.rows)
+        body, identity = self._encode(rows), _identity(found)
         try:
-            self._sink.deliver(identity, body)
+            if rows:
+                self._sink.deliver(identity, body)
         except RejectedError as problem:
             self._bury(identity, body, problem.message)
         except SinkError as problem:
@@ -124,7 +138,8 @@ class DeliveryPump:
                 raise
             self._bury(identity, body, problem.message)
         else:
-            self._delivered += len(found.rows)
+            self._delivered += len(rows)
+        self._withheld += len(found.rows) - len(rows)
         self._failing_since = None
         write_positions(self._folder / _POSITIONS, found.positions)
         self._positions = found.positions
@@ -158,9 +173,9 @@ class DeliveryPump:
             try:
                 pause = 0.0 if self.step() else self._interval_seconds
                 self._failures, self._problem = 0, ""
-            except (LedgerError, SQLAlchemyError) as problem:
+            except (CustodyError, SQLAlchemyError) as problem:
                 self._failures += 1
-                self._problem = problem.message if isinstance(problem, LedgerError) else describe(problem)
+                self._problem = problem.message if isinstance(problem, CustodyError) else describe(problem)
                 pause = min(_WAIT_SECONDS_MAX, self._interval_seconds * 2.0 ** min(self._failures, 16))
 
     def _bury(self, identity: str, body: bytes, reason: str) -> None:

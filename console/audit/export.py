@@ -20,6 +20,7 @@ from kvcustody.audit.tlog.signed_note import NoteError, decode_base64, parse_vke
 from kvcustody.audit.verify.expected_heads import KeptHead
 from kvcustody.audit.verify.verify_export import ExportVerdict, Progress, verify_export
 from kvcustody.audit.witness.status import newest_witnessed
+from kvcustody.console.audit.on_record import Unrecorded, record_taken
 from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.console.options_ledger import (
@@ -50,16 +51,20 @@ def export(
     witnessed: Annotated[
         bool, typer.Option("--witnessed", help="The newest checkpoint that a witness signed.")
     ] = False,
+    unrecorded: Unrecorded = False,
     *,
     as_json: Json = False,
 ) -> None:
     """Write leaves with everything that is needed to check them offline, and the program that does it.
+
+    That it is made is put on record first (`access`).
 
     The export is of one signed checkpoint. One that was interrupted goes on where it was when it is asked for again.
     """
     selection = ExportSelection(
         tuple(sorted(log or ())), moment_us(since, "--since"), moment_us(until, "--until")
     )
+    record_taken(ledger, "audit export", unrecorded=unrecorded)
     with reading(ledger) as engine, progress_bar() as bar:
         size = as_of if as_of is not None else pinned_size(folder)
         if size is None and witnessed:

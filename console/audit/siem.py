@@ -15,10 +15,11 @@ from sqlalchemy import Engine
 from kvcustody.audit.events import SinkChanged
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cursor_reader import pull, read_positions, write_positions
-from kvcustody.audit.siem.delivery import DeliveryPump
+from kvcustody.audit.siem.delivery import DeliveryPump, Leaving
 from kvcustody.audit.siem.formats import LeafShape, SiemFormat, open_shape
 from kvcustody.audit.siem.sink import WebhookSink
 from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.console.audit.on_record import Unrecorded, record_taken
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.options_ledger import DEFAULT, Ledger, reading, writing
 from kvcustody.errors import ConfigError
@@ -52,17 +53,23 @@ def ship(
         int, typer.Option(min=1, max=10_000, help="Leaves between two notes of the position.")
     ] = 1000,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    unrecorded: Unrecorded = False,
 ) -> None:
     """Write new leaves to stdout, one JSON document a line, from where the position file left off.
 
+    That leaves are taken out is on record first, once a run (`access`).
+
     At least once: a batch counts as taken when stdout took it; drop doubles by log and idx.
     """
-    told_as = open_shape(shape)
+    told_as, recorded = open_shape(shape), False
     with reading(ledger) as engine:
         while True:
             with engine.connect() as connection:
                 found = pull(connection, read_positions(positions), limit=batch)
             if found.rows:
+                if not recorded and _news(found.rows, "audit ship"):
+                    record_taken(ledger, "audit ship", unrecorded=unrecorded)
+                    recorded = True
                 sys.stdout.buffer.write(_lines(found.rows, told_as))
                 sys.stdout.buffer.flush()
                 write_positions(positions, found.positions)
@@ -80,12 +87,22 @@ def push(
     shape: _Shape = SiemFormat.CLOUDEVENTS.value,
     name: Annotated[str, typer.Option(help="The sink's name.")] = "webhook",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    unrecorded: Unrecorded = False,
     *,
     as_json: Json = False,
 ) -> None:
     """Post new leaves to a webhook, signed (Standard Webhooks, HMAC-SHA-256), at least once and in order."""
     with reading(ledger) as engine:
-        pump = _pump(engine, folder, name, url, key_file, open_shape(shape))
+        recorded = False
+
+        def leaving(rows: Sequence[EventRow]) -> Sequence[EventRow]:
+            nonlocal recorded
+            if not recorded and _news(rows, "audit push"):
+                record_taken(ledger, "audit push", unrecorded=unrecorded)
+                recorded = True
+            return rows
+
+        pump = _pump(engine, folder, name, url, key_file, open_shape(shape), leaving)
         if follow:
             pump.start()
             try:
@@ -179,14 +196,25 @@ def _change(
 
 
 def _pump(
-    engine: Engine, folder: Path, name: str, url: str, key_file: Path, shape: LeafShape
+    engine: Engine,
+    folder: Path,
+    name: str,
+    url: str,
+    key_file: Path,
+    shape: LeafShape,
+    leaving: Leaving = lambda rows: rows,
 ) -> DeliveryPump:
     try:
         key = key_file.read_bytes().strip()
     except OSError as problem:
         raise ConfigError(f"--key-file `{key_file}`: {problem.strerror}") from None
     made = WebhookSink(name, url, key, content_type=shape.media_type)
-    return DeliveryPump(engine, made, folder, _array_of(shape))
+    return DeliveryPump(engine, made, folder, _array_of(shape), leaving=leaving)
+
+
+def _news(rows: Sequence[EventRow], operation: str) -> bool:
+    """Whether there is more than what earlier runs put on record about themselves."""
+    return any(row.kind != "access" or row.body["operation"] != operation for row in rows)
 
 
 def _array_of(shape: LeafShape) -> Callable[[Sequence[EventRow]], bytes]:

@@ -31,7 +31,7 @@ from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import AnyPlan, Plan, PlanCache, PlanKey, PoolT_co
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool, apply_limits
-from kvcustody.governance.decisions.authorize import authorize, decision_event
+from kvcustody.governance.decisions.authorize import OwnData, authorize, decision_event
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.decisions.reuse_decision import Moment, ReuseDecider
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
@@ -53,6 +53,7 @@ from kvcustody.policies.table.model import Decision
 
 T = TypeVar("T")
 _AUTHORIZED_MAX = 100_000
+_ASK_AGAIN_US = 5_000_000
 NO_ROOM = "there is no room for another tenant now; try again later"
 _log = structlog.get_logger(__name__)
 
@@ -82,6 +83,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
         self._first_uses = FirstUseLog(ledger, self._clock)
         self.attempts = Attempts("engine", self._clock)
+        self._export_again_us = 0  # until then no permit of an export can be recorded
         self._authorized: dict[
             tuple[Action, str, int], Decision
         ] = {}  # what is on record under this revision
@@ -221,7 +223,22 @@ class Authority(ABC, Generic[PoolT_co]):
         plan = self._plan(key, None, self._moment())
         return plan if isinstance(plan, Plan) else None
 
-    def authorize(self, action: Action, plan: AnyPlan, trace: str = "") -> Decision:
+    def may_export(self, tenant: str, classification: str) -> bool:
+        """Whether events about a tenant's blocks may be published, by the active revision; on record before the first.
+
+        On the owning thread. False too where a permit cannot be recorded: it is asked for again a while later.
+        """
+        levels = self.table.policy.classifications
+        if classification not in levels or self._clock.now_us() < self._export_again_us:
+            return False
+        own = OwnData(tenant, levels.index(classification), classification)
+        try:
+            return self.authorize(Action.EXPORT, own).permitted
+        except LedgerUnavailable:
+            self._export_again_us = self._clock.now_us() + _ASK_AGAIN_US
+            return False
+
+    def authorize(self, action: Action, plan: AnyPlan | OwnData, trace: str = "") -> Decision:
         """Decide an act beside a request's own reuse, and have it on record (`decisions.authorize`, rule 2).
 
         Raises `LedgerUnavailable` where a permit cannot be recorded: the act must not happen then.

@@ -3,16 +3,28 @@
 1. Every action of the policy has a caller at run time, and nothing else asks a table (`tests/architecture`).
 2. A permit that takes something out of this cache, or acts on what is in it, is on record durably before it is used
    (class A), the first of its kind under a revision; a denial is counted (class C).
-3. Nothing is asked for each block: `admit`, `publish` and `retain` are decided when a plan is made, `offload` when a
+3. Where no policy is known that could be asked, a role decides, and that is on record in the same way (`role_event`).
+4. Nothing is asked for each block: `admit`, `publish` and `retain` are decided when a plan is made, `offload` when a
    request or a cache begins whose blocks may leave the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 from kvcustody.audit.events import DecisionRecorded
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest, Decision
+
+
+class OwnData(NamedTuple):
+    """What a tenant has at a classification, which an act of its own is about."""
+
+    tenant: str
+    level: int
+    classification: str
 
 
 def authorize(table: DecisionTable, action: Action, tenant: str, level: int) -> Decision:
@@ -35,4 +47,20 @@ def decision_event(
         revision=decision.revision,
         via=Via.OWN.name.lower(),
         trace=trace,
+    )
+
+
+def role_event(at_us: int, action: Action, tenant: str, roles: Iterable[str]) -> DecisionRecorded:
+    """An act of a tenant's that its people's roles decided, under no policy (revision 0): as it goes on record."""
+    reasons = tuple(f"role:{role}" for role in sorted(roles))
+    return DecisionRecorded(
+        at_us,
+        action=action.name.lower(),
+        effect="permit",
+        reader=tenant,
+        owner=tenant,
+        classification="",
+        reasons=reasons,
+        revision=0,
+        via=Via.OWN.name.lower(),
     )

@@ -41,6 +41,7 @@ from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.access.service_secret import open_secret
 from kvcustody.governance.service.access.sessions import Sessions
+from kvcustody.governance.service.fleet.exports import Exports
 from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
 from kvcustody.governance.service.fleet.metrics_samples import ServiceMetrics
 from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
@@ -142,7 +143,10 @@ class Service:
         self.jobs = JobRunner(self.engine, clock, folder / "jobs", owner=settings.name)
         stack.callback(self.jobs.close)
         self.scans = LedgerScans(self.engine, clock, self.writer, self.jobs, self.reading)
-        self.sinks = Sinks(self.reader, settings.webhooks, folder / "sinks", clock, self.record)
+        self.exports = Exports(self.policies, self.reading)
+        self.sinks = Sinks(
+            self.reader, settings.webhooks, folder / "sinks", clock, self.record, self.exports.leaving
+        )
         stack.callback(self.sinks.close)
         _log.info("service open", service=settings.name, ledger=self.engine.dialect.name)
 
@@ -183,13 +187,19 @@ class Service:
         with _recorded():
             self.writer.submit_durable(event)
 
-    def authorize(self, action: Action, tenant: str, classifications: Iterable[str] = ()) -> None:
+    def authorize(self, action: Action, caller: Caller, classifications: Iterable[str] = ()) -> None:
         """Let a tenant's own people act on what is the tenant's, by the policy in effect; raises `forbidden`.
 
-        `classifications`: those that the act is about; none: all that the policy has.
+        `classifications`: those that the act is about; none: all that the policy has. People of no tenant act by role.
         """
+        if caller.tenant is not None:
+            with _recorded():
+                self.policies.authorize(action, caller.tenant, classifications, caller.roles)
+
+    def export(self, caller: Caller, *, once: bool = False) -> None:
+        """Let a tenant's own people take leaves of its log out (`fleet.exports`); raises `forbidden`."""
         with _recorded():
-            self.policies.authorize(action, tenant, classifications)
+            self.exports.check(caller, once=once)
 
     def end_record(self, awaited: Awaited) -> None:
         """Return where an event that `writer.begin_durable` queued is durable by now; raises as `record` does."""

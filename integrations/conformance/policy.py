@@ -24,7 +24,7 @@ tenants:
   delta: {{quota: {{guaranteed: 0%, cap: 25%}}}}
 {grants}
 rules:
-  - {{id: own, effect: permit, action: reuse, when: {{reader: owner}}}}
+  - {{id: own, effect: permit, action: [reuse, export], when: {{reader: owner}}}}
 retention:
   low:  {{idle: {idle}, absolute: 60s, active_max: 10m}}
   once: {{idle: 0s, absolute: 0s, active_max: 10m}}

@@ -2,6 +2,9 @@
 
 An adapter derives from `BlockEventFeed` and says which events there are (`take_pending`, `take_last`); it calls
 `publish_pending` once a step, and `close` when custody has ended.
+
+An event leaves where the policy permits its tenant `export` of its classification. What was told of a tenant's blocks
+while that was permitted is taken back when they end, whatever the policy says by then.
 """
 
 from __future__ import annotations
@@ -12,7 +15,10 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from kvcustody.allocator.pool.accounting import Domain
-from kvcustody.integrations.events.block_event import BlockEvent, EventScope, scope_of
+from kvcustody.integrations.events.block_event import EVERY_TENANT, REMOVED, BlockEvent, EventScope, scope_of
+
+MayExport = Callable[[str, str], bool]  # of a tenant and a classification
+_TOLD_MAX = 1 << 16
 
 
 class BlockEventPublisher(Protocol):
@@ -23,16 +29,24 @@ class BlockEventPublisher(Protocol):
 
 
 class BlockEventFeed(ABC):
-    """The events of one engine. revision: the policy's that is active now; close: ends a publisher that is ours."""
+    """The events of one engine. revision: the policy's that is active now; close: ends a publisher that is ours.
+
+    may_export: `Authority.may_export`.
+    """
 
     def __init__(
         self,
         publisher: BlockEventPublisher,
         revision: Callable[[], int],
+        may_export: MayExport,
         close: Callable[[], None] | None = None,
     ) -> None:
         self._publisher = publisher
         self._revision = revision
+        self._may_export = may_export
+        self._told: set[tuple[str, str]] = (
+            set()
+        )  # tenants and classifications of which something was published
         self._close = close
         self._scopes: WeakKeyDictionary[Domain, EventScope] = WeakKeyDictionary()
         self._scopes_revision = revision()
@@ -47,9 +61,22 @@ class BlockEventFeed(ABC):
 
     def publish_pending(self) -> None:
         """Publish what has happened since the last call: once a step."""
-        events = self.take_pending()
+        events = [event for event in self.take_pending() if self._may_leave(event)]
         if events:
             self._publisher.publish(events)
+
+    def _may_leave(self, event: BlockEvent) -> bool:
+        scope = event.scope
+        if scope.tenant == EVERY_TENANT:  # about the pool: nobody's
+            return True
+        who = (scope.tenant, scope.classification)
+        if not self._may_export(*who):
+            return event.kind == REMOVED and who in self._told
+        if who not in self._told:
+            if len(self._told) >= _TOLD_MAX:
+                self._told.clear()
+            self._told.add(who)
+        return True
 
     def close(self) -> None:
         """Custody has ended."""

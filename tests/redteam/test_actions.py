@@ -1,7 +1,8 @@
-"""`offload` is asked for where copies leave the device, and its decision is on record."""
+"""`offload` is asked for where copies leave the device, `export` where events do, and each decision is on record."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
+from kvcustody.integrations.events.block_event import BlockEvent, EventScope, cleared, removed, stored
+from kvcustody.integrations.events.feed import BlockEventFeed, MayExport
 from kvcustody.policies.document.model import Action
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
@@ -51,8 +54,8 @@ def offloading(
     return compile_policy(load_policy(text, name="world.yaml"), revision=revision)
 
 
-def port(decisions: DecisionTable) -> EnginePort:
-    clock = VirtualClock()
+def port(decisions: DecisionTable, clock: VirtualClock | None = None) -> EnginePort:
+    clock = clock or VirtualClock()
     ring = Keyring(MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
     pool = ExternalPool(64, shards=1, bytes_per_block=1, reserved=[0])
     made = EnginePort(pool, Engine(), decisions, ring, Recording(), clock=clock, block_tokens=BLOCK)  # type: ignore[arg-type]
@@ -135,3 +138,78 @@ def test_positive_control_an_action_that_nobody_asks_for_is_permitted(
     monkeypatch.setattr(EnginePort, "authorize", lambda self, action, plan, trace="": Permitted)
     assert isinstance(ask(port(offloading()), "attacker"), ExternalResidency)
     assert not authorize(offloading(), Action.OFFLOAD, "attacker", 0).permitted
+
+
+EXPORTS = """\
+  - {id: out, effect: permit, action: export, when: {reader: owner}}
+  - {id: stays, effect: forbid, action: export, when: {owner: attacker}}"""
+
+
+class Told(BlockEventFeed):
+    """A feed of what a test says happened; `out` is what left."""
+
+    def __init__(self, may_export: MayExport) -> None:
+        super().__init__(self, lambda: 1, may_export)
+        self.pending: list[BlockEvent] = []
+        self.out: list[tuple[str, str]] = []
+
+    def publish(self, events: Sequence[BlockEvent], /) -> int:
+        self.out += [(event.kind, event.scope.tenant) for event in events]
+        return 0
+
+    def take_pending(self) -> list[BlockEvent]:
+        taken, self.pending = self.pending, []
+        return taken
+
+    def take_last(self) -> list[BlockEvent]:
+        return [cleared(1, "shutdown")]
+
+    def happen(self, *events: BlockEvent) -> list[tuple[str, str]]:
+        self.pending, self.out = list(events), []
+        self.publish_pending()
+        return self.out
+
+
+def begun(tenant: str) -> BlockEvent:
+    return stored(EventScope(tenant, "tenant", "low", 1, 1), bytes(32), residency=1, block_tokens=BLOCK)
+
+
+def ended(tenant: str) -> BlockEvent:
+    return removed(EventScope(tenant, "tenant", "low", 1, 1), bytes(32), cause="evicted")
+
+
+def test_block_events_leave_where_their_tenant_may_export() -> None:
+    made = port(offloading(EXPORTS))
+    feed = Told(made.may_export)
+    both = [begun("victim"), begun("attacker"), ended("attacker"), ended("victim"), cleared(1, "reset")]
+    left = [("stored", "victim"), ("removed", "victim"), ("cleared", "*")]
+    assert feed.happen(*both) == left and feed.happen(*both) == left
+    permits = [event for event in recorded(made, DecisionRecorded) if event.action == "export"]
+    assert [(event.reader, event.effect, event.reasons) for event in permits] == [
+        ("victim", "permit", ("out",))
+    ]
+    denials = [event for event in recorded(made, HitCounted) if event.action == "export"]
+    assert {(event.tenant, event.effect, event.rule) for event in denials} == {("attacker", "deny", "stays")}
+    everything = Told(lambda tenant, classification: True).happen(*both)
+    assert len(everything) == len(both), "control: without the question everything leaves"
+
+
+def test_what_was_told_is_taken_back_when_it_may_leave_no_more() -> None:
+    made = port(offloading(EXPORTS))
+    feed = Told(made.may_export)
+    assert feed.happen(begun("victim")) == [("stored", "victim")]
+    made.activate(offloading(EXPORTS.replace("owner: attacker", "owner: victim"), revision=2), actor="t")
+    assert feed.happen(begun("victim"), ended("victim")) == [("removed", "victim")]
+    assert Told(made.may_export).happen(ended("victim")) == [], "control: to whom nothing was told"
+
+
+def test_no_block_event_leaves_before_its_permit_is_on_record() -> None:
+    clock = VirtualClock()
+    made = port(offloading(EXPORTS), clock)
+    feed = Told(made.may_export)
+    made._ledger.failing = True  # type: ignore[attr-defined]
+    assert feed.happen(begun("victim"), ended("victim")) == []
+    made._ledger.failing = False  # type: ignore[attr-defined]
+    assert feed.happen(begun("victim")) == [], "an engine does not wait for the ledger at every step"
+    clock.advance(10_000_000)
+    assert feed.happen(begun("victim")) == [("stored", "victim")]

@@ -52,6 +52,7 @@ def make(visit: PageRequest) -> Response:
         as_of=visit.number("as_of"),
     )
     visit.record("consoleReport", tenant=tenant)
+    service.export(visit.caller)
     job = start_report(
         service, visit.caller.name, asked, service.documents.formats(), party=visit.caller.party
     )
@@ -82,6 +83,7 @@ def download(visit: PageRequest) -> Response:
     """A file that one of one's own jobs made."""
     visit.caller.must(Permission.READ_CUSTODY)
     name = visit.places["file"]
+    visit.service.export(visit.caller, once=True)
     path = visit.service.jobs.file(visit.places["job"], name, principal=visit.caller.name)
     kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
     return FileResponse(path, media_type=kind, filename=name)

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -240,6 +241,9 @@ class Gate:
                 await run_sync(check_json, exchange.body, kind, limiter=self._threads)
             else:
                 check_json(exchange.body, kind)
+        if operation.exports and caller.tenant is not None:
+            asking = partial(self._service.export, caller, once=operation.method == "GET")
+            await run_sync(asking, limiter=self._threads)
         if operation.recorded and caller.recorded:
             about = caller.tenant or ""
             if not about and "tenant" in query:

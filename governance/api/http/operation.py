@@ -1,7 +1,8 @@
 """What every operation of the API declares; what is not declared is not served.
 
 1. An operation names the actions of which a caller's roles must allow one, and whether for all tenants. Only health
-   checks have none. An operation asks nothing more of its caller's roles by itself.
+   checks have none. An operation asks nothing more of its caller's roles by itself. One that hands leaves over
+   (`exports`) is asked of the policy too, for people of a tenant.
 2. A mutating POST has an idempotency key; PUT and DELETE are idempotent by what they mean.
 """
 
@@ -24,6 +25,7 @@ class Operation:
     action: Permission | None
     tag: str
     recorded: bool = False  # a read of the ledger: an event of its own for those whose reads are recorded
+    exports: bool = False  # hands leaves over: asked as the action `export` (`service.fleet.exports`)
     keyed: bool = False  # needs an `Idempotency-Key`
     batch: bool = False  # takes a worker's batch: the larger limit
     also: tuple[Permission, ...] = ()  # other actions that allow it as well

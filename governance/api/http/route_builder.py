@@ -108,7 +108,8 @@ class Api:
         if operation.method in ("PUT", "POST", "DELETE"):
             names |= {"too-large", "csrf"}
         extra: dict[str, Any] = {"x-kvcustody-action": operation.action and operation.action.value}
-        extra |= {"x-kvcustody-recorded": operation.recorded} | dict(more or {})
+        extra |= {"x-kvcustody-recorded": operation.recorded, "x-kvcustody-exports": operation.exports}
+        extra |= dict(more or {})
         if operation.action is not None:
             extra["security"] = [{"bearer": []}, {"session": []}]
         if operation.keyed:

@@ -67,7 +67,12 @@ Index = Annotated[int, Query(ge=0, lt=LARGE)]
 def add_audit(api: Api) -> None:
     """Declare the operations."""
     paged = ("not-found", "cursor-invalid")
-    api.add(_read("listEvents", path="/v1/audit/events"), found_events, answers=EventPage, problems=paged)
+    api.add(
+        _read("listEvents", path="/v1/audit/events", exports=True),
+        found_events,
+        answers=EventPage,
+        problems=paged,
+    )
     api.add(_read("listLogs", path="/v1/audit/logs"), logs, answers=Logs, problems=paged)
     latest = "/v1/audit/checkpoints/latest"
     api.add(

@@ -82,7 +82,7 @@ def request(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dic
     selector = _selector(caller, service, what)
     if caller.tenant is not None:
         named = selector.classification
-        service.authorize(Action.ADMINISTER, caller.tenant, () if named is None else (named,))
+        service.authorize(Action.ADMINISTER, caller, () if named is None else (named,))
     now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
     deadline_us = now_us + what.deadline_seconds * 1_000_000
     service.record(request_event(selector, erasure, caller.name, deadline_us, now_us))

@@ -37,7 +37,13 @@ _LOOK_SECONDS = 0.5
 def add_stream(api: Api) -> None:
     """Declare the operation."""
     operation = Operation(
-        "streamEvents", "GET", "/v1/audit/stream", Permission.READ_CUSTODY, "audit", recorded=True
+        "streamEvents",
+        "GET",
+        "/v1/audit/stream",
+        Permission.READ_CUSTODY,
+        "audit",
+        recorded=True,
+        exports=True,
     )
     api.add(operation, stream, answers=StreamPage, problems=("not-found", "cursor-invalid"))
 

@@ -45,7 +45,7 @@ _evidence = partial(Operation, action=READ, tag="evidence")
 
 def add_evidence(api: Api) -> None:
     """Declare the operations."""
-    reporting = _evidence("makeReport", "POST", "/v1/reports", keyed=True)
+    reporting = _evidence("makeReport", "POST", "/v1/reports", keyed=True, exports=True)
     problems = ("not-found", "not-acceptable")
     api.add(reporting, make_report, answers=JobModel, status=202, problems=problems)
     listing = _evidence("listFrameworks", "GET", "/v1/reports/frameworks")

@@ -4,6 +4,8 @@
    asks the gates, puts it on record, stores it. A step whose signer is not the caller is refused.
 2. An operation takes the steps that it is named after, and no other: what a role may do is decided by the operation.
 3. What narrows is stored first and recorded after; everything else is on record before it is stored.
+4. What a tenant does with its own is asked of what is in effect (`authorize`); where nothing is released here, the
+   role that let the caller in decides, and is on record as what decided.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from sqlalchemy import Engine
 from kvcustody.audit.events import ReleaseStep
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import PolicyError
-from kvcustody.governance.decisions.authorize import authorize, decision_event
+from kvcustody.governance.decisions.authorize import authorize, decision_event, role_event
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.record import (
@@ -35,6 +37,7 @@ from kvcustody.policies.bundle.trust import Trust
 from kvcustody.policies.document.model import Action
 from kvcustody.policies.table.decision_table import DecisionTable
 
+_AUTHORIZED_MAX = 1 << 16
 _NARROWING = (ReleaseAction.REVOKED, ReleaseAction.BROKE_GLASS)
 
 
@@ -46,7 +49,10 @@ class PolicyReleases:
         self._trust = None if trust is None else read_trust(trust)
         self._clock = clock
         self._ledger = ledger
-        self._table: tuple[str, DecisionTable | None] = ("", None)  # of the release's head
+        self._table: tuple[int, DecisionTable | None] = (0, None)  # of so many steps
+        self._authorized: dict[
+            tuple[int, Action, str, int], str
+        ] = {}  # what is on record, and why not (empty: so)
 
     @property
     def trust(self) -> Trust:
@@ -67,20 +73,36 @@ class PolicyReleases:
 
     def in_effect(self) -> DecisionTable | None:
         """What is in effect by the release, for everybody or a stage; None where nothing is released here."""
-        if self._trust is None:
-            return None
-        state = self.state()
-        if state.head != self._table[0]:
-            self._table = (state.head, gates.tables_of(state))
-        return self._table[1]
+        return self._current()[1]
 
-    def authorize(self, action: Action, tenant: str, classifications: Iterable[str]) -> None:
+    def _current(self) -> tuple[int, DecisionTable | None]:
+        """How many steps the release has, and what they put in effect: read anew where there are more."""
+        found = self._table
+        if self._trust is not None and self._store.read(found[0]):
+            state = self.state()
+            found = self._table = (len(state.records), gates.tables_of(state))
+        return found
+
+    def authorize(
+        self,
+        action: Action,
+        tenant: str,
+        classifications: Iterable[str],
+        roles: Iterable[str],
+        *,
+        once: bool = False,
+    ) -> None:
         """Let a tenant act on what is its own, of these classifications, or raise `forbidden`; on record first.
 
-        Where no policy is released here, roles alone decide: the policy that workers start from is not known.
+        Where no policy is released here, roles alone decide, and that is on record (rule 4): the policy that workers
+        start from is not known. `once`: a decision that is on record under this state of the release, in this process,
+        is not recorded again: for reads.
         """
-        table = self.in_effect()
+        steps, table = self._current()
         if table is None:
+            if not (once and (steps, action, tenant, -1) in self._authorized):
+                self._ledger.submit_durable(role_event(self._clock.now_us(), action, tenant, roles))
+                self._remember((steps, action, tenant, -1), "")
             return
         levels = [
             table.policy.classifications.index(name)
@@ -89,11 +111,21 @@ class PolicyReleases:
         ]
         for level in levels or range(len(table.policy.classifications)):
             name = table.policy.classifications[level]
-            decision = authorize(table, action, tenant, level)
-            self._ledger.submit_durable(decision_event(self._clock.now_us(), action, tenant, name, decision))
-            if not decision.permitted:
+            refused = self._authorized.get((steps, action, tenant, level)) if once else None
+            if refused is None:
+                decision = authorize(table, action, tenant, level)
+                event = decision_event(self._clock.now_us(), action, tenant, name, decision)
+                self._ledger.submit_durable(event)
+                refused = "" if decision.permitted else decision.reasons[0]
+                self._remember((steps, action, tenant, level), refused)
+            if refused:
                 what = f"`{action.name.lower()}` of `{name}`"
-                raise ProblemError("forbidden", f"the policy does not permit {what}: {decision.reasons[0]}")
+                raise ProblemError("forbidden", f"the policy does not permit {what}: {refused}")
+
+    def _remember(self, asked: tuple[int, Action, str, int], refused: str) -> None:
+        if len(self._authorized) >= _AUTHORIZED_MAX:
+            self._authorized.clear()  # on record a second time
+        self._authorized[asked] = refused
 
     def take(
         self,

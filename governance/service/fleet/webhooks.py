@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.events import Event, SinkChanged
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.delivery import DeliveryPump, PumpStatus
+from kvcustody.audit.siem.delivery import DeliveryPump, Leaving, PumpStatus
 from kvcustody.audit.siem.formats import open_shape
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
 from kvcustody.clock import Clock
@@ -33,10 +33,14 @@ class Sinks:
         folder: Path,
         clock: Clock,
         record: Callable[[Event], None],
+        leaving: Leaving,
     ) -> None:
+        """`leaving`: which leaves may be handed over (`fleet.exports`)."""
         self._clock = clock
         self._record = record
-        self._pumps = {webhook.name: _pump(engine, webhook, folder / webhook.name) for webhook in webhooks}
+        self._pumps = {
+            webhook.name: _pump(engine, webhook, folder / webhook.name, leaving) for webhook in webhooks
+        }
         for pump in self._pumps.values():
             pump.start()
 
@@ -78,7 +82,7 @@ class Sinks:
         return pump
 
 
-def _pump(engine: Engine, webhook: Webhook, folder: Path) -> DeliveryPump:
+def _pump(engine: Engine, webhook: Webhook, folder: Path, leaving: Leaving) -> DeliveryPump:
     try:
         if webhook.key_path.stat().st_mode & 0o077:
             raise ConfigError(f"webhook `{webhook.name}`: its key is open to others; chmod 600 it")
@@ -91,4 +95,4 @@ def _pump(engine: Engine, webhook: Webhook, folder: Path) -> DeliveryPump:
         return orjson.dumps([shape.shape(row) for row in rows])
 
     sink = WebhookSink(webhook.name, webhook.url, key, content_type=shape.media_type)
-    return DeliveryPump(engine, sink, folder, encode)
+    return DeliveryPump(engine, sink, folder, encode, leaving=leaving)

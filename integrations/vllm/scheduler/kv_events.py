@@ -79,7 +79,7 @@ class SchedulerBlockEvents(BlockEventFeed):
         groups: int = 1,
         close: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(publisher, lambda: port.table.revision, close)
+        super().__init__(publisher, lambda: port.table.revision, port.may_export, close)
         self.cause = ENDED  # of what leaves now
         self._pool = pool
         self._port = port

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from typer.testing import CliRunner, Result
 
 from kvcustody.audit.database.engine import open_store
@@ -27,6 +28,7 @@ from kvcustody.audit.events import (
     WorkerStopped,
 )
 from kvcustody.audit.exports import verify_standalone as lone
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.tlog.signing_key import create_signing_key
@@ -34,7 +36,9 @@ from kvcustody.audit.witness.client import WitnessAddress, read_addresses
 from kvcustody.audit.witness.submitter import WitnessSubmitter
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
+from kvcustody.console.audit import on_record
 from kvcustody.console.main import app
+from kvcustody.console.options_ledger import reading
 
 DOCS = Path(__file__).parents[3] / "docs" / "audit" / "walkthrough.md"
 Run = Callable[..., Result]
@@ -255,11 +259,14 @@ def receiver() -> Iterator[Receiver]:
 
 def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Receiver) -> None:
     lines = run("audit ship positions.json --shape ocsf").stdout.splitlines()
-    assert len(lines) == 46 and len({json.loads(line)["metadata"]["uid"] for line in lines}) == 46
+    assert len(lines) == 48 and len({json.loads(line)["metadata"]["uid"] for line in lines}) == 48
+    assert json.loads(lines[-2])["unmapped"]["operation"] == "audit ship", (
+        "that it is taken out is a leaf too"
+    )
     assert run("audit ship positions.json").stdout == ""
     (place / "hook.key").write_text("k" * 40)
     target = f"audit push hook --url http://127.0.0.1:{receiver.server_port}/ --key-file hook.key --json"
-    assert answer(run(target))["delivered"] == 46
+    assert answer(run(target))["delivered"] == 48 + 2
     assert {event["specversion"] for event in receiver.bodies[0]} == {"1.0"}
     run("audit sink detach hook --actor ops --reason down")
     assert answer(run(target)) == {
@@ -269,11 +276,34 @@ def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Re
         "dead": 0,
         "failures": 0,
         "problem": "",
+        "withheld": 0,
     }
     run("audit sink attach hook --actor ops")
-    assert answer(run(target))["delivered"] == 4 and answer(run("audit sink status hook --json"))["attached"]
-    kinds = [event["type"] for event in receiver.bodies[-1]]
+    own = 2  # that it is taken out, and the end of the process that wrote so
+    assert answer(run(target))["delivered"] == 4 + own
+    assert answer(run("audit sink status hook --json"))["attached"]
+    kinds = [event["type"] for event in receiver.bodies[-2]]
     assert kinds == ["kvcustody.sink-changed.v1", "kvcustody.worker-stopped.v1"] * 2
+
+
+def test_what_is_taken_out_of_a_ledger_is_on_record_or_it_is_said_that_it_is_not(
+    run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken() -> list[str]:
+        with open_store(place / "kvcustody.db", read_only=True).connect() as connection:
+            leaves = [json.loads(leaf) for leaf in connection.scalars(select(events.c.leaf))]
+        return [leaf["operation"] for leaf in leaves if leaf["kind"] == "access"]
+
+    run("audit export evidence")
+    run("audit ship positions.json")
+    run("audit ship positions.json")
+    assert taken() == ["audit export", "audit ship"]
+    monkeypatch.setattr(on_record, "writing", reading)  # a login that may only read
+    refused = run("audit export more", exits=2)
+    assert "--unrecorded" in str(refused.exception) + refused.output
+    assert not (place / "more").exists()
+    run("audit export more --unrecorded")
+    assert len(taken()) == 2
 
 
 def test_every_command_teaches_by_example(run: Run) -> None:

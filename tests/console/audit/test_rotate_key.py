@@ -73,7 +73,7 @@ def test_a_handover_is_recorded_and_old_notes_still_verify(run: Run, place: Path
     run(f"audit verify after --key {new.verifier}")
     run(f"audit verify after --key {old.verifier}")  # by the handover on record
     run(f"audit verify after --key {SigningKey.generate(old.verifier.name).verifier}", exits=1)
-    assert answer(run(f"audit fsck --key {old.verifier} --key {new.verifier} --json"))["verified"] == 2
+    assert answer(run(f"audit fsck --key {old.verifier} --key {new.verifier} --json"))["verified"] == 3
 
 
 def test_a_post_quantum_key_takes_over_and_hands_back(run: Run, place: Path) -> None:

@@ -38,7 +38,7 @@ tenants:
   secret: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
   default: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
 rules:
-  - {id: own-scope, effect: permit, action: reuse, when: {reader: owner}}
+  - {id: own-scope, effect: permit, action: [reuse, export], when: {reader: owner}}
   - {id: own-administration, effect: permit, action: administer, when: {reader: owner}}
   - {id: no-restricted, effect: forbid, action: reuse, when: {classification: restricted}}
 retention:

@@ -57,7 +57,7 @@ tenants:
   alpha: {{quota: {{guaranteed: {alpha}%, cap: {alpha_cap}%}}}}
   beta: {{quota: {{guaranteed: 0%, cap: 100%}}}}
 rules:
-  - {{id: own-scope, effect: permit, action: reuse, when: {{reader: owner}}}}
+  - {{id: own-scope, effect: permit, action: [reuse, export], when: {{reader: owner}}}}
 retention:
   internal: {{idle: 60s, absolute: 1h, active_max: {active}}}
 scrub: {{default: {{within: 1s, verify: all}}}}

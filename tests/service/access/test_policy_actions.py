@@ -1,15 +1,25 @@
-"""What a tenant's own people do with its data is asked of the policy in effect, and on record."""
+"""What a tenant's own people do with its data is asked of the policy in effect, and on record.
+
+So is whatever else hands leaves over: reports, events by the API, webhooks.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from control_plane_world import APART, ControlPlane, ask
 
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.schema.ledger import events
-from kvcustody.errors import ServiceError
+from kvcustody.audit.siem.cursor_reader import pull
+from kvcustody.audit.siem.delivery import DeliveryPump
+from kvcustody.errors import LedgerUnavailable, ServiceError
 
 PERMITS = "rules:\n  - {id: people, effect: permit, action: [export, administer], when: {reader: owner}}\n"
 FORBID = "  - {id: ACTION-not, effect: forbid, action: ACTION, when: {owner: holder, classification: low}}\n"
@@ -64,3 +74,112 @@ def test_what_the_policy_says_of_a_tenant_binds_nobody_elses_role(plane: Control
     with plane.connect("dora") as officer:
         officer.post("/v1/erasures", {"tenant": "holder", "subject": "user-1"})
     assert decisions(plane, "administer") == before
+
+
+HANDED_OVER = {
+    "events": lambda who: who.get("/v1/audit/events", limit=1),
+    "stream": lambda who: who.get("/v1/audit/stream", limit=1),
+    "report": lambda who: who.post("/v1/reports", {"framework": "gdpr", "formats": ["json"]}),
+}
+
+
+@pytest.mark.parametrize("way", HANDED_OVER)
+def test_whatever_hands_leaves_over_is_asked_as_export(plane: ControlPlane, way: str) -> None:
+    plane.release(policy("export"))
+    with plane.worker() as worker:
+        ask(worker, "holder")
+    hand_over: Callable[[Any], Any] = HANDED_OVER[way]
+    with plane.connect("holger") as owner:
+        for _ in range(2):
+            with pytest.raises(ServiceError, match="export-not") as refused:
+                hand_over(owner)
+            assert refused.value.operands["status"] == 403
+        assert owner.get("/v1/audit/logs")["items"], "control: what hands no leaf over is decided by the role"
+        before = len(decisions(plane, "export"))
+        plane.release(policy())
+        for _ in range(2):
+            hand_over(owner)
+    after = decisions(plane, "export")
+    assert after[-1] == ("permit", "holder", "low", "A")
+    assert len(after) - before == (2 if way == "report" else 1), "a read is on record once for a revision"
+
+
+class Receiver:
+    """A sink that keeps what it is given."""
+
+    name = "receiver"
+
+    def __init__(self) -> None:
+        self.logs: list[str] = []
+
+    def deliver(self, identity: str, body: bytes) -> None:
+        self.logs += json.loads(body)
+
+
+def logs_of(rows: Sequence[EventRow]) -> bytes:
+    return json.dumps([row.log for row in rows]).encode()
+
+
+def test_a_webhook_is_given_no_leaf_that_may_not_leave(plane: ControlPlane, tmp_path: Path) -> None:
+    plane.release(policy("export"))
+    with plane.worker() as worker:
+        ask(worker, "holder")
+        ask(worker, "reader")
+    service = plane._service
+    assert service is not None
+    given, withheld = [], []
+    for at, leaving in enumerate((service.exports.leaving, lambda rows: rows)):
+        receiver = Receiver()
+        pump = DeliveryPump(service.reader, receiver, tmp_path / f"sink-{at}", logs_of, leaving=leaving)
+        while pump.step():
+            pass
+        given.append(set(receiver.logs))
+        withheld.append(pump.status().withheld)
+    assert given[0] == given[1] - {"tenant/holder"} and "tenant/reader" in given[0]
+    assert withheld[0] > 0 == withheld[1], "control: without the question everything leaves"
+    assert ("deny", "holder", "low", "A") in decisions(plane, "export")
+
+
+def test_a_webhook_waits_where_its_permit_cannot_be_recorded(
+    plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane.release(policy())
+    with plane.worker() as worker:
+        ask(worker, "holder")
+    service = plane._service
+    assert service is not None
+    with service.reading() as connection:
+        rows = list(pull(connection, {}, limit=500).rows)
+
+    def away(event: object) -> int:
+        raise LedgerUnavailable("away")
+
+    service.policies._authorized.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(service.writer, "submit_durable", away)
+        with pytest.raises(LedgerUnavailable):
+            service.exports.leaving(rows)
+        of_system = [row for row in rows if row.log == SYSTEM]
+        assert of_system and service.exports.leaving(of_system) == of_system
+    assert service.exports.leaving(rows) == rows
+
+
+def test_where_no_policy_is_released_the_role_decides_and_is_on_record(
+    make_service, make_client, make_people
+) -> None:
+    service = make_service()
+    client, people = make_client(service), make_people(service)
+    for _ in range(2):
+        answer = client("GET", "/v1/audit/events", people["tenant-viewer@acme"])
+        assert answer.status_code == 200, answer.text
+    asked = {"tenant": "acme", "subject": "ada"}
+    assert client("POST", "/v1/erasures", people["tenant-admin@acme"], json=asked).status_code == 202
+    assert client("POST", "/v1/erasures", people["tenant-viewer@acme"], json=asked).status_code == 403
+    with service.reading() as connection:
+        leaves = [
+            json.loads(row.leaf) for row in connection.execute(events.select()) if row.kind == "decision"
+        ]
+    assert [(leaf["action"], leaf["effect"], leaf["revision"], leaf["reasons"]) for leaf in leaves] == [
+        ("export", "permit", 0, ["role:tenant-viewer"]),
+        ("administer", "permit", 0, ["role:tenant-admin"]),
+    ]

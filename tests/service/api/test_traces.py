@@ -39,10 +39,16 @@ def test_acts_and_reads_are_recorded_under_their_requests_trace(service, client,
     assert (erased.status_code, read.status_code, made.status_code) == (202, 200, 201)
     client("GET", "/v1/audit/gaps", people["dpo"])  # control: the next request has no trace of the last one
     leaves = found(client, people["auditor"], TRACE)
-    assert {leaf["kind"] for leaf in leaves} == {"access", "erasure-requested", "principal-changed"}
+    assert {leaf["kind"] for leaf in leaves} == {
+        "access",
+        "decision",
+        "erasure-requested",
+        "principal-changed",
+    }
     assert {leaf["trace"] for leaf in leaves} == {TRACE}
     assert "trace" not in newest_read(service, client, people)
-    [mine] = found(client, people["tenant-viewer@acme"], TRACE)
+    [decided, mine] = found(client, people["tenant-viewer@acme"], TRACE)
+    assert decided["kind"] == "decision" and decided["action"] == "administer"
     assert mine["kind"] == "erasure-requested" and mine["erasure"] == erased.json()["erasure"]
     assert found(client, people["tenant-viewer@labs"], TRACE) == [] == found(client, people["auditor"], OTHER)
 

@@ -71,7 +71,7 @@ classify:
 tenants:
 {tenants}
 rules:
-  - {{id: own, effect: permit, action: reuse, when: {{reader: owner}}}}
+  - {{id: own, effect: permit, action: [reuse, export], when: {{reader: owner}}}}
 retention:
   low: {{idle: 20s, absolute: 90s, active_max: 5m}}
 scrub:

@@ -27,7 +27,7 @@ profile: shared
 classifications: [internal, restricted]
 classify: [{tenant: acme, as: internal}]
 tenants: {acme: {quota: {guaranteed: 20%, cap: 60%}}}
-rules: [{id: own, effect: permit, action: reuse, when: {reader: owner}}]
+rules: [{id: own, effect: permit, action: [reuse, export], when: {reader: owner}}]
 retention:
   internal:   {idle: 2s, absolute: 2s, active_max: 1s}
   restricted: {idle: 1h, absolute: 1h, active_max: 1s}

@@ -1,0 +1,43 @@
+"""What is taken out of a ledger by a command on the ledger itself: on record before it is handed over.
+
+No policy is asked: whoever opens a ledger's own database has all of it. Where it cannot be written (a copy, a login
+that may only read) the command says so, and does what it is asked to with `--unrecorded`.
+"""
+
+from __future__ import annotations
+
+import getpass
+from typing import Annotated
+
+import typer
+
+from kvcustody.audit.events import AccessRecorded
+from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.console.options_ledger import writing
+from kvcustody.errors import ConfigError, LedgerError
+
+Unrecorded = Annotated[
+    bool,
+    typer.Option("--unrecorded", help="The ledger cannot be written: hand over without a word in it."),
+]
+ROLE = "ledger"  # no role of the service: who has the database
+
+
+def record_taken(ledger: str, operation: str, *, unrecorded: bool) -> None:
+    """Put on record that leaves are taken out of the ledger (class A); raises `ConfigError` where that cannot be."""
+    if unrecorded:
+        return
+    try:
+        with writing(ledger) as engine:
+            record_operator_act(engine, lambda at_us: AccessRecorded(at_us, _user(), (ROLE,), operation))
+    except LedgerError as error:
+        raise ConfigError(
+            f"{error.message}; so it cannot be put on record that leaves are taken out: `--unrecorded` goes without"
+        ) from None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
