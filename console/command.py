@@ -3,6 +3,7 @@
 1. A `CustodyError` prints `error: KVC…: message` on stderr and exits 2; there is no traceback for a user's mistake.
 2. Ctrl-C exits 130 after everything that was open has been closed.
 3. stdout carries the result alone; with `--json` it is one JSON document.
+4. A command that reads a ledger with replayed or generated history says so, whatever it shows of it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 import typer
@@ -29,6 +31,15 @@ EXIT_INTERRUPTED = 130
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of tables.")]
 
+
+class _Marked(NamedTuple):
+    """What this command has said of replayed or generated history, and the processes that it is of."""
+
+    said: bool
+    processes: list[dict[str, Any]]
+
+
+_MARKED: ContextVar[_Marked] = ContextVar("marked")
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking once more: for scripts.")]
 
@@ -66,6 +77,7 @@ class CustodyGroup(typer.core.TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command under rule 1 and rule 2."""
+        outer = _MARKED.set(_Marked(False, []))
         try:
             return super().invoke(ctx)
         except _UsageError as error:
@@ -81,6 +93,8 @@ class CustodyGroup(typer.core.TyperGroup):
         except KeyboardInterrupt:
             print("error: interrupted", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
+        finally:
+            _MARKED.reset(outer)
 
 
 @contextmanager
@@ -111,8 +125,19 @@ def interruptible() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
+def tell_history(text: str, processes: Sequence[dict[str, Any]] = ()) -> None:
+    """Rule 4: once a command on stderr, and in its JSON document where the processes are known."""
+    told = _MARKED.get(None)
+    if told is None or not told.said:
+        print(f"note: {text}", file=sys.stderr)
+    _MARKED.set(_Marked(True, list(processes)))
+
+
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """One JSON document on stdout; of a ledger with marked processes an object names them, as `marked` (rule 4)."""
+    told = _MARKED.get(None)
+    if told is not None and told.processes and isinstance(value, dict):
+        value = value | {"marked": told.processes}
     sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")
 
 

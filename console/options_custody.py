@@ -15,6 +15,7 @@ from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.database.engine import check_store, ledger_error, open_store
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.console.options_ledger import tell_marked
 from kvcustody.errors import ConfigError
 
 _READ_SECONDS = 600.0
@@ -44,6 +45,7 @@ def reading(db: str) -> Iterator[Connection]:
         with engine.connect() as connection:
             if engine.dialect.name == "postgresql":
                 connection.execution_options(isolation_level="REPEATABLE READ")
+            tell_marked(connection)
             yield connection
     except SQLAlchemyError as problem:
         raise ledger_error(engine, problem) from problem

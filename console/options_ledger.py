@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.engine import check_store, ledger_error, open_store
+from kvcustody.audit.query.marked_processes import history, read_marked
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, store_beside
+from kvcustody.console.command import tell_history
 from kvcustody.errors import ConfigError
 
 DEFAULT = "sqlite:///kvcustody.db"
@@ -68,11 +70,20 @@ def reading(ledger: str) -> Iterator[Engine]:
     engine = open_store(ledger, read_only=True)
     try:
         check_store(engine)
+        with engine.connect() as connection:
+            tell_marked(connection)
         yield engine
     except SQLAlchemyError as problem:
         raise ledger_error(engine, problem) from problem
     finally:
         engine.dispose()
+
+
+def tell_marked(connection: Connection) -> None:
+    """Say what of the ledger is replayed or generated, before anything of it is shown."""
+    marked = read_marked(connection)
+    if marked:
+        tell_history(history(marked), [one._asdict() for one in marked])
 
 
 @contextmanager

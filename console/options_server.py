@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvcustody.console.command import tell_history
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, read_key_file
 
@@ -46,5 +47,10 @@ def connect(
         raise ConfigError("--server needs --api-key-file")
     key = read_key_file(key_file)
     return ControlPlaneConnection(
-        server, key, authority=authority, certificate=certificate, certificate_key=certificate_key
+        server,
+        key,
+        authority=authority,
+        certificate=certificate,
+        certificate_key=certificate_key,
+        on_history=tell_history,
     )

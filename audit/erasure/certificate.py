@@ -26,6 +26,7 @@ from kvcustody.audit.erasure.requests_and_answers import Status, status
 from kvcustody.audit.erasure.who_owes import about, life_leaves, without_answer, work_periods
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.query.evidence_columns import read
+from kvcustody.audit.query.marked_processes import marked_processes
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import (
     erasure_results,
@@ -104,6 +105,7 @@ def issue(
         "issued_us": now_us,
         "outcome": found.outcome if is_shown else "partial",
         "request": _request(found, opening),
+        "marked": [one._asdict() for one in marked_processes(bodies)],
         "workers": [answer._asdict() for answer in found.answers],
         "waiting": list(found.waiting),
         "unreachable": list(found.unreachable),
@@ -172,7 +174,9 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
 
 
 def _lives(connection: Connection, erasure: str, found: Status) -> set[tuple[str, int]]:
-    """Starts and ends of the processes that were at work when it was requested, or that had something to say of it."""
+    """Starts and ends of the processes that were at work when it was requested, that had something to say of it, or
+    that replayed or generated what they recorded.
+    """
     leaves = life_leaves(connection)
     periods = work_periods(leaf.body for leaf in leaves)
     spoke = [table.c.incarnation for table in (erasure_effects, erasure_results)]
@@ -180,6 +184,7 @@ def _lives(connection: Connection, erasure: str, found: Status) -> set[tuple[str
     chosen = set(
         connection.scalars(select(incarnations.c.uuid).where(incarnations.c.id.in_(union(*query))))
     ) | {life for life, period in periods.items() if period.at_work(found.request.at_us)}
+    chosen |= {one.incarnation for one in marked_processes(leaf.body for leaf in leaves)}
     return {(SYSTEM, leaf.idx) for leaf in leaves if about(leaf.body) in chosen}
 
 

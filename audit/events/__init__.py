@@ -36,6 +36,7 @@ from kvcustody.audit.events.canonical_leaf import (
 from kvcustody.audit.events.control_events import (
     BARE,
     GENERATED,
+    ORIGINS,
     PROCESS_DEATH,
     QUALIFIED,
     REPLAYED,
@@ -107,6 +108,7 @@ __all__ = [
     "KINDS",
     "LEAF_BYTES_MAX",
     "LEAF_KEYS",
+    "ORIGINS",
     "PROCESS_DEATH",
     "QUALIFIED",
     "REPLAYED",

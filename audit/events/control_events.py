@@ -181,6 +181,7 @@ PROCESS_DEATH = "unproven: process death"  # the cause of every end that a succe
 
 
 GENERATED, REPLAYED = "generated", "replayed"  # what a process that serves nobody says of all that it records
+ORIGINS = frozenset({"", GENERATED, REPLAYED})
 
 
 class WorkerStarted(NamedTuple):

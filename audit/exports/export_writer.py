@@ -148,6 +148,7 @@ class _Export:
             exported,
             handovers,
             stamps,
+            self._source.marked(),
         )
         _write(self._partial / VERIFIER, Path(verify_kvcustody.__file__).read_bytes())
         _write(self._partial / MANIFEST, manifest.to_bytes())

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection, Engine, func, select
 
+from kvcustody.audit.erasure.who_owes import life_leaves
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
+from kvcustody.audit.query.marked_processes import Marked, marked_processes
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.retention import retention_purges, timestamps
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -99,6 +101,12 @@ class LedgerSource:
         with self._engine.connect() as connection:
             low, high = connection.execute(query).one()
         return (0, 0) if low is None else (low, high + 1)
+
+    def marked(self) -> Marked:
+        """The processes that replayed or generated what they recorded, as of the checkpoint."""
+        with self._engine.connect() as connection:
+            below = LedgerProofs(connection).sizes(self.size).get(SYSTEM, 0)
+            return marked_processes(leaf.body for leaf in life_leaves(connection) if leaf.idx < below)
 
     def handovers(self) -> Sequence[HandoverProof]:
         """Every handover of the signing key under the checkpoint, in order."""

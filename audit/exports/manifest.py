@@ -16,6 +16,7 @@ import orjson
 from kvcustody.audit.exports.enclosures import LEAF, PROOF, TEXT, TOKEN, Enclosed
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.range_proof import RangeProof
+from kvcustody.audit.query.marked_processes import Marked, MarkedProcess, history
 from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError
 
@@ -60,7 +61,10 @@ class ExportedLog:
 
 @dataclass(frozen=True, slots=True)
 class ExportManifest:
-    """The whole export. `made_at_us` is UTC; `witnesses` are names that the note carries, unchecked."""
+    """The whole export. `made_at_us` is UTC; `witnesses` are names that the note carries, unchecked.
+
+    `marked` are the processes of the ledger that replayed or generated what they recorded, whatever was exported.
+    """
 
     origin: str
     root: TreeHead
@@ -71,6 +75,7 @@ class ExportManifest:
     logs: tuple[ExportedLog, ...]
     handovers: tuple[Enclosed, ...] = ()
     stamps: tuple[Enclosed, ...] = ()
+    marked: Marked = ()
 
     @property
     def paths(self) -> list[str]:
@@ -101,6 +106,8 @@ class ExportManifest:
             "logs": [_log(log) for log in self.logs],
             "handovers": [each.to_json() for each in self.handovers],
             "timestamps": [each.to_json() for each in self.stamps],
+            "marked": [each._asdict() for each in self.marked],
+            "history": history(self.marked) or None,
         }
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
 
@@ -122,6 +129,7 @@ class ExportManifest:
                 logs,
                 tuple(Enclosed.from_json(each) for each in value.get("handovers", ())),
                 tuple(Enclosed.from_json(each) for each in value.get("timestamps", ())),
+                tuple(_parse_marked(each) for each in value.get("marked", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ExportError(f"`{MANIFEST}` is malformed: {type(problem).__name__}") from None
@@ -166,6 +174,14 @@ def _parse_log(value: Mapping[str, Any]) -> ExportedLog:
         int(value["purged_below"]),
         str(value["digest"]),
         files,
+    )
+
+
+def _parse_marked(value: Mapping[str, Any]) -> MarkedProcess:
+    life, worker, origin = (str(value[name]) for name in ("incarnation", "worker", "origin"))
+    ended = value["ended_us"]
+    return MarkedProcess(
+        life, worker, origin, int(value["started_us"]), None if ended is None else int(ended)
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
+from kvcustody.audit.query.marked_processes import Marked
 from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.proofs import TileSource
 from kvcustody.audit.tlog.root_log import HeadProof, RootLeafOpening
@@ -51,6 +52,9 @@ class ExportSource(Protocol):
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
         """The shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
+
+    def marked(self) -> Marked:
+        """The processes that replayed or generated what they recorded, as of the checkpoint."""
 
     def handovers(self) -> Sequence[HandoverProof]:
         """Every handover of the signing key under the checkpoint, in order."""

@@ -455,7 +455,7 @@ def check_log(
         f"the range of `{name}` is malformed",
     )
     found: dict[str, Any] = {"name": name, "size": size, "first": first, "end": end, "kinds": {}, "times": []}
-    found["handovers"] = 0
+    found["handovers"], found["lives"] = 0, []
     wanted = dict((heads or {}).get(name, {}))
     wanted.update({head[0]: head[1] for head in kept if head[2] == name})
     past = [at for at in wanted if at < first]
@@ -500,6 +500,8 @@ def check_file(
             body = json.loads(leaf)
             kind, moment = body["kind"], body["at_us"]
             found["handovers"] += kind == "signing-key" and body["record"] != ""
+            if name == "system" and kind in ("worker-started", "worker-stopped", "worker-died"):
+                found["lives"].append(body)
             need(body["log"] == name, f"leaf {tree.size} of `{name}` says that it belongs to `{body['log']}`")
         except (ValueError, KeyError, TypeError):
             raise Bad(f"leaf {tree.size} of `{name}` is not a leaf") from None
@@ -574,7 +576,39 @@ def check_export(
         )
     return {"origin": checkpoint[0], "size": checkpoint[1], "logs": logs, "witnesses": seen, "closed": closed,
             "whole": bool(manifest["openings"]), "handovers": handovers,
-            "stamps": stamped(folder, manifest, checkpoint)}  # fmt: skip
+            "stamps": stamped(folder, manifest, checkpoint), **check_marked(manifest, logs)}  # fmt: skip
+
+
+def marked_of(lives: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The processes that replayed or generated what they recorded, from the leaves about processes' lives."""
+    ended: dict[str, int] = {}
+    starts: dict[str, dict[str, Any]] = {}
+    for body in lives:
+        life = body.get("of_incarnation") or body["incarnation"]
+        if body["kind"] != "worker-started":
+            ended[life] = max(ended.get(life, 0), int(body["at_us"]))
+        elif body.get("origin"):
+            starts.setdefault(life, body)
+    made = [{"incarnation": life, "worker": body["worker"], "origin": body["origin"] if
+             body["origin"] in ("generated", "replayed") else "of unknown origin", "started_us": int(body["at_us"]),
+             "ended_us": ended.get(life)} for life, body in starts.items()]  # fmt: skip
+    return sorted(made, key=lambda one: (one["started_us"], one["incarnation"]))
+
+
+def check_marked(manifest: dict[str, Any], logs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Which processes are marked: as the leaves say where all of the system log is here, else as the manifest says."""
+    whole = [
+        log for log in logs if log["name"] == "system" and (log["first"], log["end"]) == (0, log["size"])
+    ]
+    stated = manifest.get("marked", [])
+    if not whole:
+        return {"marked": stated, "marked_shown": False}
+    found = marked_of(whole[0]["lives"])
+    need(
+        found == stated,
+        "the manifest calls other processes replayed or generated than the leaves of their starts",
+    )
+    return {"marked": found, "marked_shown": True}
 
 
 def key_text(given: str) -> str:
@@ -603,6 +637,10 @@ def limits(found: dict[str, Any]) -> list[str]:
                 f"{', '.join(found['stamps'])}: openssl ts -verify -data PLACE.txt -in PLACE.tsr "
                 "-CAfile roots.pem -untrusted tsa.pem" if found["stamps"] else
                 "When this existed: no timestamp came along.")  # fmt: skip
+    if not found["marked_shown"]:
+        says.append(
+            "Which processes replayed or generated what they recorded: not all of the system log is here."
+        )
     if not found["whole"]:
         says.append(
             "That no other sub-log exists, and that these heads are the newest: this export is of some logs or times."
@@ -637,7 +675,8 @@ def main() -> int:
             need(not asked.head, "--head is for exports; this is the proof of one leaf")
             print(f"SOUND: {check_mailed(asked.export, texts[0], texts[1:])}")
             print(
-                "Not shown:\n  - What else the log holds, and that its head is the newest: this is one leaf."
+                "Not shown:\n  - What else the log holds, and that its head is the newest: this is one leaf.\n"
+                "  - Whether its process was an engine at work: the leaf of its start (`origin`) says so."
             )
             return 0
         found = check_export(asked.export, texts[0], texts[1:], [parse_kept(text) for text in asked.head])
@@ -654,6 +693,9 @@ def main() -> int:
         )
     print(f"SOUND: {sum(log['end'] - log['first'] for log in found['logs'])} leaves of `{found['origin']}`, "
           f"checkpoint of {found['size']}")  # fmt: skip
+    for one in found["marked"]:
+        print(f"NOT AN ENGINE AT WORK: all that process {one['incarnation']} of {one['worker']!a} recorded is "
+              f"{one['origin']}")  # fmt: skip
     if found["handovers"]:
         print(f"{found['handovers']} handovers of the signing key are on record")
     for name, at_seconds in found["witnesses"].items():

@@ -23,6 +23,8 @@ def limitations(report: Report) -> tuple[str, ...]:
     """Those that always hold, and those that this report's own facts bring."""
     made = list(ALWAYS)
     total, boundary = report.total, report.boundary
+    if boundary.history:
+        made.insert(0, f"{boundary.history} Figures of this report count it.")
     unread = total.launched_bytes + total.retired_bytes
     if unread:
         made.append(

@@ -26,6 +26,7 @@ from kvcustody.audit.coverage.custody_units import (
 from kvcustody.audit.coverage.summary import CoverageRow, add_rows, rows_of
 from kvcustody.audit.erasure.requests_and_answers import Requested, requests, status
 from kvcustody.audit.erasure.who_owes import WorkPeriod
+from kvcustody.audit.query.marked_processes import Marked, history, read_marked
 from kvcustody.audit.schema.ledger import events, residencies
 
 
@@ -65,7 +66,10 @@ class ErasureShown(NamedTuple):
 
 
 class SubjectPage(NamedTuple):
-    """Everything for one subject, newest first. `evidence` is coverage of what its own residencies were handed."""
+    """Everything for one subject, newest first. `evidence` is coverage of what its own residencies were handed.
+
+    `history` says what of it is replayed or generated, where anything is.
+    """
 
     tenant: str
     pseudonyms: tuple[str, ...]
@@ -73,6 +77,7 @@ class SubjectPage(NamedTuple):
     holdings: tuple[Holding, ...]
     evidence: CoverageRow
     erasures: tuple[ErasureShown, ...]
+    history: str = ""
 
     @property
     def held_blocks(self) -> int:
@@ -104,6 +109,7 @@ def page_of_data(data: dict[str, Any]) -> SubjectPage:
         tuple(Holding(**item | {"reasons": tuple(item["reasons"])}) for item in data["holdings"]),
         CoverageRow(**data["evidence"]),
         tuple(ErasureShown(**item) for item in data["erasures"]),
+        data.get("history", ""),
     )
 
 
@@ -114,11 +120,15 @@ def subject_page(
     *,
     now_us: int,
     periods: Mapping[str, WorkPeriod] | None = None,
+    marked: Marked | None = None,
 ) -> SubjectPage:
     """The page of a subject that has these pseudonyms, as of `now_us` (UTC).
 
     `periods`: who was at work, where `connection` does not see the system log (`requests_and_answers.status`).
+    `marked`: who replayed or generated, likewise.
     """
+    if marked is None:
+        marked = read_marked(connection)
     holdings: list[Holding] = []
     evidence: list[CoverageRow] = []
     mine: dict[str, set[int]] = {}
@@ -142,6 +152,7 @@ def subject_page(
             for asked in requests(connection, tenant=tenant)
             if _covers(asked, pseudonyms)
         ),
+        history(tuple(one for one in marked if one.incarnation in mine)),
     )
 
 

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
+from kvcustody.audit.erasure.who_owes import ENDS, STARTED
 from kvcustody.audit.events import BARE
+from kvcustody.audit.query.marked_processes import history, marked_processes
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -54,6 +56,7 @@ class ReportedWorker(NamedTuple):
     end: str
     allocated: int | None
     scrubbed: tuple[int, ...]
+    origin: str = ""
 
 
 class ReportedPolicy(NamedTuple):
@@ -85,7 +88,10 @@ class Witnessed(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """All of it. `extends` is the earlier checkpoint that a reader named, with the path that shows it is a prefix."""
+    """All of it. `extends` is the earlier checkpoint that a reader named, with the path that shows it is a prefix.
+
+    `history` says what in it is replayed or generated; empty: nothing.
+    """
 
     checkpoint: ReportedCheckpoint
     logs: tuple[ReportedLog, ...]
@@ -95,6 +101,7 @@ class Boundary(NamedTuple):
     extends: int | None
     consistency: tuple[str, ...]
     issuers: tuple[ReportedIssuer, ...] = ()
+    history: str = ""
 
 
 def read_boundary(
@@ -125,6 +132,7 @@ def read_boundary(
         extends,
         tuple(item.hex() for item in path),
         tuple(_issuers(overview, tenant)),
+        history(marked_processes(overview.of_kind(STARTED, *ENDS))),
     )
 
 
@@ -154,6 +162,7 @@ def _workers(overview: LeafCounts) -> list[ReportedWorker]:
                 "",
                 None,
                 (),
+                str(body.get("origin", "")),
             )
         elif uuid in made and body["kind"] == "worker-stopped":
             counters = tuple(int(number) for number in body["scrubbed"])

@@ -20,6 +20,7 @@ import orjson
 from kvcustody.audit.erasure.certificate import SCHEMA, SelectorOpening, canonical, statement_text
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.who_owes import owing, without_answer, work_periods
+from kvcustody.audit.query.marked_processes import Marked, marked_processes
 from kvcustody.audit.tlog.merkle import TreeHead, leaf_hash
 from kvcustody.audit.tlog.proofs import check_inclusion
 from kvcustody.audit.tlog.root_log import check_head, parse_head_proof
@@ -38,6 +39,7 @@ class CertificateReport:
     outcome: str = ""
     figures: ErasureFigures | None = None
     opened: bool = False
+    marked: Marked = ()
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -81,6 +83,11 @@ def _check(
     figures = report.figures = figures_of(bodies, body["erasure"])
     if figures.as_dict() != body["figures"]:
         report.problems.append(f"it states {body['figures']}, its leaves show {figures.as_dict()}")
+    report.marked = marked_processes(bodies)
+    if body.get("marked", []) != [one._asdict() for one in report.marked]:
+        report.problems.append(
+            "the processes that it calls replayed or generated are not those of its leaves"
+        )
     _check_request(report, body, bodies, opening)
     _check_outcome(report, body, bodies, figures)
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import orjson
 
+from kvcustody.audit.erasure.who_owes import ENDS, STARTED
+from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.exports.file_formats import LeafFormat, leaves_of
 from kvcustody.audit.exports.manifest import (
     MANIFEST,
@@ -29,6 +31,7 @@ from kvcustody.audit.exports.manifest import (
     ExportManifest,
     root_line,
 )
+from kvcustody.audit.query.marked_processes import Marked, marked_processes
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint
 from kvcustody.audit.tlog.key_handover import KIND, handover_note
 from kvcustody.audit.tlog.merkle import EMPTY, EMPTY_ROOT, Frontier, TreeHead, leaf_hashes
@@ -42,6 +45,7 @@ from kvcustody.audit.verify.what_belongs import strays
 from kvcustody.errors import LedgerError
 
 _STEP = 1 << 12
+_LIVES = frozenset({STARTED, *ENDS})
 _STRAYS_MAX = 100
 _MANIFEST_BYTES_MAX = 1 << 28
 NO_WITNESS = (
@@ -81,6 +85,8 @@ class ExportVerdict:
     handovers: int = 0
     stamps: list[StampVerdict] = field(default_factory=list)
     unchecked_stamps: int = 0
+    marked: Marked = ()
+    is_marked_shown: bool = False
     logs: list[LogVerdict] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -99,6 +105,10 @@ class ExportVerdict:
         """What the verdict does not show (rule 3)."""
         made = [] if self.signed is not None and self.signed.witnesses else [NO_WITNESS]
         made += [NOT_RECORDED, NOT_TRUE]
+        if not self.is_marked_shown:
+            made.append(
+                "which processes replayed or generated what they recorded: not all of the system log is here"
+            )
         if not self.stamps:
             along = f"{self.unchecked_stamps} timestamps came along, and none was checked"
             made.append(f"when this existed: {along if self.unchecked_stamps else 'no timestamp came along'}")
@@ -152,6 +162,7 @@ class _Check:
         self._kept = kept
         self._progress = progress
         self._heads: dict[str, dict[int, bytes]] | None = None
+        self._lives: list[dict[str, Any]] = []
 
     def run(
         self,
@@ -181,9 +192,21 @@ class _Check:
             self._log(log, manifest.form)
         if verdict.whole and sum(log.handovers for log in verdict.logs) != verdict.handovers:
             raise ExportError("the system log has other handovers of the signing key than the export lists")
+        self._check_marked(manifest)
         for kept in self._kept:
             if kept.log not in names:
                 verdict.problems.append(f"log `{kept.log}`, whose head was kept, is not in the export")
+
+    def _check_marked(self, manifest: ExportManifest) -> None:
+        """The leaves decide which processes are replayed, where all of the system log is here; else the manifest."""
+        verdict = self._verdict
+        whole = [log for log in verdict.logs if log.name == SYSTEM and (log.first, log.end) == (0, log.size)]
+        verdict.is_marked_shown = bool(whole)
+        verdict.marked = marked_processes(self._lives) if whole else manifest.marked
+        if manifest.marked != verdict.marked and verdict.is_marked_shown:
+            raise ExportError(
+                f"`{MANIFEST}` calls other processes replayed or generated than the leaves of their starts"
+            )
 
     def _check_files(self, manifest: ExportManifest) -> None:
         """The folder holds the manifest's files, each named once, and nothing else (rule 5)."""
@@ -258,7 +281,7 @@ class _Check:
                 due.check(frontier, hashes := leaf_hashes(leaves))
                 frontier = frontier.extend(hashes).frontier
                 digest.update(b"".join(leaf + b"\n" for leaf in leaves))
-                _note(found, leaves, frontier.size - len(leaves))
+                self._lives += _note(found, leaves, frontier.size - len(leaves))
                 if self._progress is not None:
                     self._progress(log.name, frontier.size - log.range.first, log.leaves)
             if frontier.size - file.first != file.leaves:
@@ -285,8 +308,12 @@ class _Check:
             yield some
 
 
-def _note(found: LogVerdict, leaves: Sequence[bytes], first: int) -> None:
-    """What kinds of leaves there are, and when; raises `ExportError` for one that is none, or is another log's."""
+def _note(found: LogVerdict, leaves: Sequence[bytes], first: int) -> list[dict[str, Any]]:
+    """What kinds of leaves there are, and when; raises `ExportError` for one that is none, or is another log's.
+
+    Those about the lives of processes are given back.
+    """
+    lives: list[dict[str, Any]] = []
     for idx, leaf in enumerate(leaves, first):
         try:
             body: dict[str, Any] = orjson.loads(leaf)
@@ -299,3 +326,6 @@ def _note(found: LogVerdict, leaves: Sequence[bytes], first: int) -> None:
         found.handovers += kind == KIND and handover_note(leaf) is not None
         found.first_us = min(found.first_us or moment, moment)
         found.last_us = max(found.last_us, moment)
+        if kind in _LIVES and found.name == SYSTEM:
+            lives.append(body)
+    return lives

@@ -17,8 +17,10 @@ from urllib.parse import urlencode
 
 import orjson
 
+from kvcustody.console.command import tell_history
 from kvcustody.console.options_server import connect
 from kvcustody.errors import ConfigError, ServiceError
+from kvcustody.governance.control_plane.connection import HISTORY
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import ALONE, OF_TENANTS, Role
@@ -162,6 +164,8 @@ class _Embedded:
 
         await self._app(scope, receive, send)
         start = {name.decode(): value.decode("latin-1") for name, value in sent[0]["headers"]}
+        if HISTORY in start:
+            tell_history(start[HISTORY])
         content = b"".join(message.get("body", b"") for message in sent[1:])
         return ApiReply(sent[0]["status"], start.get("content-type", ""), start.get("etag", ""), content)
 

@@ -12,6 +12,7 @@ import typer
 from kvcustody.audit.exports.export_writer import ExportSelection, pinned_size, write_export
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.query.marked_processes import history
 from kvcustody.audit.tlog.merkle import HASH_BYTES, TreeHead
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority
@@ -22,7 +23,7 @@ from kvcustody.audit.verify.verify_export import ExportVerdict, Progress, verify
 from kvcustody.audit.witness.status import newest_witnessed
 from kvcustody.console.audit.on_record import Unrecorded, record_taken
 from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
-from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout, tell_history
 from kvcustody.console.options_ledger import (
     DEFAULT,
     Keys,
@@ -145,6 +146,8 @@ def verify(
             authorities=authorities,
             progress=_progress(bar),
         )
+    if found.marked:
+        tell_history(history(found.marked), [one._asdict() for one in found.marked])
     if as_json:
         print_json(_facts(found))
     else:
@@ -231,6 +234,7 @@ def _progress(bar: Any) -> Progress:
 
 _NOT_SHOWN = (
     "what else the log holds, and that its head is the newest: this is one leaf",
+    "whether the process that wrote it was an engine at work: the leaf of its start (`origin`) says so",
     "what a key signed that yours handed over to: give the key of that time, or check an export",
 )
 

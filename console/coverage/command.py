@@ -23,8 +23,10 @@ from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_export
 from kvcustody.audit.coverage.recount_process import open_recount
 from kvcustody.audit.coverage.summary import CoverageSummary, coverage
 from kvcustody.audit.database.gc_pause import gc_paused
+from kvcustody.audit.exports.manifest import MANIFEST, ExportManifest
 from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
+from kvcustody.audit.query.marked_processes import history
+from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout, tell_history
 from kvcustody.console.options_custody import (
     DEFAULT_DB,
     At,
@@ -115,6 +117,7 @@ def recompute(
     if export is not None:
         if as_of is not None:
             raise ConfigError("an export is as of its own checkpoint: leave out `--as-of`")
+        _tell_marked(export)
         with gc_paused():
             history = read_history(leaves_in_export(export))
             again, missing = recount(history, Chosen(**chosen._asdict())), unaccounted(history)
@@ -133,6 +136,16 @@ def recompute(
         print_recount(again, missing, compared)
     if compared:
         raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _tell_marked(export: Path) -> None:
+    """What the export itself says is replayed or generated; `kvcustody audit verify` holds it against the leaves."""
+    try:
+        marked = ExportManifest.from_bytes((export / MANIFEST).read_bytes()).marked
+    except OSError as problem:
+        raise ConfigError(f"`{export}` is no export: {problem.strerror}", path=export) from None
+    if marked:
+        tell_history(history(marked), [one._asdict() for one in marked])
 
 
 def coverage_json(found: CoverageSummary) -> dict[str, Any]:

@@ -14,12 +14,22 @@ import typer
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening
 from kvcustody.audit.erasure.requests_and_answers import Status, names, requests, status
 from kvcustody.audit.query.known_names import known_tenant
+from kvcustody.audit.query.marked_processes import history
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import MICROSECONDS, SystemClock
-from kvcustody.console.command import EXIT_ERROR, Json, Yes, confirm, make_table, print_json, stdout
+from kvcustody.console.command import (
+    EXIT_ERROR,
+    Json,
+    Yes,
+    confirm,
+    make_table,
+    print_json,
+    stdout,
+    tell_history,
+)
 from kvcustody.console.erasure.page import render
 from kvcustody.console.options_ledger import (
     DEFAULT,
@@ -290,6 +300,8 @@ def verify(
         raise ConfigError(f"`{opening or file}` cannot be read: {error}") from None
     report = verify_certificate(data, key_texts(key), opens)
     figures = report.figures.as_dict() if report.figures is not None else None
+    if report.marked:
+        tell_history(history(report.marked), [one._asdict() for one in report.marked])
     if as_json:
         print_json(
             {

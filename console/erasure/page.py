@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
+from kvcustody.audit.query.marked_processes import MarkedProcess, history
+
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;color:#1a1a1a;background:#fff;max-width:52rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.6rem;margin-bottom:0}h2{font-size:1.15rem;margin-top:2rem}
@@ -27,6 +29,7 @@ def render(document: dict[str, Any]) -> str:
     parts = [
         f"<h1>Erasure {escape(body['erasure'])}</h1>",
         f"<p class=state>{_state(body)}</p>",
+        _history(body),
         "<h2>What was asked</h2>",
         _facts(_asked(asked)),
         "<h2>What was done</h2>",
@@ -78,6 +81,12 @@ def _state(body: dict[str, Any]) -> str:
     if away:
         return f"Partial: no answer from {escape(', '.join(away))}."
     return "Partial: some custody has no proof of its end."
+
+
+def _history(body: dict[str, Any]) -> str:
+    """What of the ledger no engine at work recorded, where the certificate says that there is any."""
+    marked = tuple(MarkedProcess(**one) for one in body.get("marked", []))
+    return f"<p class=state>{escape(history(marked))}</p>" if marked else ""
 
 
 def _asked(asked: dict[str, Any]) -> list[tuple[str, str]]:

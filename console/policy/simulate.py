@@ -10,6 +10,7 @@ import typer
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.options_ledger import tell_marked
 from kvcustody.console.policy.review import New, Old
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.report import ReplayReport
@@ -91,6 +92,7 @@ def _from_ledger(old: Path, new: Path, ledger: str, revision: int | None) -> Sim
     engine = open_store(ledger, read_only=True)
     try:
         with engine.connect() as connection, progress_bar() as bar:
+            tell_marked(connection)
             recorded = recorded_requests(connection, revision=revision)
             tracked = bar.track(recorded, description="deciding again", total=None)
             with engine.connect() as other:

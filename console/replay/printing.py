@@ -48,6 +48,9 @@ def print_report(report: ReplayReport, console: Console) -> None:
         console.print(table)
     _print_custody(report, console)
     _print_proofs(report, console)
+    console.print(
+        f"This was a replay of {report.origin} traffic: the ledger says so of all that it recorded."
+    )
 
 
 def _print_custody(report: ReplayReport, console: Console) -> None:

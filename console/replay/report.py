@@ -100,6 +100,7 @@ class ReplayReport:
     """Everything one replay prints, stores as JSON and draws."""
 
     title: str
+    origin: str
     settings: dict[str, str]
     tenants: list[TenantResult]
     samples: list[Sample]
@@ -143,6 +144,7 @@ class ReplayReport:
         """The report for `--json`: the same numbers, no charts."""
         return {
             "title": self.title,
+            "origin": self.origin,
             "settings": self.settings,
             "stopped": self.stopped,
             "seconds": round(self.seconds, 3),

@@ -30,6 +30,7 @@ def boundary_section(report: Report) -> Section:
                 ("signed", moment(point.signed_us)),
             ]
         ),
+        *([Paragraph(boundary.history, "bad")] if boundary.history else []),
         Paragraph("The checkpoint as it was signed; its signature can be checked with the log's public key."),
         Literal(point.note.rstrip("\n")),
         Table(
@@ -46,7 +47,8 @@ def boundary_section(report: Report) -> Section:
             ),
             [
                 (
-                    *(item.name, item.incarnation[:12], item.software, item.device, minute(item.started_us)),
+                    f"{item.name} ({item.origin})" if item.origin else item.name,
+                    *(item.incarnation[:12], item.software, item.device, minute(item.started_us)),
                     item.end or "none on record",
                     *(count(item.shards), count(item.blocks), count(item.bytes_per_block)),
                 )

@@ -62,7 +62,8 @@ def page_of(report: Report) -> Page:
     return Page(
         f"Evidence report: {report.framework.title}",
         f"{report.framework.edition}. KV-cache custody of {scope}, due from {utc_text(asked.since_us)} to "
-        f"{utc_text(asked.until_us)}, as the ledger stood at checkpoint {asked.checkpoint}.",
+        f"{utc_text(asked.until_us)}, as the ledger stood at checkpoint {asked.checkpoint}. "
+        + report.boundary.history,
         _tiles(report),
         (
             boundary_section(report),

@@ -12,6 +12,7 @@ import orjson
 import typer
 
 from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.query.marked_processes import history, read_marked
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.options_custody import DEFAULT_DB, Db, Since, Until, one_ledger, reading, selection
@@ -86,7 +87,8 @@ def ropa(
     else:
         with reading(db) as connection:
             total = coverage(connection, since_us=chosen.since_us, until_us=chosen.until_us).total
-        record = record_of(load_policy(source, name=policy.name), total, stated)
+            said = history(read_marked(connection))
+        record = record_of(load_policy(source, name=policy.name), total, stated, history=said)
     files = {f"ropa.{name}": _MAKERS[name](record) for name in formats}
     write_files(out, files)
     if as_json:
@@ -116,11 +118,13 @@ def to_csv(record: ProcessingRecord) -> bytes:
         "erasure_within",
     )
     limits = tuple(record.time_limits[0]._fields) if record.time_limits else ()
-    writer.writerow([*shared, *limits, "recipients", "measures", "policy", "policy_digest"])
+    writer.writerow([*shared, *limits, "recipients", "measures", "policy", "policy_digest", "history"])
     recipients = "; ".join(f"{item.reader} reads {item.owner} ({item.by})" for item in record.recipients)
     for limit in record.time_limits:
         cells = [*(getattr(record, name) for name in shared), *limit, recipients, " ".join(record.measures)]
-        writer.writerow([_cell(cell) for cell in (*cells, record.policy, record.policy_digest)])
+        writer.writerow(
+            [_cell(cell) for cell in (*cells, record.policy, record.policy_digest, record.history)]
+        )
     return text.getvalue().encode()
 
 
@@ -146,7 +150,7 @@ def page_of(record: ProcessingRecord) -> Page:
     recipients = [tuple(item) for item in record.recipients]
     return Page(
         "Record of processing activities",
-        f"GDPR 30(1). {record.activity}.",
+        f"GDPR 30(1). {record.activity}. {record.history}",
         (),
         (
             Section("Controller and processing", (Facts(facts),)),

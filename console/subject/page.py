@@ -15,7 +15,7 @@ def page_of(found: SubjectPage) -> Page:
     return Page(
         "What is held of one subject",
         f"Tenant {found.tenant}, as the ledger stood at {moment(found.now_us)}. The subject appears under its "
-        "pseudonyms only.",
+        f"pseudonyms only. {found.history}",
         (
             Tile(count(left), "blocks in custody", "" if left else "good"),
             Tile(moment(found.until_us)[:19] or "-", "when the last recorded claim on them ends"),

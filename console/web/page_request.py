@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from kvcustody.audit.query.marked_processes import history
 from kvcustody.console.web.rendering import render
 from kvcustody.governance.api.http.console_mount import csrf_of, record_read
 from kvcustody.governance.api.models.base import LARGE
@@ -79,8 +80,11 @@ class PageRequest:
         record_read(self.service, self.caller, page, tenant=about, filters=filters)
 
     def page(self, template: str, title: str, *, status: int = 200, **context: Any) -> Response:
-        """A page of the console."""
+        """A page of the console; every one says what of the ledger is replayed or generated (`history`)."""
+        marked = self.service.marked()
         shared = {
+            "history": history(marked),
+            "origins": {one.incarnation: one.origin for one in marked},
             "title": title,
             "who": self.caller,
             "navigation": places_of(self.caller),

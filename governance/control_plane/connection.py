@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ssl
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import httpx
 
 _KEY_BYTES_MAX = 16_384
+HISTORY = "kvcustody-history"
 
 
 class ControlPlaneConnection:
@@ -38,13 +40,18 @@ class ControlPlaneConnection:
         certificate: Path | None = None,
         certificate_key: Path | None = None,
         timeout_seconds: float = 30.0,
+        on_history: Callable[[str], None] | None = None,
     ) -> None:
-        """`server`: `https://HOST[:PORT]`, `http://127.0.0.1:PORT` or `unix:PATH`. `authority`: PEM of its CA."""
+        """`server`: `https://HOST[:PORT]`, `http://127.0.0.1:PORT` or `unix:PATH`. `authority`: PEM of its CA.
+
+        `on_history` is told what an answer says of a ledger with replayed or generated history.
+        """
         files = (authority, certificate, certificate_key)
         plain = not server.startswith("https:") and files == (None, None, None)
         self._client = _client(server, False if plain else _tls(*files), timeout_seconds)
         self._client.headers["Authorization"] = f"Bearer {key}"
         self.server = server
+        self._on_history = on_history
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of an answer; None is left out of the query."""
@@ -93,6 +100,9 @@ class ControlPlaneConnection:
                 raise
             why = f"control plane `{self.server}`: the connection was closed here"
             raise ServiceError(why, problem="unreachable") from None
+        told = answer.headers.get(HISTORY)
+        if told is not None and self._on_history is not None:
+            self._on_history(told)
         if answer.is_success:
             return answer
         raise _refusal(answer)

@@ -68,6 +68,7 @@ class ProcessingRecord(NamedTuple):
     policy_digest: str
     due: int
     covered: int
+    history: str = ""
 
     def facts(self) -> dict[str, Any]:
         """The record as JSON values."""
@@ -85,8 +86,13 @@ def record_of_facts(facts: dict[str, Any]) -> ProcessingRecord:
     return ProcessingRecord(**facts | lists)
 
 
-def record_of(policy: Policy, total: CoverageRow, stated: ControllerStatement) -> ProcessingRecord:
-    """The record under a policy; `total` is the coverage of the period that it speaks of."""
+def record_of(
+    policy: Policy, total: CoverageRow, stated: ControllerStatement, *, history: str
+) -> ProcessingRecord:
+    """The record under a policy; `total` is the coverage of the period that it speaks of.
+
+    `history` says what of the ledger's own is replayed or generated.
+    """
     return ProcessingRecord(
         activity="Caching of attention keys and values of language models (KV cache), so that prompts need not be "
         "computed again",
@@ -106,6 +112,7 @@ def record_of(policy: Policy, total: CoverageRow, stated: ControllerStatement) -
         policy_digest=compile_policy(policy, revision=1).digest,
         due=total.due,
         covered=total.covered,
+        history=history,
     )
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.erasure.who_owes import WorkPeriod, read_work_periods
 from kvcustody.audit.events import Event
 from kvcustody.audit.query.issuers import named_tenant
+from kvcustody.audit.query.marked_processes import Marked, read_marked
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import has_tags, names_of
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -63,12 +65,15 @@ from kvcustody.policies.document.model import Action
 
 _log = structlog.get_logger(__name__)
 _MINUTE = 60
+_MARKED_SECONDS = 1.0
 _DATABASE_SECONDS = 5.0
 _PATIENCE_SECONDS = 20.0
 
 
 class Service:
     """An open control plane. Use it as a context manager; `open_service` builds it."""
+
+    _marked: tuple[float, Marked] = float("-inf"), ()  # when it was asked, and what was found
 
     def __init__(
         self, settings: ServiceSettings, clock: Clock | None, stack: ExitStack, documents: DocumentRenderer
@@ -261,6 +266,18 @@ class Service:
         """Which processes were at work, and when. No wall: it is in the system log, and names no tenant."""
         with self.reading() as connection:
             return read_work_periods(connection)
+
+    def marked(self) -> Marked:
+        """Which processes replayed or generated what they recorded, as of a second ago. No wall, as `work_periods`."""
+        if not self.knows_marked:
+            with self.reading() as connection:
+                self._marked = time.monotonic(), read_marked(connection)
+        return self._marked[1]
+
+    @property
+    def knows_marked(self) -> bool:
+        """Whether `marked` answers without asking the database."""
+        return time.monotonic() - self._marked[0] < _MARKED_SECONDS
 
     def ready(self) -> bool:
         """Whether requests can be served now: the ledger admits and the database answers."""

@@ -62,6 +62,7 @@ def run_job(
     _fill(runner, stand, running, options.block_tokens)
     return ReplayReport(
         title=workload.title,
+        origin=workload.origin,
         settings=_settings(workload, stand, options),
         tenants=runner.results,
         samples=runner.samples,

@@ -52,8 +52,9 @@ def subject(visit: PageRequest) -> Response:
     visit.record("consoleSubject", tenant=tenant)
     pseudonyms = visit.service.names_of(tenant, name)
     now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()
+    marked = visit.service.marked()
     with visit.service.reading(tenant) as connection:
-        found = subject_page(connection, tenant, pseudonyms, now_us=now_us, periods=periods)
+        found = subject_page(connection, tenant, pseudonyms, now_us=now_us, periods=periods, marked=marked)
     return visit.page(
         "erasure/subject.html",
         "One subject",

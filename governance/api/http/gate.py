@@ -27,10 +27,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from kvcustody.audit.events import AccessRecorded, Event
+from kvcustody.audit.query.marked_processes import history
 from kvcustody.governance.api.http.console_mount import Pages, form_token, is_page
 from kvcustody.governance.api.http.exchange import (
     ClientGoneError,
     Exchange,
+    Headers,
     Message,
     Receive,
     Scope,
@@ -76,6 +78,7 @@ _PARTIES = 4  # how many it takes to hold every place
 _KEY_CHARACTERS_MAX = 200
 _INLINE_BYTES = 65_536  # of a body that is read on the loop; a larger one is read on a thread
 CALLER = "kvcustody.caller"
+HISTORY = b"kvcustody-history"
 Read = Callable[[Scope, dict[str, str]], Awaitable[Response]]  # of a request, and the parameters in its path
 
 
@@ -184,12 +187,25 @@ class Gate:
             caller = await run_sync(authenticator.caller, *ask, limiter=self._threads)
         wait_seconds = self._service.rates.take(caller.name)
         left = str(self._service.rates.left(caller.name)).encode()
-        exchange.more = [(b"ratelimit-remaining", left)]
+        exchange.more = [(b"ratelimit-remaining", left), *await self._history()]
         if wait_seconds:
             raise too_many(wait_seconds)
         if cookie is not None and exchange.method not in ("GET", "HEAD"):
             check_act(exchange, self._service.sessions, cookie)
         return caller
+
+    async def _history(self) -> Headers:
+        """What every answer to somebody says of a ledger with replayed or generated history."""
+        service = self._service
+        try:
+            marked = (
+                service.marked()
+                if service.knows_marked
+                else await run_sync(service.marked, limiter=self._threads)
+            )
+        except SQLAlchemyError:  # nothing of it can be shown either
+            return []
+        return [(HISTORY, history(marked).encode("ascii", "replace"))] if marked else []
 
     async def _page(self, exchange: Exchange) -> Caller | None:
         """A request of the pages: with its session, where it has one that is not over."""

@@ -96,6 +96,7 @@ _RECORD = {
     "policy_digest": "sha256:…",
     "due": 400,
     "covered": 400,
+    "history": "",
 }
 Recipient = shown(ropa.Recipient, example=_RECIPIENT)
 TimeLimit = shown(ropa.TimeLimit, example=_TIME_LIMIT)

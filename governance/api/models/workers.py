@@ -26,6 +26,7 @@ Workers = page_of(
             "policy_revision": 3,
             "status": {"running": 4},
             "charged": {"acme": 900},
+            "origin": "",
         },
     ),
     "Workers",

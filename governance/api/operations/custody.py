@@ -100,8 +100,9 @@ def subject_of(
     """One subject's page: what is held, why and until when, what of it still exists, and what was erased."""
     mine, names = _named(caller, service, tenant, subject)
     now_us, periods = service.clock.utc_us() if at is None else at, service.work_periods()
+    marked = service.marked()
     with service.reading(mine) as connection:
-        return subject_page(connection, mine, names, now_us=now_us, periods=periods).data()
+        return subject_page(connection, mine, names, now_us=now_us, periods=periods, marked=marked).data()
 
 
 def _named(caller: Caller, service: Service, tenant: str | None, subject: str) -> tuple[str, list[str]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.query.known_names import check_tenant
+from kvcustody.audit.query.marked_processes import history
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
@@ -91,7 +92,7 @@ def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRe
     with service.reading() as connection:
         total = coverage(connection, since_us=what.since, until_us=what.until).total
     stated = ControllerStatement(**what.model_dump(include=set(ControllerStatement._fields)))
-    return record_of(policy, total, stated).facts()
+    return record_of(policy, total, stated, history=history(service.marked())).facts()
 
 
 def _in_effect(service: Service) -> Policy:

@@ -21,6 +21,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.erasure.who_owes import ends, life_leaves, work_periods
 from kvcustody.audit.events import Event
+from kvcustody.audit.query.marked_processes import marked_processes
 from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.audit.schema.service import service_workers
 from kvcustody.audit.writer.append_leaves import register
@@ -48,6 +49,7 @@ class WorkerRun(NamedTuple):
     policy_revision: int
     status: dict[str, Any]
     charged: dict[str, int]
+    origin: str = ""  # empty: an engine at work
 
 
 class Fleet:
@@ -160,6 +162,7 @@ class Fleet:
         with self._engine.connect() as connection:
             leaves = [leaf.body for leaf in life_leaves(connection)]
             periods, over = work_periods(leaves), ends(leaves)
+            origins = {one.incarnation: one.origin for one in marked_processes(leaves)}
             query = (
                 select(incarnations.c.id, incarnations.c.uuid, incarnations.c.started_us, service_workers)
                 .add_columns(workers.c.name)
@@ -187,6 +190,7 @@ class Fleet:
                     row["policy_revision"] or 0,
                     orjson.loads(row["status"] or "{}"),
                     orjson.loads(row["charged"] or "{}"),
+                    origins.get(uuid, ""),
                 )
                 found.append((row["id"], worker))
                 if len(found) == limit:

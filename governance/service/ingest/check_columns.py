@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, log_of
+from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, ORIGINS, SCHEMA, log_of
 from kvcustody.audit.events.batch import UNREAD, IncarnationStart, LeafBatch, LeafGroup, extents
 from kvcustody.audit.events.block_run_text import Extents
 from kvcustody.audit.events.registry import FIELD_KEYS, HEAD_KEYS, TOTALS, TRACE, field_types
@@ -240,6 +240,8 @@ def _right(shape: _Shape, columns: Columns, sender: Sender) -> bool:
     if set(columns["outage"]) != {shape.outage} or not _in_their_logs(columns):
         return False
     if "worker" in columns and set(columns["worker"]) != {sender.worker}:
+        return False
+    if not ORIGINS.issuperset(columns.get("origin", ())):
         return False
     return set(columns.get("of_incarnation", ())) <= {"", sender.incarnation} | sender.predecessors
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, SYSTEM, Leaf, log_of
+from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, ORIGINS, SCHEMA, SYSTEM, Leaf, log_of
 from kvcustody.audit.events.batch import EMPTY, LeafBatch, batch_of
 from kvcustody.audit.events.registry import TRACE
 from kvcustody.audit.subjects.subject_table import is_proved, row_of
@@ -114,6 +114,8 @@ def _leaf(line: bytes, sender: Sender, place: int, seen: set[tuple[Any, ...]]) -
         or body.get("worker", sender.worker) != sender.worker
     ):
         raise _refused(place, "is not of this worker's incarnation")
+    if body.get("origin", "") not in tuple(ORIGINS):  # whatever its type is
+        raise _refused(place, "has an origin that is none")
     if TRACE in body and not is_trace(body[TRACE]):
         raise _refused(place, "names a trace that is none")
     if float in set(map(type, body.values())):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import orjson
 import pytest
 
 from kvcustody.audit.events import Context, PolicyActivated, ResidencyReleased, leaf
 from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
+from kvcustody.audit.query.marked_processes import Marked, marked_processes
 from kvcustody.audit.tlog.merkle import leaf_hash, leaf_hashes
 from kvcustody.audit.tlog.proofs import MemoryTiles, TileSource, inclusion_proof
 from kvcustody.audit.tlog.root_log import HeadProof, RootLeafOpening, root_checkpoint, seal
@@ -91,6 +93,9 @@ class MemorySource:
 
     def handovers(self) -> Sequence[HandoverProof]:
         return ()
+
+    def marked(self) -> Marked:
+        return marked_processes(map(orjson.loads, self.content.get("system", [])))
 
     def stamps(self) -> Sequence[Stamp]:
         return ()

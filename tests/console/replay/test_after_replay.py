@@ -5,7 +5,10 @@ The replay is the command's own, in a fresh folder, with fewer requests; nothing
 
 from __future__ import annotations
 
+import base64
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +17,19 @@ from typing import Any
 
 import orjson
 import pytest
+import typer
 from sqlalchemy import select
 from typer.testing import CliRunner
 
+import kvcustody
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.erasure.certificate import canonical, statement_text
 from kvcustody.audit.events import GENERATED, REPLAYED, WorkerStarted
+from kvcustody.audit.query.marked_processes import marked_processes
+from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.tlog.signing_key import read_signing_key, sign_statement
+from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.main import app
@@ -29,6 +39,7 @@ from kvcustody.console.replay.run.virtual_clock import ReplayClock
 from kvcustody.console.replay.run.workload_from_options import Choice, load_workload
 from kvcustody.errors import ConfigError
 from kvcustody.governance.keys.checkpoint_signing_key import check_unused, recorded_keys
+from kvcustody.migrations.upgrade import upgrade
 
 KEY = "kvcustody-signing.key"
 
@@ -187,3 +198,167 @@ def test_a_key_that_signed_another_ledger_is_refused_before_anything_runs(tmp_pa
     engine = open_store(other.database, read_only=True)
     assert len(recorded_keys(engine)) == 1
     engine.dispose()
+
+
+SAID = "Holds replayed or generated history"
+ACTS = {  # commands on a ledger that show nothing of what processes recorded
+    "replay", "db upgrade", "db roles", "db partitions", "audit timestamp", "audit sign", "audit rotate-key",
+    "audit redact", "audit purge", "audit hold place", "audit hold lift", "audit sink detach", "audit sink attach",
+    "audit sink retry", "audit push", "erasure request", "scan close-dead", "clock confirm", "observe",
+}  # fmt: skip
+POLICY = "policies/library/regulated-saas.yaml"
+
+
+def commands() -> dict[str, Any]:
+    """Every command that is told a ledger, by name."""
+    root = typer.main.get_command(app)
+
+    def walk(command: Any, name: str, context: Any) -> Iterator[tuple[str, Any]]:
+        if not hasattr(command, "list_commands"):
+            yield name, command
+            return
+        for part in command.list_commands(context):
+            found = command.get_command(context, part)
+            below = (
+                found.make_context(part, [], resilient_parsing=True)
+                if hasattr(found, "list_commands")
+                else None
+            )
+            yield from walk(found, f"{name} {part}".strip(), below)
+
+    every = walk(root, "", root.make_context("kvcustody", [], resilient_parsing=True))
+    return {
+        name: command
+        for name, command in every
+        if {"--ledger", "--db"} & {option for parameter in command.params for option in parameter.opts}
+    }
+
+
+def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
+    """Arguments for every command that shows what processes recorded."""
+    policy = str(Path(kvcustody.__file__).parent / POLICY)
+    erasure = json.loads(run("erasure", "request", "--tenant", "acme", "--actor", "dpo", "--yes", "--json"))[
+        "erasure"
+    ]
+    return {
+        "policy lint": (policy, "--db", "kvcustody.db"),
+        "policy simulate": (policy, policy, "--ledger", "kvcustody.db"),
+        "audit status": (),
+        "audit tail": (),
+        "audit query": (),
+        "audit prove": ("system", "0"),
+        "audit fsck": (),
+        "audit export": (str(out / "export"),),
+        "audit tiles": (str(out / "tiles"),),
+        "audit keys": (),
+        "audit ship": (str(out / "positions.json"),),
+        "audit recompute": (),
+        "audit hold list": (),
+        "coverage show": (),
+        "coverage recompute": (),
+        "report make": ("--framework", "gdpr", "--out", str(out / "report")),
+        "report ropa": ("--policy", policy, "--out", str(out / "ropa")),
+        "subject show": ("--tenant", "acme", "--subject", "nobody"),
+        "erasure status": (erasure,),
+        "erasure list": (),
+        "erasure certificate": (erasure, "--signing-key", KEY, "--out", str(out / "c.json")),
+        "scan ledger": (),
+        "scan findings": (),
+    }
+
+
+def test_every_command_that_shows_the_ledger_says_what_is_generated(here: Path, tmp_path: Path) -> None:
+    """One that is new is in neither list, and fails here until it says so or shows nothing."""
+    arguments = shown(here, tmp_path)
+    assert set(commands()) == set(arguments) | ACTS
+    for name, more in arguments.items():
+        found = CliRunner().invoke(app, [*name.split(), *more])
+        assert found.exit_code == 0, (name, found.output)
+        assert found.stderr.count(SAID) == 1, name
+    assert [one["origin"] for one in json.loads(run("coverage", "show", "--json"))["marked"]] == [GENERATED]
+    said = json.loads((tmp_path / "ropa" / "ropa.json").read_bytes())["history"]
+    assert said.startswith(SAID)
+    assert SAID in (tmp_path / "ropa" / "ropa.html").read_text()
+
+
+def test_a_ledger_of_engines_is_not_marked(tmp_path: Path) -> None:
+    """Control: nothing is said of a worker at work, nor of one whose leaf is from before there were marks."""
+    engine = open_store(tmp_path / "ledger.db")
+    upgrade(engine)
+    writer = EventWriter(engine, worker="gpu-0", clock=SystemClock(), spill_directory=tmp_path / "spill")
+    writer.submit([WorkerStarted(SystemClock().now_us(), "gpu-0", 8, 1, 64, "cpu", "test")])
+    writer.close()
+    engine.dispose()
+    found = CliRunner().invoke(
+        app, ["audit", "tail", "--json", "--ledger", f"sqlite:///{tmp_path}/ledger.db"]
+    )
+    assert found.exit_code == 0 and found.stderr == "" and "marked" not in json.loads(found.stdout)
+    body = next(body for body in bodies(tmp_path / "ledger.db") if body["kind"] == "worker-started")
+    assert marked_processes([body | {"origin": GENERATED}])[0].incarnation == writer.incarnation
+    del body["origin"]
+    assert marked_processes([body]) == ()
+
+
+@pytest.mark.parametrize("framework", NAMES)
+def test_every_report_says_it_in_its_head_and_under_its_limitations(
+    here: Path, tmp_path: Path, framework: str
+) -> None:
+    run("report", "make", "--framework", framework, "--format", "html,json,oscal", "--out", str(tmp_path))
+    report = json.loads((tmp_path / "report.json").read_bytes())
+    assert report["boundary"]["history"].startswith(SAID)
+    assert [worker["origin"] for worker in report["boundary"]["workers"]] == [GENERATED]
+    assert report["limitations"][0].startswith(SAID)
+    head = (tmp_path / "report.html").read_text().partition("<section")[0]
+    assert SAID in head
+    assert SAID in (tmp_path / "oscal.json").read_text()
+
+
+def test_an_export_says_it_and_both_verifiers_hold_it_against_the_leaves(here: Path, tmp_path: Path) -> None:
+    folder, key = tmp_path / "export", vkey()
+    run("audit", "export", str(folder))
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    assert manifest["history"].startswith(SAID) and [one["origin"] for one in manifest["marked"]] == [
+        GENERATED
+    ]
+    alone = [sys.executable, "-I", str(folder / "verify_kvcustody.py"), str(folder), "--key", key]
+    sound = subprocess.run(alone, check=False, capture_output=True, text=True)
+    assert sound.returncode == 0 and "NOT AN ENGINE AT WORK" in sound.stdout
+    assert SAID in CliRunner().invoke(app, ["audit", "verify", str(folder), "--key", key]).stderr
+    assert SAID in CliRunner().invoke(app, ["coverage", "recompute", "--export", str(folder)]).stderr
+    (folder / "manifest.json").write_bytes(orjson.dumps(manifest | {"marked": [], "history": None}))
+    assert "calls other processes" in run("audit", "verify", str(folder), "--key", key, exit_code=1)
+    forged = subprocess.run(alone, check=False, capture_output=True, text=True)
+    assert forged.returncode == 1 and "calls other processes" in forged.stdout
+
+
+def test_a_certificate_says_it_on_its_page_and_where_it_is_verified(here: Path, tmp_path: Path) -> None:
+    erasure = json.loads(run("erasure", "request", "--tenant", "acme", "--actor", "dpo", "--yes", "--json"))[
+        "erasure"
+    ]
+    certificate, page = tmp_path / "c.json", tmp_path / "c.html"
+    run(
+        "erasure",
+        "certificate",
+        erasure,
+        "--signing-key",
+        KEY,
+        "--out",
+        str(certificate),
+        "--html",
+        str(page),
+    )
+    assert SAID in page.read_text()
+    document = json.loads(certificate.read_bytes())
+    assert [one["origin"] for one in document["body"]["marked"]] == [GENERATED]
+    assert SAID in CliRunner().invoke(app, ["erasure", "verify", str(certificate), "--key", vkey()]).stderr
+    key, body = read_signing_key(here / KEY), document["body"] | {"marked": []}
+    again = sign_statement(key, statement_text(key.name, canonical(body)))
+    signature = document["signature"] | {"data": base64.b64encode(again.data).decode()}
+    forged = verify_certificate(orjson.dumps({"body": body, "signature": signature}), [vkey()])
+    assert forged.problems == [
+        "the processes that it calls replayed or generated are not those of its leaves"
+    ]
+
+
+def test_the_summary_and_the_answer_of_a_replay_say_what_it_was(here: Path) -> None:
+    assert "no engine at work" in (here / "kvcustody-summary.html").read_text()

@@ -112,6 +112,7 @@ def report(**changes) -> ReplayReport:
     ]
     values = {
         "title": "a & b",
+        "origin": "generated",
         "settings": {"policy": "<regulated>"},
         "tenants": rows,
         "samples": [Sample(i * 10**6, 1, 2, 0, 0, 0) for i in range(3)],

@@ -251,6 +251,23 @@ def test_the_honest_twin_of_every_forgery_is_taken(service: Service, client, peo
     assert leaf_count(service, worker) == len(batch.leaves)
 
 
+@pytest.mark.parametrize("origin", ["live\r\nSet-Cookie: a=b", ["generated"], None, "Generated"])
+def test_an_origin_that_is_none_is_refused_and_one_of_old_has_none(
+    client, people, worker: Worker, origin: Any
+) -> None:
+    """What a worker says of itself is shown on every page, and sent in a header of every answer."""
+    batch = worker.batch([started("worker")])
+    leaf = orjson.loads(batch.leaves[0])
+
+    def hand_in(body: dict[str, Any]) -> int:
+        data = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+        sent = batch._replace(body=write_batch([], [data]))
+        return int(ship(client, people["worker"], worker, sent).status_code)
+
+    assert hand_in(leaf | {"origin": origin}) == 422
+    assert hand_in({name: value for name, value in leaf.items() if name != "origin"}) < 300
+
+
 @pytest.mark.parametrize(
     "names",
     [
