@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
-from kvcustody.errors import IsolationError
+from kvcustody.errors import ConfigError, IsolationError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.integrations.vllm import installed
 from kvcustody.integrations.vllm.open_custody import settings_of
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.versions import check_version
+from kvcustody.integrations.vllm.worker.first_in_step import wrap_runners
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self.scheduler_side = SchedulerSide(vllm_config, kv_cache_config, settings)
         else:
             self.worker_side = WorkerSide(_shard(vllm_config), tuning=settings.scrub_tuning_path)
+            wrap_runners(self.worker_side.execute)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -141,7 +143,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker.register({"all layers": kv_cache}, self._blocks())
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """First in every step: the scrubs."""
+        """The scrubs, where the runner has not done them before everything else of the step."""
         assert isinstance(kv_connector_metadata, StepOrder)
         self._worker.execute(kv_connector_metadata)
 
@@ -185,10 +187,18 @@ def _require_plugin() -> None:
 
 
 def _shard(config: VllmConfig) -> int:
-    """This worker's place among those that each hold a part of every block."""
-    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+    """This worker's place among those of its engine that each hold a part of every block: the executor's rank.
 
+    Raises `ConfigError` where the rank does not tell them apart (`refuse_ungoverned` has refused what is known to).
+    """
     parallel = config.parallel_config
     if parallel.world_size == 1:
         return 0
-    return int(get_pp_group().rank_in_group * get_tp_group().world_size + get_tp_group().rank_in_group)
+    rank = int(parallel.rank)
+    if not 0 <= rank < parallel.world_size:
+        raise ConfigError(
+            f"a worker of rank `{rank}` in an engine of `{parallel.world_size}`: its scrubs cannot be told from "
+            "another's; start vllm with `--distributed-executor-backend mp` or `ray`",
+            rank=rank,
+        )
+    return rank

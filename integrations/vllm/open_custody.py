@@ -4,7 +4,8 @@
    whose names are those of docs/operate/settings.md. Every process of an engine reads the same.
 2. A connector beside ours is refused unless the settings name a passed conformance run of its very code: an external
    tier keeps blocks out of custody, and some hash tokens without any scope.
-3. What would publish token ids, or exchange the cache's memory under a running engine, is refused at start.
+3. What would publish token ids, exchange the cache's memory under a running engine, leave a scrub without an answer, or
+   write before it, is refused at start.
 """
 
 from __future__ import annotations
@@ -90,6 +91,27 @@ def refuse_ungoverned(config: VllmConfig, settings: Settings) -> None:
         raise ConfigError(
             "sleep mode gives the cache's memory away and takes other memory back, which nobody has zeroed; start "
             "vllm without `--enable-sleep-mode`"
+        )
+    if getattr(config.model_config, "enable_cumem_allocator", False):
+        raise ConfigError(
+            "with the cumem allocator vllm can give the cache's memory away while it runs (`release_kv_cache_memory`), "
+            "which nobody has zeroed then; start vllm without `--enable-cumem-allocator`"
+        )
+    parallel = config.parallel_config
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        raise ConfigError(
+            f"with the external launcher each of `{parallel.world_size}` processes schedules for itself and sees one "
+            "worker's scrubs alone, so no block's scrub would ever be complete; start vllm with "
+            "`--distributed-executor-backend mp` or `ray`",
+            world_size=parallel.world_size,
+        )
+    if getattr(config.cache_config, "mamba_cache_mode", "none") == "align" and getattr(
+        config, "use_v2_model_runner", False
+    ):
+        raise ConfigError(
+            "vllm's V2 model runner moves recurrent state into new blocks before a step's attention "
+            "(`mamba_cache_mode` `align`, the default with prefix caching); our scrubs come before that, which has not "
+            "been proved on a device yet; set VLLM_USE_V2_MODEL_RUNNER=0"
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm import installed
 
 NAME = "KVCustody"
@@ -51,6 +52,10 @@ def _patch() -> None:
     for served in (core.EngineCoreProc, core.DPEngineCoreProc):
         served.run_busy_loop = _before_call(served.run_busy_loop, _govern_engine)
     core.EngineCore.shutdown = _before_call(core.EngineCore.shutdown, _close)
+    if hasattr(core.EngineCore, "release_kv_cache_memory"):  # since 0.32
+        core.EngineCore.release_kv_cache_memory = _before_call(
+            core.EngineCore.release_kv_cache_memory, _refuse_release
+        )
     for utility in UTILITIES:
         setattr(core.EngineCore, utility.__name__, utility)
 
@@ -97,6 +102,12 @@ def _govern_engine(engine: Any) -> None:
         from kvcustody.integrations.vllm.engine_patch import EngineHandle
 
         engine.kvcustody = EngineHandle(engine, side)
+
+
+def _refuse_release(engine: Any) -> None:
+    """Raises `IsolationError` for a governed engine: the cache's memory would be unmapped as it is."""
+    if getattr(engine, "kvcustody", None) is not None:
+        raise IsolationError("a governed engine does not give its cache's memory away: nobody has zeroed it")
 
 
 def _close(engine: Any) -> None:

@@ -72,6 +72,7 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.sched.scheduler:Scheduler.has_requests": (),
     "vllm.v1.core.sched.scheduler:Scheduler._connector_finished": ("request",),
     "vllm.v1.executor.abstract:Executor.execute_model": ("scheduler_output",),
+    # the model runners' `execute_model` is checked where they are loaded: `worker.first_in_step`
     "vllm.v1.engine.core:EngineCore.add_request": ("request",),
     "vllm.v1.engine.core:EngineCore.abort_requests": ("request_ids",),
     "vllm.v1.engine.core:EngineCore.shutdown": (),

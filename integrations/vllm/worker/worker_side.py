@@ -2,7 +2,7 @@
 
 1. Every tensor that vLLM registers is zeroed when it is registered, whatever its allocator left there; the boot order
    of the port then zeroes and reads it back once more, with receipts.
-2. `execute` runs before anything else of a step (vLLM calls `handle_preemptions` first): the scrub follows every
+2. `execute` runs before anything else of a step (`first_in_step`), and once a step: the scrub follows every
    write of earlier steps on the model's stream and precedes every write of this one. On a device it runs on a stream
    of its own between the two, by events; the host waits for neither.
 3. A worker that cannot scrub fails its step. It never reports what it has not done: an answer leaves when all of its
@@ -52,6 +52,7 @@ class WorkerSide:
         self._answers: list[ScrubReply] = []
         self._in_flight: deque[int] = deque()  # orders on the device, each one launch
         self._step = 0
+        self._done: StepOrder | None = None  # the order of the step that has begun
         self._may_wait = False
         self._unordered_blocks = 0  # zeroed before the port had ordered anything
 
@@ -77,7 +78,9 @@ class WorkerSide:
 
     def execute(self, order: StepOrder) -> None:
         """Do a step's scrubs now, or put them on the device ahead of the step (rule 2)."""
-        self._step, self._may_wait = order.step, order.is_idle
+        if order is self._done:
+            return
+        self._done, self._step, self._may_wait = order, order.step, order.is_idle
         memory = self.memory
         if isinstance(memory, StreamTensorMemory):
             if order.order is not None:

@@ -288,7 +288,9 @@ def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
     assert extras_of(one.add(prompt(100), "alpha", mm_features=image("a", 98)), BLOCK_TOKENS).begin_after(6)
 
 
-def test_what_acts_behind_governance_is_refused(rig: Callable[..., Rig]) -> None:
+def test_what_acts_behind_governance_is_refused(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vllm.config import KVEventsConfig
 
     from kvcustody.governance.settings import load_settings
@@ -300,6 +302,21 @@ def test_what_acts_behind_governance_is_refused(rig: Callable[..., Rig]) -> None
     with pytest.raises(ConfigError, match="sleep mode"):
         refuse_ungoverned(config, load_settings())
     config.model_config.enable_sleep_mode = False
+    config.model_config.enable_cumem_allocator = True
+    with pytest.raises(ConfigError, match="release_kv_cache_memory"):
+        refuse_ungoverned(config, load_settings())
+    config.model_config.enable_cumem_allocator = False
+    parallel = config.parallel_config
+    parallel.distributed_executor_backend, parallel.world_size = "external_launcher", 2
+    with pytest.raises(ConfigError, match="external launcher"):
+        refuse_ungoverned(config, load_settings())
+    parallel.distributed_executor_backend, parallel.world_size = "uni", 1
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    config.cache_config.mamba_cache_mode = "align"
+    with pytest.raises(ConfigError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        refuse_ungoverned(config, load_settings())
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    refuse_ungoverned(config, load_settings())
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     with pytest.raises(ConfigError, match="token ids"):
         refuse_ungoverned(config, load_settings())
