@@ -106,6 +106,7 @@ class GovernedBatching:
             self.manager = self._make_manager(generation_config, config)
             self.manager.batch_processor = self.manager._create_batch_processor()
             self.custody.turn.stream = self.manager.batch_processor.inputs_and_outputs.compute_stream
+            self.manager.guard_captures(self.custody.turn)
         except BaseException:
             self._abandon()
             raise

@@ -2,27 +2,61 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
-from kvcustody.errors import HandleError
+from kvcustody.errors import ConfigError, HandleError
 from kvcustody.integrations.transformers.batching.request_claims import (
     CHILD_MARK,
     RequestClaim,
     RequestClaims,
 )
+from kvcustody.integrations.transformers.batching.thread_turn import Turn
+from kvcustody.kernels.capture import capturing
 
 ACTING: ContextVar[RequestClaim | None] = ContextVar("kvcustody_acting", default=None)
+
+
+def _announced(capture: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(capture)
+    def capture_graph(*args: Any, **kwargs: Any) -> None:
+        with capturing():
+            capture(*args, **kwargs)
+
+    return capture_graph
 
 
 class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-ignore]
     """The engine's manager, which keeps its governed cache across sessions and files a claim with each request."""
 
     claims: RequestClaims
+    turn: Turn | None = None  # of the custody, once there is one
+
+    def warmup(self) -> None:
+        """The engine's warm-up, in nobody's turn: dummy batches run and graphs are captured."""
+        with self.turn.alone() if self.turn is not None else nullcontext():
+            super().warmup()
+
+    def guard_captures(self, turn: Turn) -> None:
+        """From now on no custody is done while the engine records a graph, in its warm-up or later.
+
+        Raises `ConfigError` where the engine records graphs in a way that this adapter does not know.
+        """
+        self.turn = turn
+        runner: Any = getattr(self.batch_processor, "model_runner", None)
+        capture = getattr(runner, "_capture_graph", None)
+        if capture is not None:
+            runner._capture_graph = _announced(capture)
+        elif any(self.continuous_batching_config.cuda_graph_booleans):
+            raise ConfigError(
+                "this transformers records CUDA graphs in a place that is not known; set `use_cuda_graph=False`"
+            )
 
     def add_request(
         self, input_ids: list[int], request_id: str | None = None, *rest: Any, **options: Any

@@ -1,6 +1,8 @@
 """A turn at the Governor: one thread at a time, and device work in the order of the engine's own.
 
-1. Copies of a turn run on the engine's compute stream. Its scrubs run there too, or, on a memory in stream order, on
+1. No turn runs while the engine records a graph (`kernels.capture`), whoever takes it; `alone` keeps turns out of what
+   the engine does by itself, such as its warm-up.
+2. Copies of a turn run on the engine's compute stream. Its scrubs run there too, or, on a memory in stream order, on
    a stream of their own: either way after every read and write that was launched before the turn, and before every
    one that is launched after it. The host waits for none of them.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +19,7 @@ import torch
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
+from kvcustody.kernels.capture import outside_captures
 
 
 class Turn:
@@ -25,10 +29,16 @@ class Turn:
         self.stream: Any = None
         self._ordered = [memory for memory in memories if isinstance(memory, StreamTensorMemory)]
         self._lock = threading.RLock()
+        self._outside = outside_captures()
         self._entered: list[Any] = []
+
+    def alone(self) -> AbstractContextManager[bool]:
+        """Nobody's turn, and no work on a stream of ours."""
+        return self._lock
 
     def __enter__(self) -> None:
         self._lock.acquire()
+        self._outside.__enter__()
         if self.stream is not None:
             context: Any = torch.cuda.stream(self.stream)
             context.__enter__()
@@ -45,4 +55,5 @@ class Turn:
             if self._entered:
                 self._entered.pop().__exit__(kind, error, trace)
         finally:
+            self._outside.__exit__(kind, error, trace)
             self._lock.release()

@@ -6,7 +6,8 @@ A classic cache needs contiguous tensors and the pool hands out scattered blocks
 1. A block has bytes behind it from `bind` until a scrub has zeroed them, and read them back where that was asked.
 2. A slab serves one cache and is never handed to another: a stale view of an ended cache reads zeros.
 3. A row that does not become zero stays bound, and its slab with it: such memory never returns to torch's allocator.
-4. Before a slab is zeroed, every stream of the GPU that uses it has finished: no write comes after the zeros.
+4. Before a slab is zeroed, every stream of the GPU that uses it has finished: no write comes after the zeros. While an
+   engine of this process records a graph, that waits: a wait for the whole device would break the recording.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, DeviceError, IsolationError
 from kvcustody.governance.worker.worker import MemoryPlan
+from kvcustody.kernels.capture import outside_captures
 
 BLOCK_BYTES = 64 << 10
 _LEVELS = ("unread", "launched", "retired", "sampled", "full")  # weakest first
@@ -150,11 +152,12 @@ class SlabMemory:
 
     def _scrub_slab(self, number: int, blocks: NDArray[np.int64], verify_share: float) -> ScrubResult:
         slab, rows = self._slabs[number], self._row_of[blocks]
-        if slab.used_by.type == "cuda":
-            torch.cuda.synchronize(slab.used_by)  # rule 4
         if self.stuck:
             slab.memory.stuck = {(0, int(row)) for row in rows[np.isin(blocks, list(self.stuck))]}
-        result = slab.memory.scrub(0, rows, verify_share)
+        with outside_captures():
+            if slab.used_by.type == "cuda":
+                torch.cuda.synchronize(slab.used_by)  # rule 4
+            result = slab.memory.scrub(0, rows, verify_share)
         bad = np.isin(rows, result.failed)
         clean = blocks[~bad]
         self._slab_of[clean] = -1
