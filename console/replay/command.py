@@ -115,9 +115,9 @@ def replay(
     else:
         console = stdout()
         print_report(report, console)
-        console.print(
-            f"{report.seconds:.1f} s; ledger in {db}, signed with {options.signing_key_file}, summary in {html}"
-        )
+        key = options.signing_key_file
+        signed = f"signed with {key}" if key.exists() and report.error is None else "as far as it is signed"
+        console.print(f"{report.seconds:.1f} s; ledger in {db}, {signed}, summary in {html}")
     write_summary(report, html)  # last: where the page cannot be written, the figures are printed already
     if isinstance(report.error, KeyboardInterrupt):
         raise typer.Exit(EXIT_INTERRUPTED)

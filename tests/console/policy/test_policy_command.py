@@ -37,7 +37,7 @@ def files(tmp_path, monkeypatch):
 def policy(*arguments, code=0, stdin=None):
     result = CliRunner().invoke(app, ["policy", *arguments], input=stdin)
     assert result.exit_code == code, (result.output, result.exception)
-    return result.output
+    return result.output if code else result.stdout
 
 
 def test_validate(files):

@@ -28,6 +28,7 @@ from kvcustody.audit.events import GENERATED, REPLAYED, WorkerStarted
 from kvcustody.audit.query.marked_processes import marked_processes
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signing_key import read_signing_key, sign_statement
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.audit.writer.event_writer import EventWriter
@@ -163,6 +164,26 @@ def test_a_trace_is_as_long_as_it_is_and_is_called_replayed(tmp_path: Path) -> N
     report = run_job(workload, small(tmp_path, block_tokens=512), RunnerOptions())
     assert report.error is None and report.seconds < 3600
     assert max(body["at_us"] for body in bodies(tmp_path / "ledger.db")) <= SystemClock().utc_us()
+
+
+def test_one_that_is_interrupted_is_signed_as_far_as_it_came(tmp_path: Path) -> None:
+    requests = 0
+
+    def interrupt() -> None:
+        nonlocal requests
+        requests += 1
+        if requests == 5:
+            raise KeyboardInterrupt
+
+    options = small(tmp_path)
+    workload = load_workload(Choice(conversations=10, tenants=4), 16, "x")
+    report = run_job(workload, options, RunnerOptions(), progress=interrupt)
+    assert isinstance(report.error, KeyboardInterrupt)
+    engine = open_store(options.database, read_only=True)
+    with engine.connect() as connection:
+        proofs = LedgerProofs(connection)
+        assert proofs.signed().size == proofs.checkpoint().size > 0
+    engine.dispose()
 
 
 def test_what_a_killed_replay_left_ends_after_all_that_it_wrote(tmp_path: Path) -> None:
