@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -55,6 +56,7 @@ def read_marked(connection: Connection) -> Marked:
     return marked_processes(leaf.body for leaf in life_leaves(connection))
 
 
+@lru_cache(maxsize=8)
 def history(marked: Marked) -> str:
     """What is said wherever their records are shown; empty where there are none."""
     if not marked:

@@ -116,7 +116,7 @@ def replay(
         console = stdout()
         print_report(report, console)
         key = options.signing_key_file
-        signed = f"signed with {key}" if key.exists() and report.error is None else "as far as it is signed"
+        signed = f"signed with {key}" if key.exists() else "signed elsewhere"
         console.print(f"{report.seconds:.1f} s; ledger in {db}, {signed}, summary in {html}")
     write_summary(report, html)  # last: where the page cannot be written, the figures are printed already
     if isinstance(report.error, KeyboardInterrupt):
