@@ -27,6 +27,7 @@ from kvcustody.integrations.vllm.worker.first_in_step import RUNNERS, order_in, 
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "device"))
+import engine_traces
 from simulated_streams import SimulatedStreams
 
 V1, V2 = RUNNERS
@@ -139,6 +140,18 @@ def test_positive_control_without_the_wrapper_the_v2_runner_loses_it(monkeypatch
     run_v2(step, monkeypatch)
     assert step.calls == ["write", "order"]
     assert step.state() == {0}, "void: the state was not erased"
+
+
+@pytest.mark.parametrize(("run", "trace"), [(run_v1, "vllm V1"), (run_v2, "vllm V2, its own order")])
+def test_the_traces_of_the_fake_device_are_the_runners_own(
+    run: Any, trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What tests without vLLM replay (`tests/device/engine_traces.py`), compared with this release's calls."""
+    step = Step(wrapped=False)
+    run(step, monkeypatch)
+    names = {"order": "order", "write": "precopy" if run is run_v2 else "states"}
+    expected = [name for name in engine_traces.TRACES[trace] if name in names.values()]
+    assert [names[call] for call in step.calls] == expected
 
 
 def test_an_order_is_done_once_though_vllm_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
