@@ -305,10 +305,11 @@ class Governor(Authority[BlockManager]):
         counters = self._counters(plan.tenant)
         return all(self._reuse.may_go_on(plan, domain, counters, moment) for domain in crossed)
 
-    def fork(self, request_id: Hashable, child_id: Hashable) -> Admission | AdmissionRefused:
+    def fork(self, request_id: Hashable, child_id: Hashable) -> AdmissionOutcome:
         """A second request on the same blocks (parallel sampling, beams); the first divergent write copies.
 
-        Refused where the parent reads what may not be read anew: it runs on, and the child is admitted by itself.
+        Refused where the parent reads what may not be read anew, deferred where the ledger takes no opening of this
+        tenant's now: it runs on, and the child is admitted by itself.
         """
         parent = self._get(request_id)
         plan = plan_of(parent.residency)
@@ -317,6 +318,15 @@ class Governor(Authority[BlockManager]):
         key = (plan.tenant, child_id)
         if key in self._live:
             raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
+        ledger = self._ledger
+        if (
+            not ledger.admitting
+            or plan.tenant in self._shares.over
+            or (plan.waits_for_ledger and not ledger.recording)
+        ):
+            counters = self._counters(plan.tenant)
+            counters.count(counters.deferred, "ledger")
+            return Deferred(child_id, "ledger")
         if not self.may_fork(request_id):
             return AdmissionRefused(
                 child_id, "fork: not all that its parent reads may be read anew; admit it"

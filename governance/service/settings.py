@@ -188,7 +188,10 @@ class ServiceSettings(LayeredSettings):
         "place of one of its own that waits.",
     )
     running_requests_max: int = Field(
-        256, ge=1, description="Requests in work at one time, a quarter of them for one tenant; more get 503."
+        256,
+        ge=1,
+        description="Requests in work at one time, a quarter of them for one tenant; more get 503. Those that "
+        "need no credential have a quarter as many places beside them.",
     )
     body_bytes_max: ByteSize = Field(ByteSize(4 << 20), description="Largest body of a request.")
     batch_bytes_max: ByteSize = Field(ByteSize(16 << 20), description="Largest ledger batch of a worker.")

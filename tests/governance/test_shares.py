@@ -166,6 +166,26 @@ def test_a_tenant_that_fills_its_share_of_the_spill_waits_alone(
     world.close()
 
 
+def test_a_fork_asks_for_the_share_of_its_tenant(store: Engine, tmp_path: Path, undivided: bool) -> None:
+    world = World(store, tmp_path)
+    parents = {}
+    for tenant in ("greedy", "modest"):
+        who = identify(issuer="idp", tenant=tenant, verified={"subject": "one"})
+        made = world.governor.admit(who, MODEL, [1, 2, 3])
+        assert isinstance(made, Admission)
+        parents[tenant] = made.request_id
+    for tenant, parent in parents.items():
+        assert isinstance(world.governor.fork(parent, f"child of {tenant}"), Admission), "control: it may"
+    world.writer.shares.spilled([("greedy", SPILL_BYTES)])
+    again = {tenant: world.governor.fork(parent, f"second of {tenant}") for tenant, parent in parents.items()}
+    assert isinstance(again["modest"], Admission)
+    if undivided:
+        assert isinstance(again["greedy"], Admission)
+    else:
+        assert again["greedy"] == Deferred("second of greedy", "ledger")
+    world.close()
+
+
 def queued(count: int, tenant: str) -> list[Event]:
     return [BlocksAttached(1, number, tenant, ()) for number in range(count)]
 

@@ -6,7 +6,9 @@
 3. Reads of the ledger by those whose reads are events are on record before they are answered (class A): the writer
    tells the request's loop when the event is durable, or cannot be, and no thread waits for it.
 4. A mutating POST runs once for its idempotency key; its repetition gives the same bytes.
-5. An error inside is one problem without details; the log has them, without secrets.
+5. A place among those in work is a caller's whose credential is checked: until then a request holds its connection,
+   and waits its turn for the check. What needs no credential has places of its own, with a share for an address.
+6. An error inside is one problem without details; the log has them, without secrets.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ async def record_before_answer(service: Service, event: Event) -> None:
 
 
 _log = structlog.get_logger("kvcustody.access")
-_PARTIES = 4  # how many it takes to hold every place
+_PARTIES = 4  # how many it takes to hold every place; and of what a party may hold, what all have without a credential
 _KEY_CHARACTERS_MAX = 200
 _INLINE_BYTES = 65_536  # of a body that is read on the loop; a larger one is read on a thread
 CALLER = "kvcustody.caller"
@@ -103,9 +105,12 @@ class Gate:
         self._reads = reads
         self._workers_only = workers_only
         self._pages = pages
-        self._running = 0
         self._of_party: Counter[str] = Counter()
+        self._strangers: Counter[str] = Counter()  # requests in work without a credential, by address
         self._threads = anyio.CapacityLimiter(32)
+        self._checks = anyio.CapacityLimiter(
+            16
+        )  # of credentials: whoever is known already needs none of them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -128,20 +133,18 @@ class Gate:
 
     async def _http(self, exchange: Exchange, operation: Operation | None, span: Span | None) -> None:
         started = time.perf_counter()
-        self._running += 1
         caller = None
         try:
-            if self._running > self._service.settings.running_requests_max:
-                raise ProblemError("unavailable", "too many requests at once", headers={"Retry-After": "1"})
             exchange.check_host()
             if operation is not None and operation.action is None:
-                await self._app(exchange.scope, exchange.replay(), exchange.send)
+                with self._place_of(None, exchange.address):
+                    await self._app(exchange.scope, exchange.replay(), exchange.send)
                 return
             if is_page(self._pages, exchange.path):
                 caller = await self._page(exchange)
                 return
             caller = await self._authenticate(exchange)
-            with self._place_of(caller):
+            with self._place_of(caller, exchange.address):
                 await self._serve(exchange, operation, caller)
         except ProblemError as problem:
             await exchange.refuse(problem)
@@ -154,27 +157,32 @@ class Gate:
             _log.error("request failed", request_id=exchange.request_id, exc_info=True)
             await exchange.refuse(ProblemError("internal"))
         finally:
-            self._running -= 1
             self._note(exchange, operation, caller, time.perf_counter() - started, span)
 
     @contextmanager
-    def _place_of(self, caller: Caller | None) -> Iterator[None]:
-        """One of the places of the caller's party, a quarter of all: requests that are held open stop nobody else."""
+    def _place_of(self, caller: Caller | None, address: str) -> Iterator[None]:
+        """One of the places of the caller's party, a quarter of all: requests that are held open stop nobody else.
+
+        Without a caller, one of as many others (rule 5), of which an address has a quarter.
+        """
+        whole = self._service.settings.running_requests_max
+        places, name = (self._of_party, caller.party) if caller is not None else (self._strangers, address)
+        share = max(1, whole // _PARTIES)
         if caller is None:
-            yield
-            return
-        party = caller.party
-        if self._of_party[party] >= max(1, self._service.settings.running_requests_max // _PARTIES):
+            whole, share = share, max(1, share // _PARTIES)
+        if places.total() >= whole:
+            raise ProblemError("unavailable", "too many requests at once", headers={"Retry-After": "1"})
+        if places[name] >= share:
             raise ProblemError(
                 "unavailable", "too many of your requests at once", headers={"Retry-After": "1"}
             )
-        self._of_party[party] += 1
+        places[name] += 1
         try:
             yield
         finally:
-            self._of_party[party] -= 1
-            if not self._of_party[party]:
-                del self._of_party[party]
+            places[name] -= 1
+            if not places[name]:
+                del places[name]
 
     async def _authenticate(self, exchange: Exchange) -> Caller:
         authorization = exchange.header("authorization")
@@ -184,7 +192,7 @@ class Gate:
         caller = authenticator.known(authorization, certificate)
         if caller is None:
             ask = (authorization, cookie, address, certificate)
-            caller = await run_sync(authenticator.caller, *ask, limiter=self._threads)
+            caller = await run_sync(authenticator.caller, *ask, limiter=self._checks)
         wait_seconds = self._service.rates.take(caller.name)
         left = str(self._service.rates.left(caller.name)).encode()
         exchange.more = [(b"ratelimit-remaining", left), *await self._history()]
@@ -214,7 +222,7 @@ class Gate:
         caller = None
         if cookie is not None:
             find = self._service.authenticator.of_session
-            caller = await run_sync(find, cookie, limiter=self._threads)
+            caller = await run_sync(find, cookie, limiter=self._checks)
         rate = caller.name if caller is not None else f"page:{exchange.address}"
         reads = exchange.method in (
             "GET",
@@ -223,14 +231,14 @@ class Gate:
         wait_seconds = self._service.rates.take(rate) if caller is not None or reads else 0.0
         if wait_seconds:
             raise too_many(wait_seconds)
-        await exchange.read(int(self._service.settings.body_bytes_max))
-        if exchange.method not in ("GET", "HEAD"):
-            if caller is None or cookie is None:
-                check_origin(exchange)
-            else:
-                check_act(exchange, self._service.sessions, cookie, form_token(exchange))
-        exchange.scope[CALLER] = caller
-        with self._place_of(caller):
+        with self._place_of(caller, exchange.address):
+            await exchange.read(int(self._service.settings.body_bytes_max))
+            if exchange.method not in ("GET", "HEAD"):
+                if caller is None or cookie is None:
+                    check_origin(exchange)
+                else:
+                    check_act(exchange, self._service.sessions, cookie, form_token(exchange))
+            exchange.scope[CALLER] = caller
             await self._pages(exchange.scope, exchange.replay(), exchange.send)
         return caller
 

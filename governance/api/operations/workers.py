@@ -162,7 +162,7 @@ async def ship(
 
     def store() -> dict[str, Any]:
         batch = service.ingest.read(body, service.fleet.sender(caller.name, incarnation))
-        stored = service.ingest.put(incarnation, batch)
+        stored = service.ingest.put(caller.name, incarnation, batch)
         service.fleet.received(incarnation, max(sequence, batch.last_sequence))
         last = {"last_sequence": batch.last_sequence, "unlinkings": _unlinkings(service)}
         return stored._asdict() | last

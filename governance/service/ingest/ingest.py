@@ -3,13 +3,14 @@
 1. A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are
    skipped.
 2. A batch that the database refuses hinders no other: batches are then committed one by one.
-3. What waits is bounded; beyond it a worker is told to come back, and keeps its events in its spill.
+3. What waits is bounded, and a worker has a share of it; beyond either it is told to come back, and keeps its events
+   in its spill. A worker of which nothing waits is always taken: no other keeps it out.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -73,6 +74,7 @@ def _joined(groups: list[LeafGroup]) -> LeafGroup:
 
 
 _WAITING_LEAVES_MAX = 100_000
+_WAITING_LEAVES_MAX_OF_WORKER = _WAITING_LEAVES_MAX // 8
 _TOGETHER_LEAVES = 10_000
 _SEEN_MAX = 4096
 
@@ -87,9 +89,10 @@ class IngestCounts(NamedTuple):
 class _Waiting:
     """A batch and the thread that waits for it."""
 
-    __slots__ = ("batch", "done", "incarnation", "problem", "stored")
+    __slots__ = ("batch", "done", "incarnation", "problem", "stored", "worker")
 
-    def __init__(self, incarnation: str, batch: Received) -> None:
+    def __init__(self, worker: str, incarnation: str, batch: Received) -> None:
+        self.worker = worker
         self.incarnation = incarnation
         self.batch = batch
         self.done = threading.Event()
@@ -123,6 +126,7 @@ class Ingest:
         self._timeout_seconds = timeout_seconds
         self._queue: deque[_Waiting] = deque()
         self._leaves = 0
+        self._of_worker: Counter[str] = Counter()  # leaves that wait
         self._wake = threading.Condition()
         self._readers = BatchReaders(readers)
         self._reading = threading.Lock()  # several readers would only take the interpreter from who commits
@@ -140,13 +144,17 @@ class Ingest:
         with self._reading:
             return read_batch(body, sender)
 
-    def put(self, incarnation: str, batch: Received) -> IngestCounts:
+    def put(self, worker: str, incarnation: str, batch: Received) -> IngestCounts:
         """Commit a batch; returns once it is durable, raises `unavailable` or `refused-leaf` where it is not."""
-        waiting = _Waiting(incarnation, batch)
+        waiting = _Waiting(worker, incarnation, batch)
         with self._wake:
-            if self._ending or self._leaves > _WAITING_LEAVES_MAX:
+            own = self._of_worker[worker]
+            if self._ending or (own and self._leaves > _WAITING_LEAVES_MAX):
                 raise _unavailable("too many batches wait")
+            if own > _WAITING_LEAVES_MAX_OF_WORKER:
+                raise _unavailable("too many batches of this worker wait")
             self._leaves += len(batch.batch.data)
+            self._of_worker[worker] += len(batch.batch.data)
             self._queue.append(waiting)
             self._wake.notify()
         if not waiting.done.wait(self._timeout_seconds):
@@ -190,8 +198,11 @@ class Ingest:
             not group or leaves + len(self._queue[0].batch.batch.data) <= _TOGETHER_LEAVES
         ):
             group.append(self._queue.popleft())
-            leaves += len(group[-1].batch.batch.data)
+            count = len(group[-1].batch.batch.data)
+            leaves += count
+            self._of_worker[group[-1].worker] -= count
         self._leaves -= leaves
+        self._of_worker = +self._of_worker
         return group
 
     def _commit(self, group: list[_Waiting]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvcustody.console.web.app import Console
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.api.http import gate
 from kvcustody.governance.service import jobs
@@ -111,3 +112,127 @@ def test_one_partys_open_requests_keep_no_other_out(
         assert (held, modest) == ([], 503), "void: undivided, one tenant holds every place"
     else:
         assert (held, modest) == ([503] * 3, 200)
+
+
+Held = list[asyncio.Task[None]]
+
+
+async def request(
+    app: Any, path: str, key: str = "", address: str = "192.0.2.1", *, body: Any = None
+) -> tuple[int, bytes]:
+    """One request as a server hands it over; `body` None: there is none, else what `receive` waits for."""
+    sent: list[dict[str, Any]] = []
+    headers = [(b"host", b"testserver")] + ([(b"authorization", b"Bearer " + key.encode())] if key else [])
+    if body is not None:
+        headers += [(b"content-length", b"10"), (b"content-type", b"application/x-www-form-urlencoded")]
+    scope = {
+        "type": "http", "method": "GET" if body is None else "POST", "path": path, "raw_path": path.encode(),
+        "query_string": b"", "headers": headers, "client": (address, 1), "server": ("testserver", 80),
+        "scheme": "http", "http_version": "1.1", "root_path": "",
+    }  # fmt: skip
+
+    async def receive() -> dict[str, Any]:
+        if body is not None:
+            await body.wait()
+        return {"type": "http.request", "body": b"", "more_body": body is not None}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(part.get("body", b"") for part in sent[1:])
+
+
+async def many(make: Callable[[int], Any], count: int, until: Callable[[], bool]) -> Held:
+    tasks = [asyncio.create_task(make(number)) for number in range(count)]
+    while not until():
+        await asyncio.sleep(0.01)
+    return tasks
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["before", "control"])
+def test_a_credential_that_is_being_checked_holds_no_place(
+    make_service: Callable[..., Service],
+    make_people: Callable[[Service], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    placed: bool,
+) -> None:
+    """Eight checks hang; of four places none is taken by them. The control: a place before the check."""
+    service = make_service(running_requests_max=4)
+    people = make_people(service)
+    app = create_app(service)
+    go, checking, key = threading.Event(), [0], people["tenant-viewer@labs"]
+    real = service.authenticator.caller
+    if placed:
+        authenticate = gate.Gate._authenticate
+
+        async def holding(self: gate.Gate, exchange: Any) -> Caller:
+            with self._place_of(Caller(str(id(exchange)), frozenset(), None, "key"), ""):
+                return await authenticate(self, exchange)
+
+        monkeypatch.setattr(gate.Gate, "_authenticate", holding)
+
+    def slow(authorization: str | None, *more: Any) -> Caller:
+        if authorization != f"Bearer {key}":
+            checking[0] += 1
+            go.wait(30)
+        return real(authorization, *more)
+
+    async def main() -> int:
+        assert (await request(app, "/v1/custody/live", key))[
+            0
+        ] == 200  # known from here on, as a client at work is
+        monkeypatch.setattr(service.authenticator, "caller", slow)
+        held = await many(
+            lambda number: request(app, "/v1/custody/live", f"kvc_wrong{number}"),
+            8,
+            lambda: checking[0] >= (4 if placed else 8),
+        )
+        status, _ = await request(app, "/v1/custody/live", key)
+        go.set()
+        assert {status for status, _ in await asyncio.gather(*held)} <= {401, 429, 503}
+        return status
+
+    assert asyncio.run(main()) == (503 if placed else 200)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "control"])
+def test_requests_without_a_credential_take_no_callers_place_and_no_other_addresses(
+    make_service: Callable[..., Service],
+    make_people: Callable[[Service], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    shared: bool,
+) -> None:
+    """Sign-ins whose bodies never end: of 64 places 16 are for whoever shows no credential, four for an address."""
+    service = make_service(running_requests_max=64)
+    people = make_people(service)
+    app = create_app(service, pages=Console(service))
+    if shared:
+        place_of = gate.Gate._place_of
+        nobody = Caller("nobody", frozenset(), "labs", "key")  # as if of a party
+        monkeypatch.setattr(
+            gate.Gate, "_place_of", lambda self, caller, address: place_of(self, caller or nobody, "")
+        )
+
+    async def main() -> tuple[int, int, int, int]:
+        go = asyncio.Event()
+        counted = app._of_party if shared else app._strangers
+        held = await many(
+            lambda number: request(app, "/console/login", body=go),
+            20,
+            lambda: counted.total() >= (16 if shared else 4),
+        )
+        await asyncio.sleep(0.1)
+        refused = sum(task.done() for task in held)
+        other, _ = await request(app, "/health/live", address="192.0.2.2")
+        own, _ = await request(app, "/health/live", address="192.0.2.1")
+        caller, _ = await request(app, "/v1/custody/live", people["tenant-viewer@labs"], "192.0.2.1")
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        return refused, other, own, caller
+
+    if shared:
+        assert asyncio.run(main()) == (4, 503, 503, 503), "void: they hold what is a caller's"
+    else:
+        assert asyncio.run(main()) == (16, 200, 503, 200)

@@ -43,9 +43,11 @@ from kvcustody.governance.api.app import create_app
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.ingest import ingest
 from kvcustody.governance.service.ingest.check_columns import Sender, read_columns
 from kvcustody.governance.service.ingest.check_leaves import CONTROL_KINDS, write_batch
 from kvcustody.governance.service.ingest.ingest import merge_batches
+from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 
 KILLS = int(os.environ.get("KVCUSTODY_SERVICE_KILLS", "1"))
@@ -110,7 +112,7 @@ def test_batches_that_waited_for_the_database_are_each_there_once(service: Servi
 
     def put(each: Worker, batch: Any) -> Any:
         read = service.ingest.read(batch.body, service.fleet.sender("worker", each.incarnation))
-        return service.ingest.put(each.incarnation, read)
+        return service.ingest.put(each.name, each.incarnation, read)
 
     with ThreadPoolExecutor(len(workers)) as pool:
         with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -119,6 +121,48 @@ def test_batches_that_waited_for_the_database_are_each_there_once(service: Servi
     assert [leaf_count(service, each) for each in workers] == [12] * 4
     with service.reading() as connection:
         assert fsck(connection).problems == []
+
+
+@pytest.mark.parametrize("divided", [True, False], ids=["divided", "control"])
+def test_one_workers_batches_keep_no_other_worker_out(
+    service: Service, client, people, monkeypatch: pytest.MonkeyPatch, divided: bool
+) -> None:
+    """While the database takes nothing: of ten leaves that may wait, one worker's share is five. The control: all."""
+    monkeypatch.setattr(ingest, "_WAITING_LEAVES_MAX", 10)
+    monkeypatch.setattr(ingest, "_WAITING_LEAVES_MAX_OF_WORKER", 5)
+    key = people.keys.get("modest") or people.add("modest", Role.WORKER)
+    greedy, modest = Worker(), Worker("modest")
+    for each, of in ((greedy, people["worker"]), (modest, key)):
+        register(client, of, each)
+
+    def put(each: Worker, batch: Any) -> Any:
+        read = service.ingest.read(batch.body, service.fleet.sender(each.name, each.incarnation))
+        name = each.name if divided else "everybody"
+        return service.ingest.put(name, each.incarnation, read)
+
+    def waiting(leaves: int) -> None:
+        while service.ingest._leaves < leaves:
+            time.sleep(0.01)
+
+    with ThreadPoolExecutor(4) as pool:
+        with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            taken = [pool.submit(put, greedy, greedy.batch([greedy.started()]))]
+            while service.ingest._queue or not service.ingest._thread.is_alive():
+                time.sleep(0.01)  # that one is being committed; what follows waits
+            for leaves in (4, 8):
+                taken.append(pool.submit(put, greedy, greedy.batch(greedy.request("acme"))))
+                waiting(leaves)
+            refused = greedy.batch(greedy.request("acme"))
+            with pytest.raises(ProblemError, match="wait"):
+                put(greedy, refused)
+            theirs = modest.batch([modest.started(), *modest.request("labs")])
+            if divided:
+                taken.append(pool.submit(put, modest, theirs))
+                waiting(8 + len(theirs.leaves))
+            else:
+                with pytest.raises(ProblemError, match="wait"):
+                    put(modest, theirs)
+        assert [one.result().known for one in taken] == [0] * len(taken)
 
 
 def _changed(leaf: bytes, **values: Any) -> bytes:
