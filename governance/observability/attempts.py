@@ -1,4 +1,5 @@
-"""Requests whose identity proves nobody, or nobody who is admitted: counted by reason, and put on record in sums.
+"""Requests whose identity proves nobody, or nobody who is admitted, and requests that a door does not serve: counted
+by reason, and put on record in sums.
 
 1. Noting one costs a look-up and an addition, under a lock, and decides nothing.
 2. What is noted within `WINDOW_SECONDS` is one event a reason and source, of at most `SOURCES_MAX` sources a reason:
@@ -24,12 +25,15 @@ from kvcustody.errors import CustodyError
 REASONS = frozenset(
     {"missing", "invalid", "malformed", "incomplete", "other-key", "forged", "expired", "future-dated"}
     | {"before-start", "replayed", "memory-full", "unknown-tenant"}
+    | {"not-served", "not-found"}
 )
 WINDOW_SECONDS = 60
 SOURCES_MAX = 32
 OTHERS = "others"
 _NEVER_US = 1 << 62
 _PREFIX_BITS = {4: 24, 6: 48}
+_NOBODY = 401
+_OF_STATUS = {403: "not-served", 404: "not-found"}
 _log = structlog.get_logger(__name__)
 
 
@@ -175,6 +179,15 @@ def network_of(address: str) -> str:
         return ""
     mapped = getattr(found, "ipv4_mapped", None) or found
     return str(ip_network((mapped, _PREFIX_BITS[mapped.version]), strict=False))
+
+
+def reason_of_answer(status: int, refusal: str) -> str | None:
+    """Why a door refused a request, as one of few; None for one that is merely wrong (a 400, a 413).
+
+    `not-served`: somebody known asks for a path that is not theirs (403); `not-found`: for what is another's, or
+    nobody's (404).
+    """
+    return reason_of(refusal) if status == _NOBODY else _OF_STATUS.get(status)
 
 
 def reason_of(refusal: str) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from kvcustody.governance.observability.attempts import network_of, reason_of
+from kvcustody.governance.observability.attempts import network_of, reason_of_answer
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, RequestGate
 from kvcustody.integrations.identity.refusal import (
     Application,
@@ -27,7 +27,6 @@ from kvcustody.integrations.identity.routes import route_path
 
 _LOG = structlog.get_logger("kvcustody.identity")
 _POLICY_VIOLATION: Final = 1008
-_NOBODY: Final = 401
 
 
 class IdentityMiddleware:
@@ -41,7 +40,7 @@ class IdentityMiddleware:
         body_bytes_max: int = 32 << 20,
         refused: Callable[[str, str], None] | None = None,
     ) -> None:
-        """`refused` is told the reason and the network of every request whose identity proves nobody."""
+        """`refused` is told the reason and the network of every request that is refused with a 401, 403 or 404."""
         self._refused = refused
         self._app = app
         self._gate = gate
@@ -54,6 +53,7 @@ class IdentityMiddleware:
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
         else:
+            self._note(scope, 403, "websockets are not served")
             await _refuse_socket(receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,9 +67,7 @@ class IdentityMiddleware:
             body = None if admitted.scoped is None else await self._scoped_body(admitted, headers, receive)
         except RequestRefused as refusal:
             _LOG.warning("request refused", status=refusal.status, reason=refusal.reason)
-            if refusal.status == _NOBODY and self._refused is not None:
-                client = scope.get("client") or ("",)
-                self._refused(reason_of(refusal.reason), network_of(client[0]))
+            self._note(scope, refusal.status, refusal.reason)
             await refusal.send(send)
             return
         except _ClientGoneError:
@@ -79,6 +77,12 @@ class IdentityMiddleware:
             "headers": headers.passed_on(admitted.ids, None if body is None else len(body)),
         }
         await self._app(passed, receive if body is None else _Replay(body, receive), send)
+
+    def _note(self, scope: Scope, status: int, said: str) -> None:
+        reason = reason_of_answer(status, said)
+        if reason is not None and self._refused is not None:
+            client = scope.get("client") or ("",)
+            self._refused(reason, network_of(client[0]))
 
     async def _scoped_body(
         self, admitted: AdmittedRequest, headers: RequestHeaders, receive: Receive

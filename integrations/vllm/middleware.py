@@ -10,6 +10,7 @@ from kvcustody.governance.settings import load_settings
 from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.refusal import Application
+from kvcustody.integrations.vllm.refused_metric import counted
 
 
 class ScopeMiddleware(IdentityMiddleware):
@@ -21,4 +22,6 @@ class ScopeMiddleware(IdentityMiddleware):
         attempts = open_attempts(settings, SystemClock())
         atexit.register(attempts.close)
         gate = open_request_gate(settings)
-        super().__init__(app, gate, body_bytes_max=int(settings.request_bytes_max), refused=attempts.note)
+        super().__init__(
+            app, gate, body_bytes_max=int(settings.request_bytes_max), refused=counted(attempts.note)
+        )

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import structlog
 from door_world import DOCUMENT, Deployment, Signers, ask
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette._utils import get_route_path
 
 from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.integrations.identity import authenticate_request as door_module
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED, route_path
+from kvcustody.integrations.vllm.refused_metric import counted
 
 ADMINISTRATION = (
     *("/reset_prefix_cache", "/reset_mm_cache", "/sleep", "/wake_up", "/collective_rpc", "/server_info", "/load"),
@@ -83,8 +85,24 @@ def test_every_identity_that_is_refused_is_noted_with_its_network(deployment: De
     ask(
         deployment.gate, "/v1/completions", b"{", key=deployment.acme, refused=refused
     )  # of somebody, and wrong
+    ask(deployment.gate, "/metrics", key=deployment.acme, refused=refused)
+    ask(deployment.gate, "/v1/responses/resp_x", method="GET", key=deployment.acme, refused=refused)
     network = "203.0.113.0/24"
-    assert noted == [("missing", network), ("invalid", network), ("expired", network)]
+    reasons = ["missing", "invalid", "expired", "not-served", "not-found"]
+    assert noted == [(reason, network) for reason in reasons]
+
+
+def test_what_a_door_refused_is_in_the_metrics_of_its_server(deployment: Deployment) -> None:
+    registry, noted = CollectorRegistry(), list[str]()
+    refused = counted(lambda reason, source: noted.append(reason), registry)
+    counted(refused, registry)  # an application that is built twice has one counter
+    for path, key in (("/metrics", deployment.acme), ("/metrics", deployment.acme), ("/v1/models", None)):
+        ask(deployment.gate, path, method="GET", key=key, refused=refused)
+    text = generate_latest(registry).decode()
+    assert 'kvcustody_door_refused_total{reason="not-served"} 2.0' in text
+    assert 'kvcustody_door_refused_total{reason="missing"} 1.0' in text
+    assert 'kvcustody_door_refused_total{reason="forged"} 0.0' in text, "control: nobody forged anything"
+    assert noted == ["not-served", "not-served", "missing"] and "203.0.113" not in text
 
 
 @pytest.mark.parametrize("path", sorted(ADMINISTRATION))

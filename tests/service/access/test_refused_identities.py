@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
+from control_plane_world import ControlPlane
+
+from kvcustody.clock import SystemClock
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages import health as health_page
 from kvcustody.governance.service.service import Service
+from kvcustody.integrations.identity.api_keys import add_key
+from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate
+from kvcustody.integrations.identity.middleware import IdentityMiddleware
 
 
 def test_refused_credentials_are_counted_recorded_and_shown(
@@ -52,3 +60,58 @@ def test_what_a_door_refused_goes_on_record_as_its_workers(
     caller = service.authenticator.caller(f"Bearer {people['operator']}", None, "test")
     page = health_page.show(PageRequest(service, caller, "/console/health", {}, {}, {}, None))
     assert "door of worker" in bytes(page.body).decode()
+
+
+IDENTITY = "schema: kvcustody/identity@1\napi_keys: {path: keys.yaml}\n"
+
+
+def knock(door: IdentityMiddleware, path: str, key: str | None) -> int:
+    """One request to a door; the status of its answer."""
+    sent: list[Any] = []
+    headers = [(b"content-length", b"0")] + ([(b"authorization", f"Bearer {key}".encode())] if key else [])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "client": ("203.0.113.7", 1)}
+    asyncio.run(door(scope, receive, send))
+    return int(sent[0]["status"])
+
+
+def test_a_door_behind_a_control_plane_hands_its_refusals_over(plane: ControlPlane, tmp_path: Path) -> None:
+    """From the request that is refused at the door to the leaf in the ledger that the control plane writes."""
+    (tmp_path / "identity.yaml").write_text(IDENTITY)
+    known = add_key(tmp_path / "keys.yaml", {"name": "holder-ci", "tenant": "holder"})
+    settings = plane.settings(
+        identity_path=tmp_path / "identity.yaml", scope_token_key_path=tmp_path / "scope.key"
+    )
+
+    async def engine(*_: Any) -> None:
+        raise AssertionError("a request that is refused reached the engine")
+
+    reporter = open_attempts(settings, SystemClock())
+    door = IdentityMiddleware(engine, open_request_gate(settings), refused=reporter.note)
+    asked = [
+        ("/v1/models", None),
+        ("/v1/models", "wrong"),
+        ("/metrics", known),
+        ("/v1/responses/resp_x", known),
+    ]
+    assert [knock(door, *one) for one in asked] == [401, 401, 403, 404]
+    service = plane._service
+    assert service is not None
+
+    def leaves() -> set[tuple[str, str, str, int]]:
+        assert service is not None and service.writer.flush()
+        with plane.connect("dora") as officer:
+            found = officer.get("/v1/audit/events", kind="attempts-refused")["items"]
+        bodies = [item["leaf"] for item in found]
+        return {(body["of_worker"], body["place"], body["reason"], body["attempts"]) for body in bodies}
+
+    assert leaves() == set(), "control: before the window ends nothing is handed over"
+    reporter.close()
+    reasons = ("missing", "invalid", "not-served", "not-found")
+    assert leaves() == {("gpu-0", "door", reason, 1) for reason in reasons}
