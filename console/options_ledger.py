@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.engine import check_store, ledger_error, open_store
-from kvcustody.audit.query.marked_processes import history, read_marked
+from kvcustody.audit.processes.marked_processes import history, read_marked
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, store_beside
 from kvcustody.console.command import tell_history
 from kvcustody.errors import ConfigError

@@ -23,10 +23,11 @@ from sqlalchemy import Connection, and_, func, or_, select, union
 
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.requests_and_answers import Status, status
-from kvcustody.audit.erasure.who_owes import about, life_leaves, without_answer, work_periods
+from kvcustody.audit.erasure.who_owes import without_answer
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.processes.marked_processes import marked_processes
+from kvcustody.audit.processes.work_periods import about, life_leaves, work_periods
 from kvcustody.audit.query.evidence_columns import read
-from kvcustody.audit.query.marked_processes import marked_processes
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import (
     erasure_results,

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
-from kvcustody.audit.erasure.who_owes import WorkPeriod, at_work, owing, read_work_periods
+from kvcustody.audit.erasure.who_owes import owing
+from kvcustody.audit.processes.work_periods import WorkPeriod, at_work, read_work_periods
 from kvcustody.audit.schema.ledger import incarnations, releases, residencies
 from kvcustody.audit.subjects.subject_filter import of_subjects, of_tenant
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, exists, select
 
-from kvcustody.audit.erasure.who_owes import WorkPeriod, owing, read_work_periods
+from kvcustody.audit.erasure.who_owes import owing
+from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import erasure_results, erasures, incarnations, workers
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag

@@ -236,6 +236,20 @@ class PolicyActivated(NamedTuple):
     previous: int = 0
 
 
+class PolicyText(NamedTuple):
+    """A piece of the document of a policy that a worker enforces: number `number` of `of`, from 1 (class B).
+
+    It proves nothing by itself: what all pieces are together is the policy where its digest is `digest`, which the
+    `policy-activated` or `policy-staged` leaf states.
+    """
+
+    at_us: int
+    digest: str
+    number: int
+    of: int
+    text: str
+
+
 BARE, QUALIFIED = "bare", "qualified"  # how an issuer's tenants are named: `acme`, or `acme^partner`
 
 

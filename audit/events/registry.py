@@ -16,6 +16,7 @@ from kvcustody.audit.events.control_events import (
     LegalHoldChanged,
     PolicyActivated,
     PolicyStaged,
+    PolicyText,
     PrincipalChanged,
     ReleaseStep,
     RetentionPurged,
@@ -65,6 +66,7 @@ Event = (
     | WorkerDied
     | PolicyActivated
     | PolicyStaged
+    | PolicyText
     | GrantsRevoked
     | ReleaseStep
     | IssuerAssigned
@@ -122,6 +124,7 @@ KINDS: dict[type, EventKind] = {
     WorkerDied: EventKind("worker-died", "B"),
     PolicyActivated: EventKind("policy-activated", "A"),
     PolicyStaged: EventKind("policy-staged", "A"),
+    PolicyText: EventKind("policy-text", "B"),
     GrantsRevoked: EventKind("grants-revoked", "B"),
     ReleaseStep: EventKind("release-step", "A"),
     IssuerAssigned: EventKind("issuer-assigned", "A"),

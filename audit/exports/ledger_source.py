@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection, Engine, func, select
 
-from kvcustody.audit.erasure.who_owes import life_leaves
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
-from kvcustody.audit.query.marked_processes import Marked, marked_processes
+from kvcustody.audit.processes.marked_processes import Marked, marked_processes
+from kvcustody.audit.processes.work_periods import life_leaves
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.retention import retention_purges, timestamps
 from kvcustody.audit.tlog.database_proofs import LedgerProofs

@@ -16,7 +16,7 @@ import orjson
 from kvcustody.audit.exports.enclosures import LEAF, PROOF, TEXT, TOKEN, Enclosed
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.range_proof import RangeProof
-from kvcustody.audit.query.marked_processes import Marked, MarkedProcess, history
+from kvcustody.audit.processes.marked_processes import Marked, MarkedProcess, history
 from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, or_, select, tuple_
 
-from kvcustody.audit.erasure.who_owes import WorkPeriod, at_work, read_work_periods
+from kvcustody.audit.processes.work_periods import WorkPeriod, at_work, read_work_periods
 from kvcustody.audit.query.narrowed_holds import read_narrowed
 from kvcustody.audit.schema.ledger import incarnations, releases, residencies
 from kvcustody.audit.subjects.subject_filter import of_tenant

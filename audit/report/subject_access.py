@@ -25,8 +25,8 @@ from kvcustody.audit.coverage.custody_units import (
 )
 from kvcustody.audit.coverage.summary import CoverageRow, add_rows, rows_of
 from kvcustody.audit.erasure.requests_and_answers import Requested, requests, status
-from kvcustody.audit.erasure.who_owes import WorkPeriod
-from kvcustody.audit.query.marked_processes import Marked, history, read_marked
+from kvcustody.audit.processes.marked_processes import Marked, history, read_marked
+from kvcustody.audit.processes.work_periods import WorkPeriod
 from kvcustody.audit.schema.ledger import events, residencies
 
 

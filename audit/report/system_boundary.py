@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.erasure.who_owes import ENDS, STARTED
 from kvcustody.audit.events import BARE
-from kvcustody.audit.query.marked_processes import history, marked_processes
+from kvcustody.audit.processes.marked_processes import history, marked_processes
+from kvcustody.audit.processes.work_periods import ENDS, STARTED
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.tlog.database_proofs import LedgerProofs

@@ -41,6 +41,7 @@ TABLE: dict[str, OcsfClass] = {
     "worker-died": OcsfClass(LIFECYCLE, 4, "Stop", HIGH),
     "policy-activated": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "policy-staged": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "policy-text": OcsfClass(ENTITY, UPDATE, "Update"),
     "release-step": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "grants-revoked": OcsfClass(ENTITY, DELETE, "Delete", MEDIUM),
     "key-event": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, exists, select
 
-from kvcustody.audit.erasure.who_owes import ENDS, STARTED, about
+from kvcustody.audit.processes.work_periods import ENDS, STARTED, about
 from kvcustody.audit.schema.ledger import events, incarnations, workers
 
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")

@@ -19,8 +19,9 @@ import orjson
 
 from kvcustody.audit.erasure.certificate import SCHEMA, SelectorOpening, canonical, statement_text
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
-from kvcustody.audit.erasure.who_owes import owing, without_answer, work_periods
-from kvcustody.audit.query.marked_processes import Marked, marked_processes
+from kvcustody.audit.erasure.who_owes import owing, without_answer
+from kvcustody.audit.processes.marked_processes import Marked, marked_processes
+from kvcustody.audit.processes.work_periods import work_periods
 from kvcustody.audit.tlog.merkle import TreeHead, leaf_hash
 from kvcustody.audit.tlog.proofs import check_inclusion
 from kvcustody.audit.tlog.root_log import check_head, parse_head_proof

@@ -20,7 +20,6 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.erasure.who_owes import ENDS, STARTED
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.exports.file_formats import LeafFormat, leaves_of
 from kvcustody.audit.exports.manifest import (
@@ -31,7 +30,8 @@ from kvcustody.audit.exports.manifest import (
     ExportManifest,
     root_line,
 )
-from kvcustody.audit.query.marked_processes import Marked, marked_processes
+from kvcustody.audit.processes.marked_processes import Marked, marked_processes
+from kvcustody.audit.processes.work_periods import ENDS, STARTED
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint
 from kvcustody.audit.tlog.key_handover import KIND, handover_note
 from kvcustody.audit.tlog.merkle import EMPTY, EMPTY_ROOT, Frontier, TreeHead, leaf_hashes

@@ -12,7 +12,7 @@ import typer
 from kvcustody.audit.exports.export_writer import ExportSelection, pinned_size, write_export
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
-from kvcustody.audit.query.marked_processes import history
+from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.tlog.merkle import HASH_BYTES, TreeHead
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority

@@ -24,8 +24,8 @@ from kvcustody.audit.coverage.recount_process import open_recount
 from kvcustody.audit.coverage.summary import CoverageSummary, coverage
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.exports.manifest import MANIFEST, ExportManifest
+from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.query.marked_processes import history
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout, tell_history
 from kvcustody.console.options_custody import (
     DEFAULT_DB,

@@ -13,8 +13,8 @@ import typer
 
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening
 from kvcustody.audit.erasure.requests_and_answers import Status, names, requests, status
+from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.query.marked_processes import history
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
-from kvcustody.audit.query.marked_processes import MarkedProcess, history
+from kvcustody.audit.processes.marked_processes import MarkedProcess, history
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;color:#1a1a1a;background:#fff;max-width:52rem;margin:2rem auto;padding:0 1rem}

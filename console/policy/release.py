@@ -5,6 +5,7 @@ Each prints its review, proposal or history as data (`--json`) or in lines.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -269,8 +270,9 @@ def history(
     """Every step of the release, verified, and what is in effect."""
     with at.desk() as desk:
         state = desk.state()
+    effect = at.in_effect(state)
     if at.as_json:
-        print_json(history_data(state))
+        print_json(history_data(state) | {"in_effect": effect})
         return
     table = make_table("steps", "step", "at", "who", "what", "revision", "detail", left=6)
     for row in history_data(state)["steps"]:
@@ -281,6 +283,20 @@ def history(
     print(f"active: revision {state.active_revision or 'none'}{staged}{revoked}")
     if state.active is not None and state.active.is_break_glass:
         print(f"THE GLASS IS BROKEN until {instant(state.active.until_us)}: {state.active.note}")
+    for line in [] if effect is None else _running_lines(effect):
+        print(line)
+
+
+def _running_lines(effect: dict[str, Any]) -> Iterator[str]:
+    """What workers run, a line each; a release that nobody runs is none that is in effect."""
+    if not effect["at_work"] and not effect["unsaid"]:
+        yield "in effect: nothing yet, no worker is at work; the active revision is what the next one will run"
+    for one in effect["items"] if effect["at_work"] else ():
+        what = f"revision {one['revision']}" if one["source"] == "release" else "not of this release"
+        stage = f", for {one['stage']}" if one["stage"] else ""
+        yield f"in effect on {', '.join(one['workers'])}: {one['name']} ({what}{stage}), {one['digest']}"
+    for worker in effect["unsaid"]:
+        yield f"in effect on {worker}: no leaf says what it runs"
 
 
 def _stage(tenants: str, percent: str) -> Stage | None:

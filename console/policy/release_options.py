@@ -12,17 +12,21 @@ import typer
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import check_store, open_store
+from kvcustody.audit.processes.running_policies import read_running_policies
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json
+from kvcustody.console.options_ledger import reading
 from kvcustody.console.options_server import Authority, KeyFile, Server, connect
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import WorkflowReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
+from kvcustody.governance.release.policies_in_effect import policies_in_effect
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
+from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
 from kvcustody.governance.release.trust import read_trust
@@ -68,6 +72,17 @@ class At(NamedTuple):
     def desk(self) -> AbstractContextManager[ReleaseWorkflow]:
         """The desk over this release."""
         return open_workflow(self.store, self.trust, self.remote)
+
+    def in_effect(self, state: ReleaseState) -> dict[str, Any] | None:
+        """What workers of this ledger run, as the API tells it; None for a folder: its ledger has no workers."""
+        if self.remote.server is not None:
+            with connect(self.remote.server, self.remote.key_file, self.remote.authority) as plane:
+                found: dict[str, Any] = plane.get("/v1/policies/in-effect")
+                return found
+        if "://" not in self.store:
+            return None
+        with reading(self.store) as engine, engine.connect() as connection:
+            return policies_in_effect(read_running_policies(connection), state).data()
 
     def owner_consents(self) -> AbstractContextManager[OwnerConsents]:
         """An owner's part in it, at a control plane."""

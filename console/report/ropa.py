@@ -12,7 +12,8 @@ import orjson
 import typer
 
 from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.query.marked_processes import history, read_marked
+from kvcustody.audit.processes.marked_processes import history, read_marked
+from kvcustody.audit.processes.running_policies import read_running_policies
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.options_custody import DEFAULT_DB, Db, Since, Until, one_ledger, reading, selection
@@ -21,13 +22,16 @@ from kvcustody.console.report.html import render_html
 from kvcustody.console.report.number_format import count, percent
 from kvcustody.console.report.page_model import Facts, Items, Page, Section, Table
 from kvcustody.console.report.pdf import render_pdf
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.governance.observability.processing_record import (
     ControllerStatement,
     ProcessingRecord,
     record_of,
     record_of_facts,
 )
+from kvcustody.governance.release.policies_in_effect import PoliciesInEffect, policies_in_effect
+from kvcustody.policies.document.digest import digest
+from kvcustody.policies.document.model import Policy
 from kvcustody.policies.reading.load_policy import load_policy
 
 FORMATS = ("html", "pdf", "json", "csv")
@@ -46,7 +50,7 @@ def ropa(
     policy: Annotated[
         Path | None,
         typer.Option(
-            help="The policy (YAML) whose limits are the record's; with --server, else the active one."
+            help="The policy (YAML) whose limits are the record's; else the one that workers run, by the ledger."
         ),
     ] = None,
     db: Db = DEFAULT_DB,
@@ -82,19 +86,30 @@ def ropa(
             text = None if source is None else source.decode(errors="replace")
             body = {"policy": text, "since": chosen.since_us, "until": chosen.until_us, **stated._asdict()}
             record = record_of_facts(asked.post("/v1/reports:processing", body))
-    elif source is None or policy is None:
-        raise ConfigError("--policy is needed: only a control plane (--server) knows which one is in effect")
     else:
+        given = None if source is None or policy is None else load_policy(source, name=policy.name)
         with reading(db) as connection:
+            effect = policies_in_effect(read_running_policies(connection), None)
             total = coverage(connection, since_us=chosen.since_us, until_us=chosen.until_us).total
             said = history(read_marked(connection))
-        record = record_of(load_policy(source, name=policy.name), total, stated, history=said)
+        found, revoked = _the_one(effect) if given is None else (given, frozenset[str]())
+        run_by = effect.run_by(digest(found))
+        record = record_of(found, total, stated, history=said, run_by=run_by, revoked=revoked)
     files = {f"ropa.{name}": _MAKERS[name](record) for name in formats}
     write_files(out, files)
     if as_json:
         print_json({"folder": str(out), "files": sorted(files), "record": record.facts()})
     else:
         print(f"{', '.join(sorted(files))} in {out}")
+
+
+def _the_one(effect: PoliciesInEffect) -> tuple[Policy, frozenset[str]]:
+    try:
+        one = effect.the_one()
+    except PolicyError as error:
+        raise ConfigError(f"--policy is needed: {error.message}") from None
+    assert one.policy is not None, "the one in effect is known"
+    return one.policy, one.revoked
 
 
 def to_json(record: ProcessingRecord) -> bytes:
@@ -118,12 +133,19 @@ def to_csv(record: ProcessingRecord) -> bytes:
         "erasure_within",
     )
     limits = tuple(record.time_limits[0]._fields) if record.time_limits else ()
-    writer.writerow([*shared, *limits, "recipients", "measures", "policy", "policy_digest", "history"])
+    last = ("recipients", "measures", "policy", "policy_digest", "run_by", "history")
+    writer.writerow([*shared, *limits, *last])
     recipients = "; ".join(f"{item.reader} reads {item.owner} ({item.by})" for item in record.recipients)
     for limit in record.time_limits:
         cells = [*(getattr(record, name) for name in shared), *limit, recipients, " ".join(record.measures)]
         writer.writerow(
-            [_cell(cell) for cell in (*cells, record.policy, record.policy_digest, record.history)]
+            [
+                _cell(cell)
+                for cell in (
+                    *(*cells, record.policy, record.policy_digest),
+                    *("; ".join(record.run_by), record.history),
+                )
+            ]
         )
     return text.getvalue().encode()
 
@@ -140,6 +162,7 @@ def page_of(record: ProcessingRecord) -> Page:
         ("transfers (e)", record.transfers),
         ("erasure on request within", record.erasure_within),
         ("policy", f"{record.policy}, digest {record.policy_digest}"),
+        ("run by", ", ".join(record.run_by) or "no worker at work, by the ledger"),
         (
             "evidence",
             f"{count(record.covered)} of {count(record.due)} units due ended in time with evidence "

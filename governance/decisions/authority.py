@@ -33,6 +33,7 @@ from kvcustody.governance.decisions.access_plan import AnyPlan, Plan, PlanCache,
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool, apply_limits
 from kvcustody.governance.decisions.authorize import OwnData, authorize, decision_event
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
+from kvcustody.governance.decisions.policy_on_record import documents_on_record, revoked_on_record
 from kvcustody.governance.decisions.reuse_decision import Moment, ReuseDecider
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.decisions.staged_table import StagedTable, quotas_of
@@ -281,12 +282,15 @@ class Authority(ABC, Generic[PoolT_co]):
         self._check_newer(table)
         self._names.check(table.policy.issuers)
         now_us = self._clock.now_us()
+        fresh = table.revoked - self.revoked
         self.revoked |= table.revoked
+        self._outbox += revoked_on_record(fresh, table.revision, now_us, actor)
         expires_us = self._boot_time(expires_utc_us)
         self._expires_us = min(self._expires_us, expires_us)
         self._decide_by(self.table, coming=table)
         self._bind(table, now_us, only_narrow=True)
         self._ledger.submit_durable(self._activation(table, now_us, actor))
+        self._outbox += documents_on_record(table, now_us)
         _log.info(
             "policy activated",
             revision=table.revision,

@@ -66,6 +66,7 @@ class ProcessingRecord(NamedTuple):
     measures: tuple[str, ...]
     policy: str
     policy_digest: str
+    run_by: tuple[str, ...]
     due: int
     covered: int
     history: str = ""
@@ -75,23 +76,30 @@ class ProcessingRecord(NamedTuple):
         lists = {
             name: [item._asdict() for item in getattr(self, name)] for name in ("recipients", "time_limits")
         }
-        return self._asdict() | lists | {"measures": list(self.measures)}
+        return self._asdict() | lists | {"measures": list(self.measures), "run_by": list(self.run_by)}
 
 
 def record_of_facts(facts: dict[str, Any]) -> ProcessingRecord:
     """The record that `facts` gave."""
     recipients = tuple(Recipient(**item) for item in facts["recipients"])
     limits = tuple(TimeLimit(**item) for item in facts["time_limits"])
-    lists = {"recipients": recipients, "time_limits": limits, "measures": tuple(facts["measures"])}
-    return ProcessingRecord(**facts | lists)
+    texts = {name: tuple(facts[name]) for name in ("measures", "run_by")}
+    return ProcessingRecord(**facts | {"recipients": recipients, "time_limits": limits} | texts)
 
 
 def record_of(
-    policy: Policy, total: CoverageRow, stated: ControllerStatement, *, history: str
+    policy: Policy,
+    total: CoverageRow,
+    stated: ControllerStatement,
+    *,
+    history: str,
+    run_by: tuple[str, ...] = (),
+    revoked: frozenset[str] = frozenset(),
 ) -> ProcessingRecord:
     """The record under a policy; `total` is the coverage of the period that it speaks of.
 
-    `history` says what of the ledger's own is replayed or generated.
+    `history` says what of the ledger's own is replayed or generated. `run_by` are the workers at work that run this
+    policy, by the ledger. What was `revoked` has no recipients.
     """
     return ProcessingRecord(
         activity="Caching of attention keys and values of language models (KV cache), so that prompts need not be "
@@ -103,13 +111,14 @@ def record_of(
         subjects=stated.subjects or OPEN,
         data=stated.data
         or "Tensors computed from prompts and answers of users; no text, but derived from it",
-        recipients=tuple(_recipients(policy)),
+        recipients=tuple(_recipients(policy, revoked)),
         transfers=stated.transfers or OPEN,
         time_limits=tuple(_limit(policy, level) for level in range(len(policy.classifications))),
         erasure_within=_time(policy.erasure.within_us),
         measures=_measures(policy),
         policy=policy.name,
         policy_digest=compile_policy(policy, revision=1).digest,
+        run_by=run_by,
         due=total.due,
         covered=total.covered,
         history=history,
@@ -132,13 +141,16 @@ def _limit(policy: Policy, level: int) -> TimeLimit:
     )
 
 
-def _recipients(policy: Policy) -> list[Recipient]:
+def _recipients(policy: Policy, revoked: frozenset[str]) -> list[Recipient]:
     names = policy.classifications
     made = [
         Recipient(grant.owner, grant.reader, f"grant {grant.id}", names[grant.at_most], grant.reason)
         for grant in policy.grants
+        if grant.id not in revoked
     ]
     for segment in policy.segments:
+        if segment.id in revoked:
+            continue
         readers = ("every admitted tenant",) if segment.tenants is None else segment.tenants
         made += [
             Recipient(

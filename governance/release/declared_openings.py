@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.policies.document.model import Policy
 
 _SOON_US = 30 * 86_400_000_000
@@ -49,18 +48,6 @@ def declared_openings(policy: Policy, revoked: frozenset[str], now_us: int) -> t
             if reader != segment.owner
         ]
     return tuple(sorted(found))
-
-
-def own_declared_openings(state: ReleaseState, owner: str, now_us: int) -> tuple[DeclaredOpening, ...]:
-    """What is in effect, for everybody or a stage, on this tenant's own data."""
-    policies = [found.policy for found in (state.active, state.staged) if found is not None]
-    ways = {
-        way
-        for policy in policies
-        for way in declared_openings(policy, state.revoked, now_us)
-        if way.owner == owner
-    }
-    return tuple(sorted(ways))
 
 
 def _state(

@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from kvcustody.audit.events import Event, PolicyActivated, PolicyStaged
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
+from kvcustody.governance.decisions.policy_on_record import documents_on_record, revoked_on_record
 from kvcustody.governance.decisions.staged_table import StagedTable
 from kvcustody.governance.release.reader import ReleaseReader
 from kvcustody.governance.release.rollback_guard import RevisionMark
@@ -81,6 +82,14 @@ def _from_bundle(settings: Settings, clock: Clock) -> StartupPolicy:
     mark.advance(manifest)
     table = compile_policy(verified.policy, revision=manifest.revision, revoked=frozenset(manifest.revoked))
     return StartupPolicy(table, manifest.expires_us)
+
+
+def events_beside_activation(table: DecisionTable, at_us: int, actor: str) -> list[Event]:
+    """What goes on record beside the activation of a starting worker: its document, and what it begins without."""
+    return [
+        *revoked_on_record(table.revoked, table.revision, at_us, actor),
+        *documents_on_record(table, at_us),
+    ]
 
 
 def activation_events(table: DecisionTable, at_us: int, actor: str) -> list[Event]:

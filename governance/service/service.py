@@ -19,10 +19,11 @@ import structlog
 from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.erasure.who_owes import WorkPeriod, read_work_periods
 from kvcustody.audit.events import Event
+from kvcustody.audit.processes.marked_processes import Marked, read_marked
+from kvcustody.audit.processes.running_policies import read_running_policies
+from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
 from kvcustody.audit.query.issuers import named_tenant
-from kvcustody.audit.query.marked_processes import Marked, read_marked
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import has_tags, names_of
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -34,6 +35,7 @@ from kvcustody.errors import ConfigError, IdentityError, LedgerError
 from kvcustody.governance.identity.principal import check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
 from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
+from kvcustody.governance.release.policies_in_effect import PoliciesInEffect, policies_in_effect
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
 from kvcustody.governance.service.access.caller import Caller
@@ -278,6 +280,12 @@ class Service:
     def knows_marked(self) -> bool:
         """Whether `marked` answers without asking the database."""
         return time.monotonic() - self._marked[0] < _MARKED_SECONDS
+
+    def policies_in_effect(self) -> PoliciesInEffect:
+        """Which policies workers run, by their leaves; else what is released. No wall, as `work_periods`."""
+        with self.reading() as connection:
+            running = read_running_policies(connection)
+        return policies_in_effect(running, self.policies.released())
 
     def ready(self) -> bool:
         """Whether requests can be served now: the ledger admits and the database answers."""

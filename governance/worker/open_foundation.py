@@ -32,7 +32,12 @@ from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
-from kvcustody.governance.release.startup_policy import StartupPolicy, activation_events, open_startup_policy
+from kvcustody.governance.release.startup_policy import (
+    StartupPolicy,
+    activation_events,
+    events_beside_activation,
+    open_startup_policy,
+)
 from kvcustody.governance.settings import Settings, unknown_variables
 from kvcustody.governance.worker.plugins import open_root_key, software
 from kvcustody.migrations.upgrade import upgrade
@@ -105,7 +110,8 @@ def _behind_control_plane(
     stack.callback(writer.close)
     started = _started(settings, standing, clock, memory)
     if writer.down:  # what is stated again widens nothing: it may be recorded behind its effect
-        writer.submit([started, *activation_events(standing.table, started.at_us, settings.worker_name)])
+        about = (standing.table, started.at_us, settings.worker_name)
+        writer.submit([started, *activation_events(*about), *events_beside_activation(*about)])
         if not writer.flush():
             raise LedgerError("the start of this worker can be recorded nowhere: the spill takes nothing")
     else:
@@ -162,8 +168,9 @@ def _announce(
     writer: EventWriter | RemoteLedger, settings: Settings, table: DecisionTable, started: WorkerStarted
 ) -> None:
     """The worker and its policy, on record before the first request."""
-    writer.submit([started])
-    for event in activation_events(table, started.at_us, settings.worker_name):
+    about = (table, started.at_us, settings.worker_name)
+    writer.submit([started, *events_beside_activation(*about)])
+    for event in activation_events(*about):
         writer.submit_durable(event)
 
 

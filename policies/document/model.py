@@ -313,6 +313,7 @@ class Policy:
         str, ...
     ] = ()  # first the one whose tenants go by their bare ids; none: there is one, unnamed
     file: str = field(default="", compare=False)
+    source: str = field(default="", compare=False, repr=False)  # its document; empty: it is of none
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
     def named(self, said: str) -> str:

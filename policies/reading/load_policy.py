@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvcustody.policies.document.model import (
     SCHEMA,
     ErasureDuty,
@@ -70,7 +72,7 @@ def load_policy(text: str | bytes, *, name: str) -> Policy:
     policy = None if root is None else _policy(FieldReader(problems), root, name)
     problems.raise_if_any()
     assert policy is not None, "a document without a root has a problem"
-    return policy
+    return replace(policy, source=text if isinstance(text, str) else text.decode())
 
 
 def _policy(fields: FieldReader, root: Node, file: str) -> Policy:

@@ -15,6 +15,7 @@ ROOMS = (
     "allocator",
     "audit/database",
     "audit/events",
+    "audit/processes",
     "audit/query",
     "audit/siem",
     "audit/subjects",

@@ -51,11 +51,16 @@ def test_a_revoked_grant_stops_within_one_step_and_stays_stopped(release: Releas
     worker.governor.step()
     assert worker.glance("reader") == 0 and worker.glance("holder") == HIT
     assert worker.ledger.counts["GrantsRevoked"] == 1
+    assert "PolicyText" not in worker.ledger.counts
     release.desk.rollback(1, release.people.ada, note="back")
     release.approve(2)
     release.desk.activate(2, release.people.grace)
     worker.follow()
     assert worker.governor.table.revision == 2 and worker.glance("reader") == 0
+    assert worker.ledger.counts["PolicyText"] >= 1, (
+        "the document that took effect is on record beside its activation"
+    )
+    assert worker.ledger.counts["GrantsRevoked"] == 1, "what was revoked before is not recorded again"
 
 
 def test_a_revocation_holds_under_a_table_that_does_not_know_it(release: Release) -> None:

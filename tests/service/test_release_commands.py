@@ -60,6 +60,26 @@ def test_a_release_goes_through_a_control_plane_by_commands_alone(plane: Control
     assert _policy(plane, "grace", "history")["active"] == back
 
 
+def test_a_history_says_who_runs_what_is_active(plane: ControlPlane) -> None:
+    before = _policy(plane, "grace", "history")
+    effect = before["in_effect"]
+    assert not effect["at_work"] and [one["workers"] for one in effect["items"]] == [[]]
+    with plane.worker():
+        effect = _policy(plane, "grace", "history")["in_effect"]
+        [one] = effect["items"]
+        assert effect["at_work"] and one["workers"] == ["gpu-0"] and one["source"] == "release"
+        assert one["revision"] == before["active"]
+        told = CliRunner().invoke(
+            app,
+            [
+                *("policy", "history", "--trust", str(plane.folder / "trust.toml")),
+                *("--server", plane.address, "--api-key-file", str(plane.key_file("grace"))),
+            ],
+        )
+        assert "in effect on gpu-0: " in told.stdout
+    assert not _policy(plane, "grace", "history")["in_effect"]["at_work"]
+
+
 def test_a_record_of_processing_is_of_the_revision_in_effect(plane: ControlPlane) -> None:
     """Whoever answers for the processing names no policy: the control plane knows which one is in effect."""
     asked = ["report", "ropa", "--server", plane.address, "--out", str(plane.folder / "ropa"), "--json"]

@@ -99,7 +99,7 @@ def test_without_a_policy_and_without_a_release_there_is_no_record(
     shipped: Any, client: Any, people: Any
 ) -> None:
     none = client("POST", RECORD, people["dpo"], json={}, keyed=False)
-    assert none.status_code == 409 and b"policy_trust" in none.content
+    assert none.status_code == 409 and b"send the policy of the record" in none.content
 
 
 def run(*words: str) -> Any:

@@ -214,7 +214,7 @@ def _declared(policy: Policy, text: Tokens | None, keyring: Keyring, model: Mode
             segments.append(replace(segment, digest=made.digest, tokens=made.tokens))
         else:
             segments.append(segment)
-    return replace(policy, segments=tuple(segments))
+    return replace(policy, segments=tuple(segments), source="")
 
 
 def _announce(

@@ -14,15 +14,14 @@ from starlette.responses import Response
 
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
-from kvcustody.console.web.pages.policy_status import active_policy, release_of
+from kvcustody.console.web.pages.policy_status import known_policy
 from kvcustody.console.web.source_listing import lines_of
 from kvcustody.governance.api.models.policies import PolicyQuestion
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import policy_workbench as workbench
-from kvcustody.governance.release.replay_records import Proposal
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.policies.document.model import Grant, Rule, SegmentRule, TenantGroup
+from kvcustody.policies.document.model import Grant, Policy, Rule, SegmentRule, TenantGroup
 from kvcustody.tenants import issuers_of
 
 _PAGE = 100
@@ -46,7 +45,8 @@ def show(visit: PageRequest) -> Response:
     if reads:
         visit.record("consoleDecisions", tenant)
         denials = custody_api.denials(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
-    policy = active_policy(release_of(visit)) if tests else None
+    known, why = known_policy(visit.service.policies_in_effect()) if tests else (None, "")
+    policy = None if known is None else known.policy
     return visit.page(
         "audit/decisions.html",
         "Decisions",
@@ -56,6 +56,7 @@ def show(visit: PageRequest) -> Response:
         tests=tests,
         reads_policy=visit.may(Permission.READ_POLICY),
         policy=policy,
+        why=why,
         names=[] if policy is None else [issuers_of(policy.issuers).full(one.id) for one in policy.tenants],
         choices=CHOICES,
         explained=_explained(visit) if policy is not None and visit.text("reader") else None,
@@ -68,7 +69,7 @@ def rule(visit: PageRequest) -> Response:
     id_, number = visit.text("id"), visit.number("revision")
     if id_ is None or number is None:
         raise not_found()
-    found = visit.service.policies.state().proposals.get(number)
+    found, released = _revision(visit, number)
     line = 0 if found is None else _line_of(found, id_)
     return visit.page(
         "policy/rule.html",
@@ -77,14 +78,24 @@ def rule(visit: PageRequest) -> Response:
         number=number,
         found=found,
         line=line,
-        lines=[] if found is None else lines_of(found.document, target=line)[max(0, line - 4) : line + 5],
+        released=released,
+        lines=[] if found is None else lines_of(found.source, target=line)[max(0, line - 4) : line + 5],
         default_deny=id_ == DEFAULT_DENY,
     )
 
 
-def _line_of(found: Proposal, id_: str) -> int:
+def _revision(visit: PageRequest, number: int) -> tuple[Policy | None, bool]:
+    """The policy of a revision's number, and whether it is the release's; else one from a file that workers run."""
+    effect, state = visit.service.policies_in_effect(), visit.service.policies.released()
+    for one in effect.policies:
+        if one.revision == number and not one.released and one.policy is not None:
+            return one.policy, False
+    proposal = None if state is None else state.proposals.get(number)
+    return (None, False) if proposal is None else (proposal.policy, True)
+
+
+def _line_of(policy: Policy, id_: str) -> int:
     """The line that declares an id; 0 where none does."""
-    policy = found.policy
     declared: tuple[_Declared, ...] = (*policy.rules, *policy.grants, *policy.segments, *policy.groups)
     marks = {item.id: item.mark.line for item in declared}
     return marks.get(id_, marks.get(id_.partition("~")[0], 0))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from kvcustody.console.web.page_request import PageRequest, redirect
-from kvcustody.console.web.pages.policy_status import read_policy_status, release_of
+from kvcustody.console.web.pages.policy_status import known_policy, read_policy_status, release_of
 from kvcustody.console.web.source_listing import Line, lines_of
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release import activation_gates as gates
@@ -21,7 +21,6 @@ from kvcustody.governance.service.problem_details import not_found
 from kvcustody.policies import library
 from kvcustody.policies.document.problems import Problem
 from kvcustody.policies.table.compile import compile_policy
-from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.diff.model import PolicyDiff
 from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.lint.lint import lint
@@ -35,13 +34,14 @@ _REVISIONS_SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a draft: problems, or lint, proof and difference (None: nothing is in effect to compare with)."""
+    """What came of a draft: problems, or lint, proof and difference (None: `why` nothing can be compared with)."""
 
     lines: list[Line]
     problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
     proof: Proof | None
     change: PolicyDiff | None
+    why: str = ""
 
     @property
     def sound(self) -> bool:
@@ -50,7 +50,7 @@ class Checked:
 
 
 def show(visit: PageRequest) -> Response:
-    """What is in effect, and every revision; a tenant's administrator is led to what waits for consent."""
+    """What workers run, and every revision released; a tenant's administrator is led to what waits for consent."""
     if not visit.may(Permission.READ_POLICY):
         visit.caller.must(Permission.CONSENT)
         return redirect("/policy/consents")
@@ -60,7 +60,7 @@ def show(visit: PageRequest) -> Response:
         "policy/policy.html",
         "Policy",
         state=state,
-        standing=read_policy_status(state),
+        effect=read_policy_status(visit),
         revisions=[(number, state.proposals[number], state_word(state, number)) for number in numbers]
         if state
         else [],
@@ -73,6 +73,7 @@ def revision(visit: PageRequest) -> Response:
     visit.caller.must(Permission.READ_POLICY)
     state, found = _proposal(visit)
     review = gates.review(state, found)
+    effect = visit.service.policies_in_effect()
     line = visit.number("line") or 0
     return visit.page(
         "policy/revision.html",
@@ -80,6 +81,13 @@ def revision(visit: PageRequest) -> Response:
         state=state,
         found=found,
         word=state_word(state, found.revision),
+        workers=[
+            worker
+            for one in effect.policies
+            if one.released and one.revision == found.revision
+            for worker in one.workers
+        ],
+        at_work=effect.at_work,
         review=review,
         new_access=review.change.new_access[:_CELLS_SHOWN],
         lost_access=[cell for cell in review.change.cells if not cell.opens][:_CELLS_SHOWN],
@@ -95,14 +103,14 @@ def revision(visit: PageRequest) -> Response:
 
 
 def draft(visit: PageRequest) -> Response:
-    """A text to write in: the active document, a policy of the library, or what is being restored."""
+    """A text to write in: what is in effect, a policy of the library, or what is being restored."""
     visit.caller.must(Permission.WRITE_POLICY)
-    state = release_of(visit)
     chosen = visit.text("from")
     if chosen in library.names():
         document = library.source(str(chosen))
     else:
-        document = state.active.document if state is not None and state.active is not None else ""
+        known, _ = known_policy(visit.service.policies_in_effect())
+        document = "" if known is None or known.policy is None else known.policy.source
     return _draft_page(visit, document, None)
 
 
@@ -140,17 +148,14 @@ def _checked(visit: PageRequest, document: str) -> Checked:
     found = validate(document, name="policy")
     if found.policy is None:
         return Checked(lines_of(document, found.problems), found.problems, (), None, None)
-    state = release_of(visit)
+    state, effect = release_of(visit), visit.service.policies_in_effect()
     revoked = frozenset() if state is None else state.revoked
     table = compile_policy(found.policy, revision=1, revoked=revoked)
     warnings = tuple(lint(table, now_us=visit.service.clock.utc_us()))
-    return Checked(lines_of(document, warnings, "doubt"), (), warnings, prove(table), _change(state, table))
-
-
-def _change(state: ReleaseState | None, table: DecisionTable) -> PolicyDiff | None:
-    if state is None or state.active is None:
-        return None
-    return diff(gates.table_of(state.active, state.revoked), table)
+    known, why = known_policy(effect)
+    old = None if known is None else known.table()
+    change = None if old is None else diff(old, table)
+    return Checked(lines_of(document, warnings, "doubt"), (), warnings, prove(table), change, why)
 
 
 def _proposal(visit: PageRequest) -> tuple[ReleaseState, Proposal]:

@@ -1,7 +1,7 @@
-"""Where the policy's release stands, as pages show it: the active revision, when it came, and its proof.
+"""What is in effect, as pages show it: which policies workers run, since when, and the proof of each.
 
-1. A proof is of exactly what is in effect: the revision less everything that was revoked since. It is made once for
-   each such pair and kept in memory.
+1. A proof is of exactly what is in effect: the policy less everything that was revoked since. It is made once for each
+   such pair and kept in memory. Of a policy whose digest alone is known there is none.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kvcustody.console.web.page_request import PageRequest
-from kvcustody.governance.release.record import ReleaseAction
-from kvcustody.governance.release.replay_records import Proposal, ReleaseState
-from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.policies.document.model import Policy
+from kvcustody.errors import PolicyError
+from kvcustody.governance.release.policies_in_effect import EffectivePolicy, PoliciesInEffect
+from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.workbench.prove.model import Proof
@@ -22,45 +21,43 @@ from kvcustody.policies.workbench.prove.prove import prove
 _KEPT = 32
 
 
-class PolicyStatus(NamedTuple):
-    """The active revision, when it took effect (UTC µs), and the proof of what is in effect."""
+class ProvedPolicy(NamedTuple):
+    """A policy in effect, and its proof (rule 1)."""
 
-    revision: Proposal
-    since_us: int
-    proof: Proof
+    policy: EffectivePolicy
+    proof: Proof | None
+
+
+class PolicyStatus(NamedTuple):
+    """Everything that is in effect; `at_work` and `unsaid` as `PoliciesInEffect` has them."""
+
+    proved: tuple[ProvedPolicy, ...]
+    at_work: bool
+    unsaid: tuple[str, ...]
 
 
 def release_of(visit: PageRequest) -> ReleaseState | None:
     """The release, every record verified; None where this service releases no policies."""
+    return visit.service.policies.released()
+
+
+def read_policy_status(visit: PageRequest) -> PolicyStatus:
+    """What is in effect."""
+    found = visit.service.policies_in_effect()
+    proved = tuple(ProvedPolicy(one, _proof_of(one)) for one in found.policies)
+    return PolicyStatus(proved, found.at_work, found.unsaid)
+
+
+def known_policy(effect: PoliciesInEffect) -> tuple[EffectivePolicy | None, str]:
+    """The one that is in effect for everybody, else why none can be shown."""
     try:
-        return visit.service.policies.state()
-    except ProblemError:
-        return None
+        return effect.the_one(), ""
+    except PolicyError as error:
+        return None, error.message[:1].upper() + error.message[1:] + "."
 
 
-def read_policy_status(state: ReleaseState | None) -> PolicyStatus | None:
-    """What is in effect; None where nothing is."""
-    if state is None or state.active is None:
-        return None
-    active = state.active
-    taken = [
-        record.at_us
-        for record in state.records
-        if record.action in (ReleaseAction.ACTIVATED, ReleaseAction.BROKE_GLASS)
-        and record.body.get("revision") == active.revision
-    ]
-    return PolicyStatus(active, taken[-1] if taken else active.manifest.issued_us, proof_of(state, active))
-
-
-def proof_of(state: ReleaseState, proposal: Proposal) -> Proof:
-    """The proof of a revision, less all that was revoked."""
-    revoked = state.revoked | frozenset(proposal.manifest.revoked)
-    return _proof(proposal.document, proposal.revision, revoked)
-
-
-def active_policy(state: ReleaseState | None) -> Policy | None:
-    """The policy that is in effect."""
-    return None if state is None or state.active is None else state.active.policy
+def _proof_of(one: EffectivePolicy) -> Proof | None:
+    return None if one.policy is None else _proof(one.policy.source, one.revision, one.revoked)
 
 
 @lru_cache(_KEPT)

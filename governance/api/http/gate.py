@@ -29,7 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from kvcustody.audit.events import AccessRecorded, Event
-from kvcustody.audit.query.marked_processes import history
+from kvcustody.audit.processes.marked_processes import history
 from kvcustody.governance.api.http.console_mount import Pages, form_token, is_page
 from kvcustody.governance.api.http.exchange import (
     ClientGoneError,

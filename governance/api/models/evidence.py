@@ -46,7 +46,8 @@ Statement = Annotated[str, Field(max_length=1000)]
 class ProcessingRequest(Model):
     """What a record of processing is made of: a policy, a period of the ledger, and the controller's own words.
 
-    Without `policy`, the revision in effect. A statement that is left out stays open in the record, and says so.
+    Without `policy`, the one in effect: what workers run, released or from a file; else what is released. A statement
+    that is left out stays open in the record, and says so.
     """
 
     model_config = example({"controller": "Example AG, Bonn", "purposes": "answering support questions"})
@@ -94,6 +95,7 @@ _RECORD = {
     "measures": ["Reuse is denied unless the policy permits it."],
     "policy": "regulated-saas",
     "policy_digest": "sha256:…",
+    "run_by": ["gpu-0"],
     "due": 400,
     "covered": 400,
     "history": "",

@@ -11,6 +11,7 @@ from kvcustody.audit.query.scans import Scan
 from kvcustody.audit.siem.delivery import PumpStatus
 from kvcustody.deadline_clock import ClockState
 from kvcustody.governance.api.models.base import Model, Whole, example
+from kvcustody.governance.api.models.policies import EFFECTIVE, EffectivePolicyModel
 from kvcustody.governance.api.models.shown import page_of, shown
 
 _LIFE = "ab" * 16
@@ -87,11 +88,12 @@ class ClockReason(Model):
 
 
 class Quota(Model):
-    """A tenant's shares of a worker's blocks by the active policy, and what it holds on all workers together.
+    """A tenant's shares of a worker's blocks by the policy in effect, and what it holds on all workers together.
 
     `held_blocks` is computed from the ledger; `charged_blocks` is what running workers last said, shards not counted,
     blocks included that are on their way to be overwritten.
-    `guaranteed` and `cap` are null for a tenant that the policy does not name, and where none is active.
+    `guaranteed` and `cap` are null for a tenant that the policy does not name, and where none, or more than one, is in
+    effect, or its document is not known.
     """
 
     model_config = example(_QUOTA)
@@ -105,13 +107,17 @@ class Quota(Model):
 
 
 class Quotas(Model):
-    """A page of quotas, by the tenant's name."""
+    """A page of quotas, by the tenant's name; `policies`: what is in effect, as `getPolicyInEffect` tells it.
 
-    model_config = example({"items": [_QUOTA], "next": None, "revision": 3})
+    `revision` is that of the one policy; 0 where there is none, or several.
+    """
+
+    model_config = example({"items": [_QUOTA], "next": None, "revision": 3, "policies": [EFFECTIVE]})
 
     items: list[Quota]
     next: str | None
     revision: Whole
+    policies: list[EffectivePolicyModel]
 
 
 class WorkerCapacity(Model):

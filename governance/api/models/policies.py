@@ -24,6 +24,16 @@ _REVISION = {
     "restores": 0,
 }
 
+EFFECTIVE = {
+    "revision": 3,
+    "name": "regulated-saas",
+    "digest": "sha256:…",
+    "since_us": 1_780_000_000_000_000,
+    "stage": "",
+    "workers": ["gpu-0", "gpu-1"],
+    "source": "release",
+    "revoked": [],
+}
 _OWN_GRANT = {
     "id": "labs-reads-acme",
     "kind": "grant",
@@ -63,7 +73,7 @@ class PolicySource(Model):
 
 
 class PolicyPair(Model):
-    """Two documents; without `old`, the active revision."""
+    """Two documents; without `old`, the policy in effect."""
 
     model_config = example({"source": SOURCE, "old": SOURCE})
 
@@ -73,7 +83,7 @@ class PolicyPair(Model):
 
 
 class SimulationRequest(PolicyPair):
-    """Which recorded requests to decide again, and under what; without `old`, against the active revision."""
+    """Which recorded requests to decide again, and under what; without `old`, against the policy in effect."""
 
     model_config = example({"source": SOURCE, "old": SOURCE})
 
@@ -94,7 +104,7 @@ class Simulated(Model):
 
 
 class PolicyQuestion(Model):
-    """One request to explain: under a document, or the active revision."""
+    """One request to explain: under a document, or the policy in effect."""
 
     model_config = example(
         {"reader": "acme-labs", "owner": "acme", "classification": "internal", "via": "grant"}
@@ -231,12 +241,51 @@ class OwnGrant(Model):
 
 
 class OwnGrants(Model):
-    """A page of what your tenant has opened to others."""
+    """A page of what your tenant has opened to others.
 
-    model_config = example({"items": [_OWN_GRANT], "next": None})
+    `unknown`: digests of policies that workers run and of which the ledger holds no document: what those open is not
+    among the items. `at_work`: the items are of what workers run; else of what is released, and no worker is at work.
+    """
+
+    model_config = example({"items": [_OWN_GRANT], "next": None, "unknown": [], "at_work": True})
 
     items: list[OwnGrant]
     next: str | None
+    unknown: list[str]
+    at_work: bool
+
+
+class EffectivePolicyModel(Model):
+    """A policy and the workers that run it; without any, it is what the release has activated.
+
+    `stage`: for whom it is, in words; empty: everybody. `source`: a `release`'s revision; a `document` that the workers
+    recorded, from a file of theirs; or `unknown`, where the digest alone is on record.
+    """
+
+    model_config = example(EFFECTIVE)
+
+    revision: Whole
+    name: str
+    digest: str
+    since_us: Utc
+    stage: str
+    workers: list[str]
+    source: Literal["release", "document", "unknown"]
+    revoked: list[str]
+
+
+class PoliciesInEffectModel(Model):
+    """Which policies are in effect, those for everybody first; workers may run several.
+
+    `at_work`: it is what workers run, by their signed leaves; else nobody is at work, and it is what is released.
+    `unsaid`: workers at work of which no leaf says what they run.
+    """
+
+    model_config = example({"items": [EFFECTIVE], "at_work": True, "unsaid": []})
+
+    items: list[EffectivePolicyModel]
+    at_work: bool
+    unsaid: list[str]
 
 
 class Release(Model):

@@ -51,7 +51,6 @@ from kvcustody.governance.service.jobs import shown
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
-from kvcustody.policies.document.model import Policy
 
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Number = Annotated[int, Path(ge=0, lt=LARGE, examples=[3])]
@@ -118,14 +117,16 @@ def one_scan(service: ServiceDep, incarnation: Incarnation, scan: Number) -> dic
 def quotas(
     caller: CallerDep, service: ServiceDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
-    """What each tenant may hold by the active policy, what it holds by the ledger, what its workers charge it for."""
+    """What each tenant may hold by the policy in effect, what it holds by the ledger, what workers charge it for."""
     with service.reading() as connection:
         totals = queries.tenant_totals(connection)
     held = {row.tenant: max(0, row.written_blocks - row.ended_blocks) for row in totals}
     charged: Counter[str] = Counter()
     for worker in service.fleet.running():
         charged.update(worker.charged)
-    revision, policy = _active(service)
+    effect = service.policies_in_effect()
+    policies = [one for one in effect.policies if not one.stage]
+    policy = policies[0].policy if len(policies) == 1 else None  # several: no share is everybody's
     named = {} if policy is None else {found.id: found for found in policy.tenants}
     rows = []
     for name in sorted(held.keys() | named.keys() | charged.keys()):
@@ -142,7 +143,10 @@ def quotas(
                 }
             )
     question = CursorBinding("listQuotas", caller.name, {"tenant": tenant})
-    return page(service, question, rows, cursor, limit) | {"revision": revision}
+    return page(service, question, rows, cursor, limit) | {
+        "revision": policies[0].revision if len(policies) == 1 else 0,
+        "policies": [one.data() for one in policies],
+    }
 
 
 def capacity(
@@ -187,14 +191,6 @@ def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:
 
     change.__doc__ = says
     return change
-
-
-def _active(service: Service) -> tuple[int, Policy | None]:
-    try:
-        state = service.policies.state()
-    except ProblemError:  # this service releases no policies
-        return 0, None
-    return state.active_revision, None if state.active is None else state.active.policy
 
 
 def _capacity(worker: WorkerRun) -> dict[str, Any]:

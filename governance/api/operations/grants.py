@@ -16,7 +16,6 @@ from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceD
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import OwnGrants, Release, SignedStep
 from kvcustody.governance.api.operations.policy_release import taken
-from kvcustody.governance.release.declared_openings import own_declared_openings
 from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.access.roles import Permission
@@ -29,7 +28,7 @@ _FIELDS = ("id", "kind", "reader", "at_most", "until_us", "state", "reason")
 def add_grants(api: Api) -> None:
     """Declare the operations."""
     listing = Operation("listOwnGrants", "GET", "/v1/policies/grants", Permission.CONSENT, "policies")
-    api.add(listing, own_grants, answers=OwnGrants, problems=("conflict", "cursor-invalid"))
+    api.add(listing, own_grants, answers=OwnGrants, problems=("cursor-invalid",))
     taking = Operation(
         "withdrawGrants", "POST", "/v1/policies:withdraw", Permission.CONSENT, "policies", keyed=True
     )
@@ -40,9 +39,11 @@ def own_grants(
     caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Grants and segments in effect that open your own tenant's blocks: to whom, up to what, until when."""
-    ways = own_declared_openings(service.policies.state(), caller.tenant or "", service.clock.utc_us())
+    effect = service.policies_in_effect()
+    ways = effect.openings(service.clock.utc_us(), owner=caller.tenant or "")
     items = [{name: getattr(way, name) for name in _FIELDS} for way in ways]
-    return page(service, CursorBinding("listOwnGrants", caller.name, {}), items, cursor, limit)
+    found = page(service, CursorBinding("listOwnGrants", caller.name, {}), items, cursor, limit)
+    return found | {"unknown": [one.digest for one in effect.unknown], "at_work": effect.at_work}
 
 
 def withdraw(caller: CallerDep, service: ServiceDep, what: SignedStep) -> Response:

@@ -22,6 +22,7 @@ from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceD
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import (
     Consents,
+    PoliciesInEffectModel,
     Records,
     Release,
     RevisionDetail,
@@ -87,6 +88,15 @@ def add_policies(api: Api) -> None:
         also=(*_STEPPERS, Permission.CONSENT),
     )
     api.add(standing, release, answers=Release, problems=("conflict",))
+    effect = Operation(
+        "getPolicyInEffect",
+        "GET",
+        "/v1/policies/in-effect",
+        Permission.READ_POLICY,
+        "policies",
+        also=_STEPPERS,
+    )
+    api.add(effect, in_effect, answers=PoliciesInEffectModel)
     records_ = Operation(
         "listReleaseRecords",
         "GET",
@@ -128,6 +138,11 @@ def revisions(
 def release(caller: CallerDep, service: ServiceDep) -> Response:
     """Where the release stands."""
     return _release(_state(service.policies), caller.tenant)
+
+
+def in_effect(service: ServiceDep) -> dict[str, Any]:
+    """Which policies workers run, released or from a file, by their leaves; where none is at work, the release's."""
+    return service.policies_in_effect().data()
 
 
 def consents(

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from fastapi import Response
 
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, ServiceDep
 from kvcustody.governance.api.models.policies import (
@@ -26,7 +26,6 @@ from kvcustody.governance.api.models.policies import (
     WorkbenchAnswer,
 )
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
-from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
@@ -94,7 +93,7 @@ def tested(what: CasesRequest) -> Response:
 
 
 def compared(service: ServiceDep, what: PolicyPair) -> Response:
-    """What a document decides differently from another, or from the active revision: cells, openings, obligations."""
+    """What a document decides differently from another, or from the one in effect: cells, openings, obligations."""
     new = _table(what.source, what.revoked)
     old = _active(service) if what.old is None else _table(what.old, what.revoked)
     return _answer(diff(old, new).data())
@@ -166,10 +165,10 @@ def _rejecting(load: Any, source: str, **more: Any) -> Any:
 
 
 def _active(service: Service) -> DecisionTable:
-    table = gates.tables_of(service.policies.state())
-    if table is None:
-        raise ProblemError("conflict", "no revision is active yet")
-    return table
+    try:
+        return service.policies_in_effect().the_table(service.policies.released())
+    except PolicyError as error:
+        raise ProblemError("conflict", f"{error.message}; send the document that is meant") from None
 
 
 def _answer(data: Any) -> Response:

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import check_tenant
-from kvcustody.audit.query.marked_processes import history
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
@@ -31,11 +31,12 @@ from kvcustody.governance.api.models.evidence import (
 from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.operations.policy_workbench import policy_of
 from kvcustody.governance.observability.processing_record import ControllerStatement, record_of
+from kvcustody.governance.release.policies_in_effect import PoliciesInEffect
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.jobs import JobProgress, shown
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.reports import report_parameters, start_report
-from kvcustody.governance.service.service import Service
+from kvcustody.policies.document.digest import digest
 from kvcustody.policies.document.model import Policy
 
 READ = Permission.READ_CUSTODY
@@ -87,19 +88,24 @@ def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRe
     """
     if what.since is not None and what.until is not None and what.since >= what.until:
         raise ProblemError("invalid", "`since` must be before `until`")
-    policy = _in_effect(service) if what.policy is None else policy_of(what.policy)
+    given = None if what.policy is None else policy_of(what.policy)
+    effect = service.policies_in_effect()
+    policy, revoked = _the_one(effect) if given is None else (given, frozenset[str]())
     record_read(service, caller, "makeProcessingRecord")
     with service.reading() as connection:
         total = coverage(connection, since_us=what.since, until_us=what.until).total
     stated = ControllerStatement(**what.model_dump(include=set(ControllerStatement._fields)))
-    return record_of(policy, total, stated, history=history(service.marked())).facts()
+    run_by, said = effect.run_by(digest(policy)), history(service.marked())
+    return record_of(policy, total, stated, history=said, run_by=run_by, revoked=revoked).facts()
 
 
-def _in_effect(service: Service) -> Policy:
-    active = service.policies.state().active
-    if active is None:
-        raise ProblemError("conflict", "no policy is in effect; send one")
-    return active.policy
+def _the_one(effect: PoliciesInEffect) -> tuple[Policy, frozenset[str]]:
+    try:
+        found = effect.the_one()
+    except PolicyError as error:
+        raise ProblemError("conflict", f"{error.message}; send the policy of the record") from None
+    assert found.policy is not None, "the one in effect is known"
+    return found.policy, found.revoked
 
 
 def frameworks() -> dict[str, Any]:

@@ -71,8 +71,12 @@ class PolicyReleases:
         """What the release has come to, every record verified."""
         return fold(self._store.read(), self.trust)
 
-    def in_effect(self) -> DecisionTable | None:
-        """What is in effect by the release, for everybody or a stage; None where nothing is released here."""
+    def released(self) -> ReleaseState | None:
+        """The release; None where this service releases no policies."""
+        return None if self._trust is None else self.state()
+
+    def released_table(self) -> DecisionTable | None:
+        """What the release has activated, for everybody or a stage; None where nothing is released here."""
         return self._current()[1]
 
     def _current(self) -> tuple[int, DecisionTable | None]:
@@ -94,9 +98,9 @@ class PolicyReleases:
     ) -> None:
         """Let a tenant act on what is its own, of these classifications, or raise `forbidden`; on record first.
 
-        Where no policy is released here, roles alone decide, and that is on record (rule 4): the policy that workers
-        start from is not known. `once`: a decision that is on record under this state of the release, in this process,
-        is not recorded again: for reads.
+        Where no policy is released here, roles alone decide, and that is on record (rule 4): what workers run from
+        files is not asked. `once`: a decision that is on record under this state of the release, in this process, is
+        not recorded again: for reads.
         """
         steps, table = self._current()
         if table is None:

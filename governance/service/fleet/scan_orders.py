@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, Row, insert, select, tuple_, update
 
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.erasure.who_owes import ends, life_leaves, work_periods
+from kvcustody.audit.processes.work_periods import ends, life_leaves, work_periods
 from kvcustody.audit.query.scans import scan_of
 from kvcustody.audit.schema.service import service_scan_orders, service_workers
 from kvcustody.clock import MICROSECONDS, Clock

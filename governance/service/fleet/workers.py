@@ -19,9 +19,9 @@ from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.erasure.who_owes import ends, life_leaves, work_periods
 from kvcustody.audit.events import Event
-from kvcustody.audit.query.marked_processes import marked_processes
+from kvcustody.audit.processes.marked_processes import marked_processes
+from kvcustody.audit.processes.work_periods import ends, life_leaves, work_periods
 from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.audit.schema.service import service_workers
 from kvcustody.audit.writer.append_leaves import register

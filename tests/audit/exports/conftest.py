@@ -11,7 +11,7 @@ import pytest
 from kvcustody.audit.events import Context, PolicyActivated, ResidencyReleased, leaf
 from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
-from kvcustody.audit.query.marked_processes import Marked, marked_processes
+from kvcustody.audit.processes.marked_processes import Marked, marked_processes
 from kvcustody.audit.tlog.merkle import leaf_hash, leaf_hashes
 from kvcustody.audit.tlog.proofs import MemoryTiles, TileSource, inclusion_proof
 from kvcustody.audit.tlog.root_log import HeadProof, RootLeafOpening, root_checkpoint, seal

@@ -25,7 +25,7 @@ import kvcustody
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.erasure.certificate import canonical, statement_text
 from kvcustody.audit.events import GENERATED, REPLAYED, WorkerStarted
-from kvcustody.audit.query.marked_processes import marked_processes
+from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.tlog.database_proofs import LedgerProofs

@@ -19,6 +19,7 @@ from kvcustody.audit.events import (
     Event,
     HitCounters,
     OrphanFound,
+    PolicyActivated,
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
@@ -41,6 +42,8 @@ from kvcustody.governance.service.ingest.check_leaves import read_batch, write_b
 from kvcustody.governance.service.service import Service, open_service
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.policies import library
+from kvcustody.policies.document.digest import digest
+from kvcustody.policies.reading.load_policy import load_policy
 
 MARKUP = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>'
 _SECOND = 1_000_000
@@ -117,6 +120,7 @@ class World:
         for opening in {opening.id for opening in desk.review(1).missing}:
             desk.consent(1, opening, owner)
         desk.activate(1, approver)
+        self.worker.activate(1, policy_source())
 
     def signing_key(self, name: str) -> str:
         """The file of a person's signing key."""
@@ -153,6 +157,12 @@ class FakeWorker:
         self.service.ingest.put(self.incarnation, batch)
         self.service.fleet.received(self.incarnation, batch.last_sequence)
         self.service.fleet.heard("worker", self.incarnation, revision=1)
+
+    def activate(self, revision: int, source: str) -> None:
+        """Take a revision over, as a worker that follows the release does."""
+        policy = load_policy(source, name="policy")
+        about = (revision, policy.name, policy.profile.value, digest(policy))
+        self.ship([PolicyActivated(self.now_us, *about, "approver")])
 
     def day(self) -> None:
         """A day of work: what ended in time, one that was late, what is held now, denials, a finding."""

@@ -15,7 +15,7 @@ from service_world import Worker, register, ship
 from kvcustody.audit.coverage import summary as coverage_module
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.postgres_roles import set_up_roles
-from kvcustody.audit.erasure.who_owes import read_work_periods
+from kvcustody.audit.processes.work_periods import read_work_periods
 from kvcustody.audit.query import custody as queries
 from kvcustody.errors import LedgerError
 from kvcustody.governance.api.operations import audit as audit_api

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.erasure.who_owes import ENDS, STARTED, Body, about, ends, life_leaves
 from kvcustody.audit.events import ORIGINS
+from kvcustody.audit.processes.work_periods import ENDS, STARTED, Body, about, ends, life_leaves
 
 _NAMED = 4
 

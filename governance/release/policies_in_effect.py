@@ -1,0 +1,213 @@
+"""Which policies are in effect: those that the workers at work run, released or from a file; else what is released.
+
+1. What workers run is read from their signed leaves; of a release it takes the documents alone. Workers may run several
+   policies, and that is said, not resolved.
+2. A document counts where its digest is the activation's: as a revision of the release, or as a worker recorded it.
+   Else the policy is known by its digest alone, and nothing is claimed of what it permits.
+3. Where no worker is at work, what the release has activated is what the next one will run, and it is shown as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from kvcustody.audit.processes.running_policies import RunningPolicy
+from kvcustody.errors import PolicyError
+from kvcustody.governance.decisions.staged_table import StagedTable
+from kvcustody.governance.release import activation_gates as gates
+from kvcustody.governance.release.declared_openings import DeclaredOpening, declared_openings
+from kvcustody.governance.release.record import ReleaseAction
+from kvcustody.governance.release.replay_records import Proposal, ReleaseState
+from kvcustody.policies.document.digest import digest as digest_of
+from kvcustody.policies.document.model import Policy
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
+
+_KEPT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class EffectivePolicy:
+    """A policy and the workers that run it, for everybody or for a `stage` in words.
+
+    `workers` are empty where none is at work: then it is released (rule 3). `policy` None: its digest alone is known
+    (rule 2). `released`: it is that revision of the release. `since_us` (UTC) is when it first took effect on a worker
+    that runs it, or when it was activated.
+    """
+
+    revision: int
+    name: str
+    digest: str
+    since_us: int
+    stage: str
+    workers: tuple[str, ...]
+    released: bool
+    policy: Policy | None
+    revoked: frozenset[str]
+
+    def table(self) -> DecisionTable | None:
+        """It compiled, less what was revoked; None where its digest alone is known."""
+        return None if self.policy is None else _compiled(self.policy.source, self.revision, self.revoked)
+
+    def data(self) -> dict[str, Any]:
+        """As JSON data, without its document."""
+        return {
+            "revision": self.revision,
+            "name": self.name,
+            "digest": self.digest,
+            "since_us": self.since_us,
+            "stage": self.stage,
+            "workers": list(self.workers),
+            "source": "release" if self.released else "document" if self.policy is not None else "unknown",
+            "revoked": sorted(self.revoked),
+        }
+
+
+class PoliciesInEffect(NamedTuple):
+    """All of them, those for everybody first; `at_work`: they are what workers run (rule 3).
+
+    `unsaid` are workers at work of which no leaf says what they run.
+    """
+
+    policies: tuple[EffectivePolicy, ...]
+    at_work: bool
+    unsaid: tuple[str, ...] = ()
+
+    @property
+    def unknown(self) -> tuple[EffectivePolicy, ...]:
+        """Those of which the digest alone is known."""
+        return tuple(one for one in self.policies if one.policy is None)
+
+    def data(self) -> dict[str, Any]:
+        """As JSON data."""
+        items = [one.data() for one in self.policies]
+        return {"items": items, "at_work": self.at_work, "unsaid": list(self.unsaid)}
+
+    def run_by(self, digest: str) -> tuple[str, ...]:
+        """The workers at work that run the policy of this digest, for everybody or a stage."""
+        return tuple(sorted({name for one in self.policies if one.digest == digest for name in one.workers}))
+
+    def the_one(self) -> EffectivePolicy:
+        """The one for everybody, its document known; raises `PolicyError` that says why there is none."""
+        whole = [one for one in self.policies if not one.stage]
+        if not whole:
+            raise PolicyError(
+                "no policy is in effect: no worker is at work that says what it runs, and none is released"
+            )
+        if len(whole) > 1:
+            names = ", ".join(f"`{one.name}` ({one.digest}) on {', '.join(one.workers)}" for one in whole)
+            raise PolicyError(f"workers run {len(whole)} policies: {names}")
+        if whole[0].policy is None:
+            raise PolicyError(
+                f"of the policy `{whole[0].name}` that {', '.join(whole[0].workers)} runs the ledger has the digest "
+                f"alone: {whole[0].digest}"
+            )
+        return whole[0]
+
+    def the_table(self, state: ReleaseState | None) -> DecisionTable:
+        """The one as workers decide by it, what is staged beside it included; raises as `the_one`."""
+        whole = self.the_one()
+        staged = [one for one in self.policies if one.stage]
+        if staged and state is not None and all(one.released for one in (whole, *staged)):
+            found = gates.tables_of(state)
+            if isinstance(found, StagedTable) and found.base.digest == whole.digest:
+                return found
+        table = whole.table()
+        assert table is not None, "its document is known"
+        return table
+
+    def openings(self, now_us: int, *, owner: str | None = None) -> tuple[DeclaredOpening, ...]:
+        """What all of them open across tenants, or of this owner's data; of those unknown nothing is known."""
+        found = {
+            way
+            for one in self.policies
+            if one.policy is not None
+            for way in declared_openings(one.policy, one.revoked, now_us)
+            if owner is None or way.owner == owner
+        }
+        return tuple(sorted(found))
+
+
+def policies_in_effect(running: Iterable[RunningPolicy], state: ReleaseState | None) -> PoliciesInEffect:
+    """From what workers run, and the release (None: nothing is released here)."""
+    every = tuple(running)
+    unsaid = tuple(one.worker for one in every if not one.digest)
+    groups: dict[tuple[str, str, int], list[RunningPolicy]] = {}
+    for one in every:
+        if one.digest:
+            groups.setdefault((one.stage, one.digest, one.revision), []).append(one)
+    if not groups:
+        return PoliciesInEffect(_released(state), False, unsaid)
+    found = [_effective(group, state) for group in groups.values()]
+    return PoliciesInEffect(tuple(sorted(found, key=_order)), True, unsaid)
+
+
+def _order(one: EffectivePolicy) -> tuple[bool, int, str, tuple[str, ...]]:
+    return bool(one.stage), -len(one.workers), one.name, one.workers
+
+
+def _effective(group: list[RunningPolicy], state: ReleaseState | None) -> EffectivePolicy:
+    first = group[0]
+    proposal = None if state is None else state.proposals.get(first.revision)
+    released = proposal is not None and proposal.manifest.digest == first.digest
+    revoked = frozenset.intersection(*(one.revoked for one in group))  # else it is open somewhere
+    policy: Policy | None
+    if released and proposal is not None and state is not None:
+        policy, revoked = proposal.policy, revoked | state.revoked | frozenset(proposal.manifest.revoked)
+    else:
+        documents = (one.document for one in group if one.document)
+        policy = next(filter(None, (_read(document, first.digest) for document in documents)), None)
+    return EffectivePolicy(
+        first.revision,
+        first.name,
+        first.digest,
+        min(one.since_us for one in group),
+        first.stage,
+        tuple(sorted(one.worker for one in group)),
+        released,
+        policy,
+        revoked,
+    )
+
+
+def _released(state: ReleaseState | None) -> tuple[EffectivePolicy, ...]:
+    if state is None or state.active is None:
+        return ()
+    made = [_of_release(state, state.active, "")]
+    if state.staged is not None:
+        made.append(_of_release(state, state.staged, str(state.stage)))
+    return tuple(made)
+
+
+def _of_release(state: ReleaseState, found: Proposal, stage: str) -> EffectivePolicy:
+    taken = [
+        record.at_us
+        for record in state.records
+        if record.action in (ReleaseAction.ACTIVATED, ReleaseAction.BROKE_GLASS)
+        and record.body.get("revision") == found.revision
+    ]
+    since_us = taken[-1] if taken else found.manifest.issued_us
+    revoked = state.revoked | frozenset(found.manifest.revoked)
+    manifest = found.manifest
+    return EffectivePolicy(
+        found.revision, manifest.name, manifest.digest, since_us, stage, (), True, found.policy, revoked
+    )
+
+
+@lru_cache(_KEPT)
+def _read(document: str, digest: str) -> Policy | None:
+    """The policy of a document; None where it is not the one of this digest (rule 2)."""
+    try:
+        policy = load_policy(document, name="policy")
+    except PolicyError:
+        return None
+    return policy if digest_of(policy) == digest else None
+
+
+@lru_cache(_KEPT)
+def _compiled(document: str, revision: int, revoked: frozenset[str]) -> DecisionTable:
+    return compile_policy(load_policy(document, name="policy"), revision=revision, revoked=revoked)
