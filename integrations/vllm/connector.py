@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvcustody.errors import ConfigError, IsolationError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.integrations.vllm import installed
-from kvcustody.integrations.vllm.open_custody import settings_of
+from kvcustody.integrations.vllm.open_custody import NULL_BLOCK, settings_of
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.versions import check_version
@@ -52,7 +52,9 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             _require_plugin()
             self.scheduler_side = SchedulerSide(vllm_config, kv_cache_config, settings)
         else:
-            self.worker_side = WorkerSide(_shard(vllm_config), tuning=settings.scrub_tuning_path)
+            self.worker_side = WorkerSide(
+                _shard(vllm_config), tuning=settings.scrub_tuning_path, null_block=NULL_BLOCK
+            )
             wrap_runners(self.worker_side.execute)
 
     @property

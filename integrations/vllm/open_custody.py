@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 NAME = "KVCustody"
+NULL_BLOCK = 0  # the first that vLLM's pool takes, for itself
 _MULTI = "MultiConnector"
 
 
@@ -63,7 +64,12 @@ def settings_of(config: VllmConfig) -> Settings:
 def plan_of(
     config: VllmConfig, cache: KVCacheConfig, manager: KVCacheManager, block_tokens: int
 ) -> EnginePlan:
-    """The pool that vLLM brings; its null block is nobody's."""
+    """The pool that vLLM brings; its null block is nobody's. Raises `ConfigError` where it is not the first."""
+    null_block = manager.block_pool.null_block.block_id
+    if null_block != NULL_BLOCK:
+        raise ConfigError(
+            f"vllm's null block is `{null_block}`, workers zero `{NULL_BLOCK}`", block=null_block
+        )
     parallel = config.parallel_config
     tensors = cache.kv_cache_tensors
     sizes = {tensor.size for tensor in tensors}
@@ -75,7 +81,7 @@ def plan_of(
         shards=parallel.world_size,
         bytes_per_block=size // cache.num_blocks,
         device=str(config.device_config.device_type),
-        reserved=(manager.block_pool.null_block.block_id,),
+        reserved=(NULL_BLOCK,),
     )
 
 

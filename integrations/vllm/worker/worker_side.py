@@ -7,6 +7,7 @@
    of its own between the two, by events; the host waits for neither.
 3. A worker that cannot scrub fails its step. It never reports what it has not done: an answer leaves when all of its
    order has retired on the device, in the order in which they came; a step without requests waits for it.
+4. The null block is nobody's and is never handed out; what padded rows of a batch leave there goes with every order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
@@ -33,7 +35,7 @@ _log = structlog.get_logger(__name__)
 class WorkerSide:
     """One worker's shard of the cache. streams: a device's, where they are not torch's own (tests).
 
-    tuning: the file in which measured answers on how to scrub are kept.
+    tuning: the file in which measured answers on how to scrub are kept. null_block: vLLM's, if the tensors hold it.
     """
 
     def __init__(
@@ -43,8 +45,14 @@ class WorkerSide:
         *,
         streams: Streams | None = None,
         tuning: Path | None = None,
+        null_block: int | None = None,
     ) -> None:
         self.shard = shard
+        self._null: tuple[
+            tuple[float, NDArray[np.int64]], ...
+        ] = ()  # as the last batch of every order (rule 4)
+        if null_block is not None:
+            self._null = ((0.0, np.array([null_block], dtype=np.int64)),)
         self._tuning = tuning
         self._clock = clock
         self._streams = streams
@@ -102,18 +110,24 @@ class WorkerSide:
         if memory is None:
             raise IsolationError(f"shard {self.shard} is told to scrub before its cache was registered")
         results = tuple(memory.scrub(0, blocks, share) for share, blocks in order.batches)
+        for share, blocks in self._null:
+            memory.scrub(0, blocks, share)
+        self._unordered_blocks += len(self._null)
         return ScrubReply(order.number, self.shard, results, memory.scrubbed(0) - self._unordered_blocks)
 
     def _launch(self, memory: StreamTensorMemory, order: ScrubOrder) -> None:
         memory.used()  # whatever earlier steps put on the model's stream reads and writes first
-        memory.launch_order(0, order.batches)
+        memory.launch_order(0, (*order.batches, *self._null))
         self._in_flight.append(order.number)
 
     def _collect(self, memory: StreamTensorMemory) -> None:
         """Orders that have retired become answers; launches retire in the order of their numbers."""
-        for _, results in memory.answered_orders(wait=self._may_wait):
-            counted = memory.scrubbed(0) - self._unordered_blocks
-            self._answers.append(ScrubReply(self._in_flight.popleft(), self.shard, results, counted))
+        retired = memory.answered_orders(wait=self._may_wait)
+        self._unordered_blocks += len(retired) * len(self._null)
+        counted = memory.scrubbed(0) - self._unordered_blocks
+        for _, results in retired:
+            own = results[: len(results) - len(self._null)]
+            self._answers.append(ScrubReply(self._in_flight.popleft(), self.shard, own, counted))
 
     def close(self) -> None:
         """Leave nothing behind: the whole shard is zeroed, behind what is on the device still."""

@@ -28,11 +28,11 @@ SEEDS = range(8)
 class Device:
     """A worker on simulated streams, and a model that ends blocks and writes them again in one step."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, null_block: int | None = None) -> None:
         self.random = np.random.default_rng(seed)
         self.streams = SimulatedStreams(seed)
         self.cache = torch.full((BLOCKS, 32), 0xFF, dtype=torch.uint8)
-        self.worker = WorkerSide(0, VirtualClock(), streams=self.streams)
+        self.worker = WorkerSide(0, VirtualClock(), streams=self.streams, null_block=null_block)
         self.worker.register({"layer": self.cache}, BLOCKS)
         self.found: list[int] = []
         self.answers: list[ScrubReply] = []
@@ -132,6 +132,26 @@ def test_the_scheduler_says_which_steps_have_to_wait(model: Path, monkeypatch: p
     assert not waits()
     pool.unclean_hand_outs += 1
     assert [waits(), waits()] == [True, False]
+
+
+@pytest.mark.parametrize("on_a_device", [True, False])
+@pytest.mark.parametrize("null_block", [None, 0])
+def test_what_padding_leaves_in_the_null_block_goes_with_an_order(
+    null_block: int | None, on_a_device: bool
+) -> None:
+    """And is in no receipt and no count. The control: a worker that is not told of it leaves it there."""
+    device = Device(5, null_block)
+    if not on_a_device:
+        device.worker = WorkerSide(0, VirtualClock(), null_block=null_block)
+        device.worker.register({"layer": device.cache}, BLOCKS)
+    device.cache[0] = 0x66
+    for number in (1, 2):
+        device.worker.execute(StepOrder(number, ScrubOrder(number, ((1.0, np.arange(5, 9)),))))
+    device.worker.execute(StepOrder(3, is_idle=True))
+    first, second = device.worker.receipt().answers
+    assert bool(device.cache[0].any()) == (null_block is None)
+    assert len(first.results) == len(second.results) == 1
+    assert second.device_blocks == 8
 
 
 def test_a_block_that_stays_dirty_is_named_when_its_launch_retires() -> None:
