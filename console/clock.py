@@ -16,8 +16,10 @@ from kvcustody.deadline_clock import ClockState, DeadlineClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.local_administration import local_name
+from kvcustody.governance.service.settings import load_service_settings
 from kvcustody.governance.settings import load_settings
 
+_DAY_SECONDS = 86_400
 app = typer.Typer(
     no_args_is_help=True,
     help="The time by which deadlines are compared: where it is, and confirming this machine's clock.",
@@ -69,13 +71,32 @@ def confirm(
     _print(clock.state(), as_json)
 
 
+def deadline_us() -> int:
+    """UTC µs as deadlines know it on this machine: by what a worker and a service keep where the settings say.
+
+    By the wall clock where nobody keeps time here.
+    """
+    both = (load_settings(), load_service_settings())
+    found = [
+        DeadlineClock(
+            SystemClock(),
+            each.clock_file,
+            jump_seconds=each.clock_jump_seconds_max,
+            away_seconds=each.clock_away_days_max * _DAY_SECONDS,
+        ).utc_us()
+        for each in both
+        if each.clock_file.exists()
+    ]
+    return max(found, default=SystemClock().utc_us())
+
+
 def _open(file: Path | None) -> DeadlineClock:
     configure("error", "console")
     settings = load_settings()
     path = settings.clock_file if file is None else file
     if not path.exists():
         raise ConfigError(f"clock file `{path}` does not exist: no process has kept time there", path=path)
-    jump, away = settings.clock_jump_seconds_max, settings.clock_away_days_max * 86_400
+    jump, away = settings.clock_jump_seconds_max, settings.clock_away_days_max * _DAY_SECONDS
     return DeadlineClock(SystemClock(), path, jump_seconds=jump, away_seconds=away)
 
 

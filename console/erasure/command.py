@@ -20,6 +20,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import (
     EXIT_ERROR,
     Json,
@@ -152,7 +153,7 @@ def show_status(
     with reading(ledger) as engine:
         while True:
             with engine.connect() as connection:
-                found = status(connection, erasure, SystemClock().utc_us())
+                found = status(connection, erasure, deadline_us())
             if found.outcome == "complete" or time.monotonic() >= until:
                 break
             time.sleep(0.25)
@@ -188,7 +189,7 @@ def show_list(
     """Every erasure on record, newest first, with its outcome over all workers."""
     with reading(ledger) as engine, engine.connect() as connection:
         tenant = known_tenant(connection, tenant)
-        now_us = SystemClock().utc_us()
+        now_us = deadline_us()
         found = [
             (one, status(connection, one.erasure, now_us).outcome)
             for one in requests(connection, tenant=tenant)
@@ -230,7 +231,7 @@ def certificate(
         reading(ledger) as engine,
         engine.connect() as connection,
     ):
-        now_us = SystemClock().utc_us()
+        now_us = deadline_us()
         asked = status(connection, erasure, now_us).request
         known = names(connection, asked, keys)
         parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
@@ -262,12 +263,12 @@ def _issued(ledger: str, erasure: str, key: SigningKey, path: Path, opens: Selec
     clock = SystemClock()
     try:
         with reading(ledger) as engine, engine.connect() as connection:
-            return issue(connection, erasure, key, opens, now_us=clock.utc_us())
+            return issue(connection, erasure, key, opens, now_us=deadline_us())
     except ProofError:
         with writing(ledger) as engine:
             sign_ledger(path, key.name, engine, clock, key.kind)
             with engine.connect() as connection:
-                return issue(connection, erasure, key, opens, now_us=clock.utc_us())
+                return issue(connection, erasure, key, opens, now_us=deadline_us())
 
 
 def _write(path: Path, data: bytes) -> None:

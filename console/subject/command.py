@@ -10,7 +10,7 @@ import typer
 from kvcustody.audit.query.issuers import named_tenant
 from kvcustody.audit.report.subject_access import SubjectPage, page_of_data, subject_page
 from kvcustody.audit.subjects.subject_table import names_of
-from kvcustody.clock import SystemClock
+from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
 from kvcustody.console.files import write_files
 from kvcustody.console.options_custody import DEFAULT_DB, Db, moment_us, one_ledger, reading
@@ -57,7 +57,7 @@ def show(
             about = {"tenant": tenant, "subject": subject, "at": moment_us(at)}
             found = page_of_data(asked.get("/v1/custody/subject", **about))
     else:
-        now_us = moment_us(at) or SystemClock().utc_us()
+        now_us = moment_us(at) or deadline_us()
         with subject_store(subject_keys, db) as keys, reading(db) as connection:
             tenant = named_tenant(connection, tenant)
             names = names_of(connection, tenant, subject, keys)

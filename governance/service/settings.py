@@ -248,9 +248,12 @@ class ServiceSettings(LayeredSettings):
     def open_clock(self, wall: Clock | None, stack: ExitStack) -> DeadlineClock:
         """The clock by which this process compares deadlines, kept until `stack` ends."""
         jump, away = self.clock_jump_seconds_max, self.clock_away_days_max * 86_400
-        return open_deadline_clock(
-            wall, self.state_path / "clock.json", stack, jump_seconds=jump, away_seconds=away
-        )
+        return open_deadline_clock(wall, self.clock_file, stack, jump_seconds=jump, away_seconds=away)
+
+    @property
+    def clock_file(self) -> Path:
+        """Where the floor of time is."""
+        return self.state_path / "clock.json"
 
     @property
     def readers(self) -> int:

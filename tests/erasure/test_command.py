@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.audit.tlog.signing_key import read_signing_key
+from kvcustody.clock import SystemClock
+from kvcustody.console import clock as command_clock
 from kvcustody.console.main import app
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
@@ -114,6 +117,31 @@ def test_a_worker_repairs_its_books_and_says_so(worker: Worker, tmp_path: Path) 
     worker.writer.flush()
     found = json.loads(run("scan", "findings", "--json", "--ledger", f"sqlite:///{tmp_path}/ledger.db"))
     assert [(one["orphan"], one["outcome"]) for one in found] == [("hold without residency", "recovered")]
+
+
+class AnHourBack(SystemClock):
+    """A wall clock that was set back after time had come further."""
+
+    def utc_us(self) -> int:
+        return super().utc_us() - 3_600_000_000
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "control"])
+def test_a_deadline_that_has_passed_stays_passed_when_the_wall_clock_is_set_back(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    ledger = ("--ledger", f"sqlite:///{tmp_path}/ledger.db")
+    serve(worker, "ada")
+    who = ("--tenant", "org", "--subject", "ada", "--actor", "dpo", "--within-seconds", "1")
+    asked = json.loads(run("erasure", "request", *who, *ledger, "--json"))["erasure"]
+    time.sleep(1.2)
+    path = tmp_path / "time.json"
+    if kept:
+        DeadlineClock(SystemClock(), path)
+    monkeypatch.setenv("KVCUSTODY_CLOCK_PATH", str(path))
+    monkeypatch.setattr(command_clock, "SystemClock", AnHourBack)
+    found = json.loads(run("erasure", "status", asked, *ledger, "--json"))
+    assert bool(found["unreachable"]) is kept, found
 
 
 def test_a_malformed_request_is_one_line(tmp_path: Path) -> None:
