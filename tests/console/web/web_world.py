@@ -154,7 +154,7 @@ class FakeWorker:
         names = self.directory.fresh()
         self.directory.settle(names)
         batch = read_batch(write_batch(names, made), self.service.fleet.sender("worker", self.incarnation))
-        self.service.ingest.put(self.incarnation, batch)
+        self.service.ingest.put("worker", self.incarnation, batch)
         self.service.fleet.received(self.incarnation, batch.last_sequence)
         self.service.fleet.heard("worker", self.incarnation, revision=1)
 
