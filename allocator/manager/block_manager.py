@@ -136,6 +136,10 @@ class BlockManager:
         assert before not in self.accounts
         self._partitions[name] = self._partitions.pop(before)
 
+    def clean_blocks(self, name: str) -> int:
+        """How many blocks of somebody's partition can be handed out now."""
+        return self._partitions[name].clean_count
+
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
         """A new domain charged to `owner`. It lives as long as something keeps it: a reader's plan, or its blocks."""
         domain = Domain(self._next_domain, owner, windows=self.options.windows, **facts)

@@ -158,6 +158,19 @@ class Pool:
             account.partition.fenced.append(custody)
             at = to
 
+    def is_vacant(self, partition: PoolPartition) -> bool:
+        """Nobody's custody is in the partition, nor on its way out: every block is CLEAN, or did not verify.
+
+        What did not verify stays QUARANTINED until teardown. What a fence holds up there may come back, so it is not.
+        """
+        missing = partition.size - partition.clean_count
+        if not missing:
+            return True
+        if partition.stuck or partition.fenced or partition.dirty or missing == partition.size:
+            return False
+        states = self.state[partition.first : partition.first + partition.size]
+        return int(np.count_nonzero(states == QUARANTINED)) == missing
+
     def reclaim(self, partition: PoolPartition, now_us: int, bound_us: int) -> None:
         """FENCED to DIRTY for all whose fences have retired; past the bound, to QUARANTINED."""
         fences = self.fences

@@ -161,7 +161,8 @@ class Pools:
     def leave(self, name: str) -> bool:
         """An unlisted tenant that runs nothing gives back what it has; False where it holds something.
 
-        In `shared` it may be charged for what is on its way to CLEAN: it has no guarantee from here on.
+        In `shared` it may be charged for what is on its way to CLEAN: it has no guarantee from here on. Elsewhere all
+        that is its own is CLEAN, or quarantined for good: nobody is ever handed that, whoever has the rest.
         """
         manager = self._by_tenant[name]
         account = manager.accounts[name]
@@ -170,7 +171,7 @@ class Pools:
         if self.is_shared:
             account.limit(guaranteed=0, cap=None, borrow=True, residencies=account.residency_cap)
             self._leaving.add(name)
-        elif account.used_blocks or account.partition.clean_count < account.partition.size:
+        elif account.used_blocks or not manager.pool.is_vacant(account.partition):
             return False
         else:
             manager.forget_account(name)
@@ -197,12 +198,13 @@ class Pools:
         """A partition for a tenant: its own, one that another gave back, or a new one."""
         if manager.has_partition(name):
             return
-        for before in self._given_back:
-            if manager.partition_blocks(before) == blocks:
-                del self._given_back[before]
-                manager.give_partition(before, name)
-                return
-        manager.add_partition(name, blocks)
+        fitting = [before for before in self._given_back if manager.partition_blocks(before) == blocks]
+        if not fitting:
+            manager.add_partition(name, blocks)
+            return
+        before = max(fitting, key=manager.clean_blocks)  # the one with the fewest in quarantine
+        del self._given_back[before]
+        manager.give_partition(before, name)
 
     def _limited(self, name: str, tenant: TenantPolicy, manager: BlockManager) -> Account:
         isolating = self._profile is not Profile.SHARED

@@ -12,6 +12,7 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.block_state import CLEAN, DIRTY
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.allocator.pool.pool import Pool
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.external.engine_port import EnginePort
@@ -118,6 +119,42 @@ def test_what_is_given_back_in_strict_is_clean_and_its_own_again() -> None:
         assert sum(partition.size for partition in manager.pool.partitions) <= 640
         assert opened.governor.check() == []
     assert opened.hit("tenant-0-1", PROMPT) == 0, "who comes back begins anew"
+
+
+@pytest.mark.parametrize("demanded", [False, True], ids=["vacant", "control"])
+@pytest.mark.parametrize("profile", ["strict", "dedicated"])
+def test_blocks_that_did_not_verify_keep_no_place(
+    profile: str, monkeypatch: pytest.MonkeyPatch, demanded: bool
+) -> None:
+    """One of each partition is quarantined for good: the rest is given on, that one to nobody. Control: all CLEAN."""
+    if demanded:
+        monkeypatch.setattr(Pool, "is_vacant", lambda self, part: part.clean_count == part.size)
+    opened = world(profile)
+    for number in range(PLACES):
+        assert isinstance(opened.ask(f"before-{number}", PROMPT), Admission)
+    real, bad = UnbackedMemory.scrub, list[tuple[int, int]]()
+
+    def one_fails(self: UnbackedMemory, shard: int, blocks: Any, share: float) -> Any:
+        made = real(self, shard, blocks, share)
+        where = (id(self), int(blocks[0]) // 32)  # 5 % of 640 blocks are a partition
+        if where in [(memory, block // 32) for memory, block in bad]:
+            return made
+        bad.append((id(self), int(blocks[0])))
+        return made._replace(failed=blocks[:1])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(UnbackedMemory, "scrub", one_fails)
+        lapse(opened)
+    assert len(bad) >= PLACES
+    after = [opened.admit(f"after-{number}", PROMPT) for number in range(PLACES)]
+    if demanded:
+        assert all(isinstance(one, AdmissionRefused) for one in after), "void: a broken block keeps its place"
+        return
+    assert all(isinstance(one, Admission) for one in after)
+    if profile == "strict":
+        handed = {int(block) for one in after for block in one.blocks}
+        assert not handed & {block for _, block in bad}
+    assert opened.governor.check() == []
 
 
 class Engine:
