@@ -87,7 +87,7 @@ def revision(visit: PageRequest) -> Response:
             if one.released and one.revision == found.revision
             for worker in one.workers
         ],
-        at_work=effect.at_work,
+        at_work=effect.at_work or bool(effect.unsaid),
         review=review,
         new_access=review.change.new_access[:_CELLS_SHOWN],
         lost_access=[cell for cell in review.change.cells if not cell.opens][:_CELLS_SHOWN],

@@ -131,7 +131,10 @@ def test_a_policy_from_draft_to_effect(sign_in: SignIn, world: World) -> None:
 
     approver.reload()
     _sign(approver, world, "approver", "Sign and activate")
-    expect(approver.get_by_text("In effect", exact=True)).to_be_visible()
+    expect(approver.get_by_text("Released; no worker is on record as running it")).to_be_visible()
+    world.worker.activate(1, policy_source())
+    approver.reload()
+    expect(approver.get_by_text("In effect on 1 worker", exact=True)).to_be_visible()
     assert world.service.policies.state().active_revision == 1
     approver.goto("/console/")
     assert "Isolation proved" in approver.locator(".tiles").inner_text()
