@@ -23,6 +23,7 @@ class ExternalResidency(Residency):
     """
 
     __slots__ = (
+        "active_since_us",
         "attached",
         "attached_generations",
         "began_us",
@@ -80,6 +81,9 @@ class ExternalResidency(Residency):
         self.publishes = True
         self.is_reserved = False
         self.began_us = opened_us  # when it got its first block
+        self.active_since_us = (
+            -1
+        )  # the same of the request's first residency: it may have been preempted since
         # What governance finds at look-up: its keys, the domains of its leading blocks, and why.
         self.keys: OwnerData | None = None
         self.expected: NDArray[np.int32] | int = 0

@@ -390,10 +390,12 @@ class EnginePort(Authority[ExternalPool]):
         if not residency.is_opened:
             residency.is_opened = True
             residency.began_us = now_us
+            if residency.active_since_us < 0:
+                residency.active_since_us = now_us
             self._starting.append(residency)
             plan = residency.facts
             if isinstance(plan, Plan) and plan.active_us < NEVER_US:
-                self._active.push(residency.began_us + plan.active_us, residency)
+                self._active.push(residency.active_since_us + plan.active_us, residency)
 
     def published(
         self, residency: ExternalResidency, blocks: Sequence[int], before: int = -1, *, chained: bool = True
@@ -478,7 +480,8 @@ class EnginePort(Authority[ExternalPool]):
     def resume(self, residency: ExternalResidency, tokens: Tokens) -> ExternalResidency | AdmissionRefused:
         """A preempted, released request waits to run again: its successor, with every token it has by now.
 
-        The identity was verified at arrival; policy, keys and quota are those of the moment of its look-up.
+        The identity was verified at arrival; policy, keys and quota are those of the moment of its look-up. How long it
+        may run counts from its first block on: who is preempted again and again is not kept for ever.
         """
         if residency.request_id in self._running:
             return AdmissionRefused(residency.request_id, "request id is in use")
@@ -495,6 +498,7 @@ class EnginePort(Authority[ExternalPool]):
             self._clock.now_us(),
         )
         again.reserved_blocks = residency.reserved_blocks
+        again.active_since_us = residency.active_since_us
         again.trace = residency.trace
         if prompt is not None and isinstance(chain, KeyChain):
             again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1)

@@ -67,7 +67,9 @@ class BlockEventFeed(ABC):
 
     def _may_leave(self, event: BlockEvent) -> bool:
         scope = event.scope
-        if scope is None or scope.tenant == EVERY_TENANT:  # the publisher refuses what has none; the pool is nobody's
+        if (
+            scope is None or scope.tenant == EVERY_TENANT
+        ):  # the publisher refuses what has none; the pool is nobody's
             return True
         who = (scope.tenant, scope.classification)
         if not self._may_export(*who):

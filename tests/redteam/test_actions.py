@@ -140,6 +140,29 @@ def test_positive_control_an_action_that_nobody_asks_for_is_permitted(
     assert not authorize(offloading(), Action.OFFLOAD, "attacker", 0).permitted
 
 
+@pytest.mark.parametrize("carried", [True, False], ids=["carried", "control"])
+def test_a_request_that_is_preempted_again_and_again_ends_when_the_policy_says(carried: bool) -> None:
+    """`active_max` counts from the first block of a request, not from that of its last residency (the control)."""
+    clock = VirtualClock()
+    made = port(offloading(rules=""), clock)
+    running: Any = ask(made, "victim")
+    ended: list[object] = []
+    made._engine.abort = lambda request_ids, cause: ended.extend(request_ids)  # type: ignore[method-assign]
+    for hour in range(1, 10):
+        made.look_up(running, lambda key: -1)
+        assert made.may_start(running) is None
+        made.handed_out(running, [4 * hour + at for at in range(3)])
+        clock.advance(3_600_000_000)
+        made.step()
+        if ended:
+            break
+        made.release(running, "preempted")
+        running = made.resume(running, PROMPT)
+        if not carried:
+            running.active_since_us = -1
+    assert (hour, len(ended)) == ((8, 1) if carried else (9, 0))
+
+
 EXPORTS = """\
   - {id: out, effect: permit, action: export, when: {reader: owner}}
   - {id: stays, effect: forbid, action: export, when: {owner: attacker}}"""
