@@ -30,6 +30,7 @@ import torch
 from fake_triton import fake_triton
 
 from kvcustody.kernels.entry import FAULT, READ_BACK, blocks_of, position_of
+from kvcustody.kernels.launch import INTERPRETED
 from kvcustody.kernels.segment import SegmentTable
 
 Range = tuple[int, int]
@@ -142,9 +143,12 @@ class FakeCuda:
     def event(self) -> FakeEvent:
         return FakeEvent(self)
 
-    def run(self, stream: int, work: Callable[[int | None], None], *, by_handle: bool) -> None:
-        assert by_handle, "only launches by handle are understood"
-        work(stream)
+    def run(self, stream: int, work: Callable[..., None], *, by_handle: bool | None = None) -> None:
+        """`work` by handle launches kernels, whose bytes are known; any other is one piece of unknown bytes."""
+        if by_handle and not INTERPRETED:
+            work(stream)
+            return
+        self.op(stream, "work", act=work if by_handle is None else lambda: work(stream))
 
     def wait(self, stream: int, event: FakeEvent) -> None:
         with self._lock:
@@ -225,6 +229,10 @@ class FakeCuda:
             graph.is_open = False
             self._here.stream = before
             self._captures = {one: other for one, other in self._captures.items() if other is not graph}
+
+    def waiting(self, stream: int) -> list[str]:
+        """What a stream still has to do: names of operations, `wait` and `record`."""
+        return [op.name for op in self._queues[stream]]
 
     def replay(self, stream: int, graph: Graph) -> None:
         """Run what was recorded, again."""

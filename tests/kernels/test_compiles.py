@@ -22,8 +22,8 @@ from kvcustody.kernels.strategy import default_strategy
 from kvcustody.kernels.verify import verify
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
+from fake_cuda import FakeCuda
 from fake_triton import fake_triton
-from simulated_streams import SimulatedStreams
 
 pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing"),
@@ -59,7 +59,7 @@ def test_serving_compiles_nothing(blocks):
         table = table_of(blocks)
         prepare(table)
         assert sorted(driver.compiled) == ["copy_kernel", "scrub_kernel", "scrub_kernel", "verify_kernel"]
-        serve(table, OrderedScrub(table, streams=SimulatedStreams()))
+        serve(table, OrderedScrub(table, streams=FakeCuda()))
         assert len(driver.compiled) == 4
         assert len(driver.launched) > 6 * len(SIZES)
 
@@ -67,13 +67,13 @@ def test_serving_compiles_nothing(blocks):
 def test_positive_control_what_was_not_prepared_is_compiled_while_serving():
     with fake_triton() as driver:
         table = table_of()
-        serve(table, OrderedScrub(table, streams=SimulatedStreams()))
+        serve(table, OrderedScrub(table, streams=FakeCuda()))
         assert sorted(driver.compiled) == ["copy_kernel", "scrub_kernel", "scrub_kernel", "verify_kernel"]
 
 
 def test_a_memory_is_prepared_when_an_engine_registers_it():
     with fake_triton() as driver:
-        memory = StreamTensorMemory([table_of()], streams=[SimulatedStreams()])
+        memory = StreamTensorMemory([table_of()], streams=[FakeCuda()])
         memory.prepare(None)
         assert len(driver.compiled) == 4
 
@@ -85,14 +85,14 @@ def test_an_order_is_one_launch_with_these_arguments():
         table = table_of()
         prepare(table)
         seen.clear()
-        streams = SimulatedStreams()
+        streams = FakeCuda()
         scrubber = OrderedScrub(table, streams=streams)
         scrubber.launch([(np.arange(5), True), (np.array([9]), False)])
         streams.drain()
         assert driver.launched[-1] == "scrub_kernel"
     ((name, programs, stream, arguments),) = seen
     named = dict(zip(scrub_kernel.arg_names, arguments, strict=True))
-    assert (name, programs, stream) == ("scrub_kernel", len(named["entries"]) * table.tiles.count, 0)
+    assert (name, programs, stream) == ("scrub_kernel", len(named["entries"]) * table.tiles.count, 1)
     assert named["tally"] is table.tally and named["tile_stride"] is table.tiles.stride
     assert (named["blocks"], named["tiles"], named["pairs"]) == (table.blocks, table.tiles.count, programs)
     assert named["READ_BACK"] is True and named["SPAN_BYTES"] % table.tiles.bytes_max == 0

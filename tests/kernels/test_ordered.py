@@ -20,7 +20,7 @@ from kvcustody.kernels.staging import SLOTS, WorkListStaging
 from kvcustody.kernels.strategy import Strategy
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
-from simulated_streams import SimulatedStreams
+from fake_cuda import FakeCuda
 
 
 class Device:
@@ -28,7 +28,7 @@ class Device:
 
     def __init__(self, seed, *, capacity=4, group=1):
         self.tensors = [torch.zeros(16, 64, dtype=torch.uint8) for _ in range(2)]
-        self.streams = SimulatedStreams(seed)
+        self.streams = FakeCuda(seed)
         self.table = SegmentTable.from_tensors(self.tensors)
         self.scrub = OrderedScrub(
             self.table, streams=self.streams, strategy=Strategy(group=group), capacity=capacity
@@ -150,9 +150,9 @@ def test_the_batches_of_an_order_are_one_launch_and_answer_for_themselves(group,
     device.write(range(16), 9)
     device.scrub.used()
     batches = [(np.arange(4), True), (np.array([9, 6]), np.array([True, False])), (np.arange(10, 13), False)]
-    before = sum(kind == "work" for kind, _, _ in device.streams.queues[1])
+    before = device.streams.waiting(1).count("work")
     device.scrub.launch(batches, faults=np.array([1, 9, 11]))
-    put = sum(kind == "work" for kind, _, _ in device.streams.queues[1]) - before
+    put = device.streams.waiting(1).count("work") - before
     assert (put == 1) == (capacity == 64)
     (answer,) = device.scrub.settle()
     assert [dirty.tolist() for dirty in answer.dirty] == [[1], [9], []]
@@ -170,13 +170,13 @@ def test_a_step_waits_only_for_the_scrub_of_a_block_that_it_hands_out(seed, name
     device.scrub.hand_out(np.array([3, 12]) if named else np.array([12, 13]))
     device.scrub.order_handed_out()
     device.scrub.order_handed_out()  # once
-    waits = [kind for kind, _, _ in device.streams.queues[0]].count("wait")
+    waits = device.streams.waiting(0).count("wait")
     assert waits == named
     device.streams.drain()
     device.scrub.answered()
     device.scrub.hand_out(np.array([3]))  # it has retired
     device.scrub.order_handed_out()
-    assert not device.streams.queues[0]
+    assert not device.streams.waiting(0)
 
 
 @pytest.mark.parametrize("where", ["launch", "query"])
@@ -195,17 +195,15 @@ def test_a_fault_of_the_device_is_a_device_error(monkeypatch, where):
             device.scrub.launch([(np.arange(4), False)])
         return
     device.scrub.launch([(np.arange(4), False)])
-    monkeypatch.setattr("simulated_streams.SimulatedEvent.query", fail)
+    monkeypatch.setattr("fake_cuda.FakeEvent.query", fail)
     with pytest.raises(DeviceError, match="illegal memory access"):
         device.scrub.answered()
 
 
 def test_nothing_is_launched_while_the_engine_records_a_graph():
     device = Device(0)
-    device.streams.capturing = True
-    with pytest.raises(DeviceError, match="records a graph"):
+    with device.streams.capture(0), pytest.raises(DeviceError, match="records a graph"):
         device.scrub.launch([(np.arange(4), False)])
-    device.streams.capturing = False
     assert device.scrub.launch([(np.arange(4), False)]) == 1
 
 
@@ -223,7 +221,7 @@ def test_a_list_in_flight_is_never_overwritten(seed):
 
 
 def test_a_list_that_is_too_long_is_refused():
-    staging = WorkListStaging(torch.device("cpu"), capacity=4, event=SimulatedStreams().event)
+    staging = WorkListStaging(torch.device("cpu"), capacity=4, event=FakeCuda().event)
     with pytest.raises(DeviceError, match="`5` entries does not fit in `4`"):
         staging.take(np.arange(5), lambda slot: None)
 

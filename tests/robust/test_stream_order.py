@@ -18,14 +18,14 @@ from kvcustody.clock import Clock
 from kvcustody.kernels.segment import Layout, SegmentTable
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
-from simulated_streams import SimulatedStreams
+from fake_cuda import FakeCuda
 
 
 class LateMemory(StreamTensorMemory):
     """The engine writes on stream 0, later; what each first write finds is kept."""
 
     def __init__(self, blocks: int, clock: Clock, seed: int) -> None:
-        self.streams = SimulatedStreams(seed)
+        self.streams = FakeCuda(seed)
         self.found: list[int] = []
         shards = [[torch.full(SPEC.shape(blocks), 7.0, dtype=SPEC.dtype)] for _ in range(SHARDS)]
         tables = [SegmentTable.from_tensors(one, layout=Layout.KV_BLOCKS) for one in shards]
@@ -44,8 +44,8 @@ class LateMemory(StreamTensorMemory):
         return blocks[~np.isin(blocks, [block for _, block in self.stuck])]
 
     def answered(self, *, wait: bool) -> list:
-        """The device comes along by a few pieces of work between two questions."""
-        for _ in range(30):
+        """The device comes along by some pieces of work between two questions."""
+        for _ in range(60):
             self.streams.advance()
         return super().answered(wait=wait)
 

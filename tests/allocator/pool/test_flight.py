@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "device"))
-from simulated_streams import SimulatedStreams
+from fake_cuda import FakeCuda
 from world import SECOND, World, run
 
 from kvcustody.allocator.pool.block_state import DIRTY, QUARANTINED
@@ -28,7 +28,7 @@ class Engine:
 
     def __init__(self, seed=0, *, verify=0.0, ordered=True, shards=1):
         self.shards = [[torch.full((BLOCKS, 32), 0xFF, dtype=torch.uint8)] for _ in range(shards)]
-        self.streams = SimulatedStreams(seed)
+        self.streams = FakeCuda(seed)
         tables = [SegmentTable.from_tensors(one) for one in self.shards]
         self.memory = StreamTensorMemory(tables, clock=VirtualClock(), streams=[self.streams] * shards)
         self.world = World(BLOCKS, ("a", "b"), memory=self.memory, domain={"verify_share": verify})

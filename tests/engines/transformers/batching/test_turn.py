@@ -15,7 +15,7 @@ from kvcustody.integrations.transformers.batching.thread_turn import Turn
 from kvcustody.kernels.segment import SegmentTable
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "device"))
-from simulated_streams import SimulatedStreams
+from fake_cuda import FakeCuda
 
 
 class Loop:
@@ -23,7 +23,7 @@ class Loop:
 
     def __init__(self, seed, *, in_turn=True):
         self.rows = torch.zeros(8, 64, dtype=torch.uint8)
-        self.streams = SimulatedStreams(seed)
+        self.streams = FakeCuda(seed)
         self.memory = StreamTensorMemory([SegmentTable.from_tensors([self.rows])], streams=[self.streams])
         self.turn = Turn([self.memory] if in_turn else [])
         self.found = []
@@ -66,7 +66,7 @@ def test_a_turn_that_hands_out_nothing_in_flight_makes_no_step_wait(handed_out, 
     with loop.turn:
         loop.memory.launch(0, np.arange(4), 0.0)
         loop.memory.hand_out(np.array([handed_out]))
-    assert [kind for kind, _, _ in loop.streams.queues[0]].count("wait") == waits
+    assert loop.streams.waiting(0).count("wait") == waits
 
 
 def test_a_copy_waits_for_the_scrub_of_its_target():

@@ -28,7 +28,7 @@ from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "device"))
 import engine_traces
-from simulated_streams import SimulatedStreams
+from fake_cuda import FakeCuda
 
 V1, V2 = RUNNERS
 BLOCKS = 8
@@ -53,7 +53,7 @@ class Step:
     """One step: block 3 ended before it and is handed out in it; the runner writes state into it as it prepares."""
 
     def __init__(self, *, wrapped: bool) -> None:
-        self.streams = SimulatedStreams(1)
+        self.streams = FakeCuda(1)
         self.cache = torch.full((BLOCKS, 32), 0xFF, dtype=torch.uint8)
         self.worker = WorkerSide(0, VirtualClock(), streams=self.streams)
         self.worker.register({"layer": self.cache}, BLOCKS)

@@ -19,7 +19,7 @@ from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, Ste
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "device"))
-from simulated_streams import SimulatedStreams
+from fake_cuda import FakeCuda
 
 BLOCKS = 24
 SEEDS = range(8)
@@ -30,7 +30,7 @@ class Device:
 
     def __init__(self, seed: int, null_block: int | None = None) -> None:
         self.random = np.random.default_rng(seed)
-        self.streams = SimulatedStreams(seed)
+        self.streams = FakeCuda(seed)
         self.cache = torch.full((BLOCKS, 32), 0xFF, dtype=torch.uint8)
         self.worker = WorkerSide(0, VirtualClock(), streams=self.streams, null_block=null_block)
         self.worker.register({"layer": self.cache}, BLOCKS)
@@ -116,7 +116,7 @@ def test_a_step_waits_only_where_it_hands_out_what_is_still_being_scrubbed(must_
     device = Device(4)
     order = ScrubOrder(1, ((0.0, np.arange(4)),))
     device.worker.execute(StepOrder(1, order, must_follow=must_follow))
-    assert [kind for kind, _, _ in device.streams.queues[0]].count("wait") == must_follow
+    assert device.streams.waiting(0).count("wait") == must_follow
 
 
 def test_the_scheduler_says_which_steps_have_to_wait(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
