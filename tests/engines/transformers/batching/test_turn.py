@@ -15,6 +15,8 @@ from kvcustody.integrations.transformers.batching.thread_turn import Turn
 from kvcustody.kernels.segment import SegmentTable
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "device"))
+from continuous_world import governed, person
+from engine_traces import TRACES
 from fake_cuda import FakeCuda
 
 
@@ -67,6 +69,30 @@ def test_a_turn_that_hands_out_nothing_in_flight_makes_no_step_wait(handed_out, 
         loop.memory.launch(0, np.arange(4), 0.0)
         loop.memory.hand_out(np.array([handed_out]))
     assert loop.streams.waiting(0).count("wait") == waits
+
+
+def test_the_trace_of_the_fake_device_is_the_engines_own(monkeypatch):
+    """What `tests/device/engine_traces.py` replays: a turn orders, then the forward is launched."""
+    calls = []
+
+    def noting(name, call):
+        def noted(*args, **kwargs):
+            if not calls or calls[-1] != name:
+                calls.append(name)
+            return call(*args, **kwargs)
+
+        return noted
+
+    with governed(tick_seconds=None) as engine:
+        runner = engine.processor.model_runner
+        monkeypatch.setattr(Turn, "__exit__", noting("order", Turn.__exit__))
+        monkeypatch.setattr(runner, "compute_batch", noting("forward", runner.compute_batch))
+        engine.submit(person(), list(range(1, 20)))
+        steps = engine.run()
+        monkeypatch.undo()
+    expected = [name for name in TRACES["transformers"] if name in ("order", "forward")]
+    assert steps > 2
+    assert calls == expected * steps + ["order"]
 
 
 def test_a_copy_waits_for_the_scrub_of_its_target():
