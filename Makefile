@@ -46,8 +46,8 @@ check: $(READY) ## format, lint, types
 docs: $(READY) ## the site of docs/, in site/; a link that leads nowhere fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-soak: $(READY) ## the attack and simulation suites at 10^6 operations
-	$(BIN)/python -m pytest -q -n 2 -m soak
+soak: $(READY) ## the attack and simulation suites at 10^6 operations, kept in benchmarks/results
+	$(BIN)/python benchmarks/soak.py --json benchmarks/results/soak-cpu.json
 
 bench: $(READY) ## ratios against vLLM's own block manager (sets up .venv-vllm)
 	./benchmarks/run.sh

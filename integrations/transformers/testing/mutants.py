@@ -80,12 +80,12 @@ def _published_at_admission(original: Any) -> Any:
 def _waits_in_line(original: Any) -> Any:
     """The first request that cannot start stops everybody behind it."""
 
-    def start(self: GovernedScheduler, state: Any, started: set[str]) -> None:
+    def admit(self: GovernedScheduler, state: Any, started: set[str]) -> None:
         ahead = [name for name in self.waiting_requests_order if name not in started]
         if ahead and ahead[0] == state.request_id:
             original(self, state, started)
 
-    return start
+    return admit
 
 
 def _preempts_anybody(original: Any) -> Any:
@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("hold renewed by foreign reader", patch(PrefixTree, "release", _renews)),
     Mutant("uncomputed block published", patch(BatchCustody, "admit", _published_at_admission)),
     Mutant("TTL does not fire while idle", constant(GovernedBatching, "tick", None)),
-    Mutant("quota stalls others", patch(GovernedScheduler, "_start", _waits_in_line)),
+    Mutant("quota stalls others", patch(GovernedScheduler, "_admit", _waits_in_line)),
     Mutant("quota preempts others", patch(GovernedScheduler, "_schedule", _preempts_anybody)),
     Mutant(
         "scope dropped at event", patch(BatchingBlockEvents, "_stored", _stored(scope=lambda event: _NOBODY))

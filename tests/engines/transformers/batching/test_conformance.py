@@ -72,6 +72,13 @@ def test_every_historic_bug_fails(mutant: Mutant) -> None:
     dies(mutant)
 
 
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.fault.replace(" ", "-"))
+def test_what_a_mutant_replaces_is_still_there(mutant: Mutant) -> None:
+    """At every run, though most of them are put to work under soak alone."""
+    with mutant.patch():
+        pass
+
+
 def test_every_fault_is_injected_or_told_why_not() -> None:
     faults = {mutant.fault for mutant in MUTANTS}
     assert unaccounted(MUTANTS, NOT_APPLICABLE) == []

@@ -1,0 +1,62 @@
+"""The full sizes: every test that is marked `soak`, and what came of each, kept with commit and hardware.
+
+`make soak` runs it: attacks, simulations and conformance at up to 10^6 operations, an hour and a half on two cores. A
+run of a part names it as pytest does, and is kept only where `--json` says so.
+Run: `python benchmarks/soak.py --json benchmarks/results/soak-cpu.json` [tests/redteam ...].
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
+import hardware
+
+
+def results(report: Path) -> list[dict[str, Any]]:
+    """What a JUnit report says of each test: name, outcome, seconds, and why it was skipped or failed."""
+    rows = []
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        told = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        outcome = "passed" if told is None else "skipped" if told.tag == "skipped" else "failed"
+        row = {
+            "test": f"{case.get('classname', '')}.{case.get('name', '')}",
+            "outcome": outcome,
+            "seconds": round(float(case.get("time", 0)), 1),
+        }
+        if told is not None:
+            row["why"] = (told.get("message") or "").splitlines()[0][:200]
+        rows.append(row)
+    return rows
+
+
+def main() -> int:
+    """Run, keep, and answer as pytest does."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("tests", nargs="*", help="a part of them, as pytest names it")
+    parser.add_argument("--json", type=Path, help="keep the results in this file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-m", "soak", f"--junitxml={report}"]
+        done = subprocess.run([*command, *arguments.tests], check=False).returncode
+        if arguments.json and report.exists():
+            rows = results(report)
+            counts = {
+                kind: sum(row["outcome"] == kind for row in rows) for kind in ("passed", "failed", "skipped")
+            }
+            kept = counts | hardware.facts("pytest", "hypothesis", "torch") | {"tests": rows}
+            arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
+    return done
+
+
+if __name__ == "__main__":
+    sys.exit(main())
