@@ -62,8 +62,9 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it to work in."""
-    for name in ("ledger.db", "page.html"):
-        shutil.copy(earlier / name, tmp_path / name)
+    for path in earlier.iterdir():
+        if path.is_file():  # the ledger, the page, and the keys beside them
+            shutil.copy(path, tmp_path / path.name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
