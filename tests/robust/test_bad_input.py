@@ -62,9 +62,8 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it to work in."""
-    for path in earlier.iterdir():
-        if path.is_file():  # the ledger, the page, and the keys beside them
-            shutil.copy(path, tmp_path / path.name)
+    for path in (earlier / "ledger.db", earlier / "page.html", *earlier.glob("ledger.db.signing.key*")):
+        shutil.copy(path, tmp_path / path.name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -365,7 +364,8 @@ def test_a_disk_that_fills_up_under_a_replay(place: Path) -> None:
         if body["kind"] == "withdrawn":  # it was refused to its caller, and this says so
             sequences.add((body["incarnation"], body["of_sequence"]))
         last[body["incarnation"]] = max(last.get(body["incarnation"], 0), body["sequence"])
-    assert len(last) == 3 and len(sequences) == sum(last.values()), "a sequence is missing"
+    replays = [count for count in last.values() if count > 2]  # who signs beside one begins and ends, no more
+    assert len(replays) == 3 and len(sequences) == sum(last.values()), "a sequence is missing"
 
 
 def test_a_spill_that_is_full_too_leaves_no_files(place: Path) -> None:
