@@ -311,11 +311,11 @@ def test_what_acts_behind_governance_is_refused(
     with pytest.raises(ConfigError, match="external launcher"):
         refuse_ungoverned(config, load_settings())
     parallel.distributed_executor_backend, parallel.world_size = "uni", 1
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setattr(type(config), "use_v2_model_runner", True)
     config.cache_config.mamba_cache_mode = "align"
     with pytest.raises(ConfigError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
         refuse_ungoverned(config, load_settings())
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    monkeypatch.setattr(type(config), "use_v2_model_runner", False)
     refuse_ungoverned(config, load_settings())
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     with pytest.raises(ConfigError, match="token ids"):
