@@ -50,7 +50,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 
 def parsed(deployment: Deployment, path: str, kind: Any, body: dict[str, Any], key: str) -> Any:
     sent = {**body, "cache_salt": "mine", "kv_transfer_params": {OUR_TRANSFER_FIELD: "forged"}}
-    return TypeAdapter(kind).validate_json(ask(deployment.door, path, sent, key=key).passed.body)
+    return TypeAdapter(kind).validate_json(ask(deployment.gate, path, sent, key=key).passed.body)
 
 
 @pytest.mark.parametrize(("path", "kind", "body"), GENERATING)
