@@ -41,7 +41,9 @@ def servers(model, site, new_deployment, tmp_path_factory):
     folder = tmp_path_factory.mktemp("servers")
     plain = HttpServer(model, site, folder)
     governed = HttpServer(model, site, folder, deployment=new_deployment())
-    governed.deployment.api_key("alpha"), governed.deployment.api_key("beta"), governed.deployment.operator_key()
+    for tenant in ("alpha", "beta"):
+        governed.deployment.api_key(tenant)
+    governed.deployment.operator_key()
     try:
         yield plain.wait(), governed.wait()
     finally:
