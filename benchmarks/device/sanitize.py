@@ -1,9 +1,22 @@
-"""Every kernel once, small, for compute-sanitizer: odd sizes, every strategy, read-back, faults, copies."""
+"""Every kernel once, small, for compute-sanitizer: the matrix of variants over odd sizes, faults, copies, orders.
+
+    compute-sanitizer --tool memcheck --error-exitcode 9 python benchmarks/device/sanitize.py [--fault write|read]
+
+`--fault` breaks the rules on purpose, with a kernel of its own: a store beyond an allocation, or a load of memory that
+nobody wrote. A tool that is quiet about it has shown nothing. `benchmarks/gpu.sh` runs both.
+"""
 
 from __future__ import annotations
 
+import argparse
+from itertools import product
+from typing import Any
+
 import numpy as np
 import torch
+import triton
+import triton.language as tl
+from gpu.lab import lab_of
 
 from kvcustody.kernels.copy import copy
 from kvcustody.kernels.entry import FAULT, IDLE, entries_of
@@ -13,34 +26,81 @@ from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.strategy import Strategy, group_max
 from kvcustody.kernels.verify import verify
 
+LISTED = np.array([0, 1, 2, 3, 9, 31, 32])
+WIDTHS = (40, 41, 4096, 24_576)  # narrow, odd, one tile, more than one
+
+
+@triton.jit
+def stray_kernel(pointer, offset, READ: tl.constexpr):  # noqa: N803
+    """int32 [256]: stores at `offset`, or loads the first word, which nobody wrote."""
+    if READ:
+        tl.store(pointer + 1, tl.load(pointer) + 1)
+    else:
+        tl.store(pointer + offset, 1)
+
+
+def sweep(lab: Any, widths: tuple[int, ...] = WIDTHS) -> int:
+    """Every variant; how many launches there were. Raises `AssertionError` where one does not do its work."""
+    launches = 0
+    for width in widths:
+        tensors = [lab.tensor(2, 33, width, byte=0xFF) for _ in range(2)]
+        table = SegmentTable.from_tensors(tensors, layout="kv_blocks")
+        strategies = (Strategy(), Strategy(group_max(table)), Strategy(programs=7), Strategy(streaming=True))
+        for strategy, read_back, faulty in product(strategies, (False, True), (False, True)):
+            if faulty and not read_back:
+                continue  # faults are honoured where something looks for them
+            launches += 1
+            _scrub(lab, table, strategy, read_back=read_back, faulty=faulty)
+        _orders(lab, table)
+    return launches
+
+
+def _scrub(lab: Any, table: SegmentTable, strategy: Strategy, *, read_back: bool, faulty: bool) -> None:
+    """One variant over a list that ends in an idle entry."""
+    for words in table.words:
+        words.view(torch.uint8).fill_(0xFF)
+    entries = np.append(entries_of(LISTED, strategy.group, read_back=read_back), IDLE)
+    entries[1] |= FAULT if faulty else 0
+    flags = torch.zeros(len(LISTED), dtype=torch.int32, device=lab.device) if read_back else None
+    listed = torch.from_numpy(entries).to(lab.device)
+    launch_scrub(table, listed, strategy=strategy, flags=flags, faulty=faulty)
+    lab.synchronize()
+    if flags is not None:
+        assert int(flags.sum()) == int(faulty), (strategy, flags.tolist())
+    assert (lab.nonzero(table, LISTED) == 0) != faulty, strategy
+    rest = np.setdiff1d(np.arange(33), LISTED)
+    assert lab.nonzero(table, rest) == len(rest) * table.bytes_per_block, strategy
+
+
+def _orders(lab: Any, table: SegmentTable) -> None:
+    """A copy, a read, and an order of two batches with and without read-back."""
+    scrubber = OrderedScrub(table, streams=lab.streams())
+    for read_back in (False, True):
+        for words in table.words:
+            words.view(torch.uint8).fill_(0xFF)
+        copy(table, [4, 5], [0, 31])
+        verify(table, LISTED)
+        scrubber.used()
+        scrubber.launch([(LISTED, read_back), (np.array([5, 6]), read_back)])
+        scrubber.order_before()
+        lab.synchronize()
+        assert not any(len(batch) for answer in scrubber.settle() for batch in answer.dirty)
+        assert lab.nonzero(table, [*LISTED.tolist(), 5, 6]) == 0
+
 
 def main() -> None:
-    for width in (40, 4096, 24_576):
-        tensors = [torch.full((2, 33, width), 0xFF, dtype=torch.uint8, device="cuda") for _ in range(2)]
-        table = SegmentTable.from_tensors(tensors, layout="kv_blocks")
-        listed = np.array([0, 1, 2, 3, 9, 31, 32])
-        for strategy in (
-            Strategy(),
-            Strategy(group_max(table)),
-            Strategy(programs=7),
-            Strategy(streaming=True),
-        ):
-            named = np.append(entries_of(listed, strategy.group, read_back=True), IDLE)
-            named[1] |= FAULT
-            entries = torch.from_numpy(named).cuda()
-            flags = torch.zeros(len(named), dtype=torch.int32, device="cuda")
-            launch_scrub(table, entries, strategy=strategy, flags=flags, faulty=True)
-            launch_scrub(table, entries, strategy=strategy)
-            assert flags.cpu().tolist() == [int(at == 1) for at in range(len(named))]
-        assert not len(verify(table, listed).dirty)
-        copy(table, [4, 5], [0, 31])
-        assert verify(table, listed).dirty.tolist() == [0, 31]
-        scrubber = OrderedScrub(table)
-        scrubber.used()
-        scrubber.launch(listed, listed)
-        scrubber.order_before()
-        assert not any(len(answer.dirty) for answer in scrubber.settle())
-    print("every kernel ran")
+    """On the device."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--fault", choices=("write", "read"))
+    options = parser.parse_args()
+    if options.fault:
+        words = torch.empty(256, dtype=torch.int32, device="cuda")
+        stray_kernel[(1,)](words, 320, READ=options.fault == "read")
+        torch.cuda.synchronize()
+        print("the rules were broken")
+        return
+    with lab_of(rehearse=False) as lab:
+        print(f"every kernel ran, {sweep(lab)} variants")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ measures take turns, and the best of `--repeats` counts, since anything else on 
 `paired` is the median ratio of a scrub to the `zero_()` of the same round, for a machine that others use too.
 `scrub` reads nothing back; `read back` is a scrub that reads every block again, on CUDA in the same launch.
 On CUDA, times are of events on the stream; the list's copy to the device is included, and the launch is the one
-that tuning chose for this device. `peer` is an engine's own way of zeroing (peer_zero.py). `--full` goes on to
-4 MiB pieces, 1 to 100,000 blocks and 1 to 128 layers.
+that tuning chose for this device. `peer` is an engine's own way of zeroing (peer_zero.py), `memset` the driver's
+over as many adjacent bytes. `--full` goes on to 4 MiB pieces, 1 to 100,000 blocks and 1 to 128 layers.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import sys
 import time
@@ -56,7 +57,8 @@ class Point(NamedTuple):
     copy_gbps: float
     peer_gbps: float  # nan without a device
     read_back_gbps: float  # scrub and verify together
-    paired_ratio: float  # median over rounds
+    memset_gbps: float  # the driver's own, over the same bytes in one piece; nan off CUDA
+    paired_ratio: float  # median over rounds: scrub to `zero_()`
     strategy: dict[str, int | bool] | None  # the launch that tuning chose; none without Triton
 
     @property
@@ -113,20 +115,20 @@ def measure(
         "read_back": lambda: (scrub(table, blocks), verify(table, blocks)),
     }
     if device.type == "cuda":
-        work |= on_device(table, blocks)
+        work |= on_device(table, blocks, flat)
     turns = range(options.repeats + 1)
     rounds = [{name: seconds(one, device) for name, one in work.items()} for _ in turns]
     del rounds[0]  # it compiles, and touches pages
     assert not len(verify(table, blocks).dirty)
     rates = {name: len(flat) / min(one[name] for one in rounds) / 1e9 for name in work}
-    columns = ("zero", "scrub", "naive", "verify", "copy", "peer", "read_back")
+    columns = ("zero", "scrub", "naive", "verify", "copy", "peer", "read_back", "memset")
     paired = float(np.median([one["zero"] / one["scrub"] for one in rounds]))
     in_order = (rates.get(name, float("nan")) for name in columns)
     strategy = strategy_of(table).describe() if uses_triton(table) else None
     return Point(piece, layers, listed, order, *in_order, paired_ratio=paired, strategy=strategy)
 
 
-def on_device(table: SegmentTable, blocks: np.ndarray) -> dict[str, Callable[[], object]]:
+def on_device(table: SegmentTable, blocks: np.ndarray, flat: torch.Tensor) -> dict[str, Callable[[], object]]:
     """What only a device has: the tuned strategy, an engine's own kernel, and a read-back in the same launch."""
     from peer_zero import PeerZero
 
@@ -142,10 +144,19 @@ def on_device(table: SegmentTable, blocks: np.ndarray) -> dict[str, Callable[[],
 
     def read_back() -> None:
         entries = torch.from_numpy(entries_of(ordered, chosen.group, read_back=True)).to(table.device)
-        flags = torch.zeros(len(entries), dtype=torch.int32, device=table.device)
+        flags = torch.zeros(len(ordered), dtype=torch.int32, device=table.device)
         launch_scrub(table, entries, strategy=chosen, flags=flags)
 
-    return {"peer": engine_own, "read_back": read_back}
+    work: dict[str, Callable[[], object]] = {"peer": engine_own, "read_back": read_back}
+    return work | ({} if torch.version.hip else {"memset": lambda: memset(flat)})
+
+
+def memset(flat: torch.Tensor) -> None:
+    """`cuMemsetD8Async` on the current stream. Raises `RuntimeError` where the driver refuses it."""
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    address, size = ctypes.c_uint64(flat.data_ptr()), ctypes.c_size_t(flat.numel())
+    if status := ctypes.CDLL("libcuda.so.1").cuMemsetD8Async(address, ctypes.c_ubyte(0), size, stream):
+        raise RuntimeError(f"the driver refused a memset with {status}")
 
 
 def full(options: argparse.Namespace) -> list[Point]:
@@ -187,7 +198,8 @@ def main() -> None:
     path = "triton" if uses_triton(probe) else "torch"
     print(f"{options.device}, {path} path, {options.mib} MiB a point, {options.layers} layers")
     columns = "".join(
-        f"{name:>8}" for name in ("zero_", "scrub", "ratio", "paired", "naive", "verify", "copy", "peer")
+        f"{name:>8}"
+        for name in ("zero_", "scrub", "ratio", "paired", "naive", "verify", "copy", "peer", "memset")
     )
     print(f"{'piece':>9}{'lay':>4}{'blocks':>8}  {'order':9}{columns} read back   (GB/s)")
     points = []
@@ -197,7 +209,7 @@ def main() -> None:
         print(
             f"{one.piece_bytes // 1024:>5} KiB{one.layers:>4}{one.blocks:>8}  {one.order:9}{one.zero_gbps:>8.1f}"
             f"{one.scrub_gbps:>8.1f}{one.ratio:>8.2f}{one.paired_ratio:>8.2f}{one.naive_gbps:>8.1f}{one.verify_gbps:>8.1f}{one.copy_gbps:>8.1f}"
-            f"{one.peer_gbps:>8.1f}{one.read_back_gbps:>10.1f}",
+            f"{one.peer_gbps:>8.1f}{one.memset_gbps:>8.1f}{one.read_back_gbps:>10.1f}",
             flush=True,
         )
     one_block_us = small(options)

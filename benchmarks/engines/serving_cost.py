@@ -27,6 +27,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from kvcustody.kernels.ordered import OrderedScrub
+from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.scrub import scrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.tuning import tune
@@ -55,6 +56,7 @@ class Scrubber:
         self.ordered = OrderedScrub(self.table) if rows.device.type == "cuda" and mode != "off" else None
         if self.ordered is not None:
             tune(self.table)
+            prepare(self.table)
         self._freed: list[int] = []
         if mode != "off":
             free = cache.pool.free_blocks
@@ -73,10 +75,11 @@ class Scrubber:
             scrub(self.table, blocks)
             dirty = verify(self.table, blocks).dirty.tolist() if self.mode == "verify" else []
         else:
-            read_back = blocks if self.mode == "verify" else blocks[:0]
-            self.ordered.launch(blocks, read_back)
+            self.ordered.launch([(blocks, self.mode == "verify")])
             self.ordered.order_before()
-            dirty = [block for answer in self.ordered.answered() for block in answer.dirty.tolist()]
+            dirty = [
+                int(one) for answer in self.ordered.answered() for batch in answer.dirty for one in batch
+            ]
         if dirty:
             raise RuntimeError(f"blocks {dirty} did not verify")
 

@@ -222,7 +222,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             max_batch_tokens=options.batch_tokens,
             max_requests_per_batch=shape.requests,
             max_memory_percent=0.95,
-            use_async_batching=False,
+            use_async_batching=options.asynchronous,
+            use_cuda_graph=options.graphs,
             safety_margin=MARGIN,
             seed=0,
         )
@@ -341,6 +342,8 @@ def main() -> int:
     parser.add_argument(
         "--threads", type=int, default=1, help="threads of torch on the CPU (default: %(default)s)"
     )
+    parser.add_argument("--graphs", action="store_true", help="both engines record and replay CUDA graphs")
+    parser.add_argument("--asynchronous", action="store_true", help="both engines keep a step in flight")
     parser.add_argument("--strict", action="store_true", help="exit 1 where the goal is missed")
     parser.add_argument("--json", type=Path, help="also write the result file here")
     options = parser.parse_args()
@@ -363,6 +366,8 @@ def main() -> int:
                 "batch_tokens": options.batch_tokens,
                 "threads": torch.get_num_threads(),
                 "seed": options.seed,
+                "graphs": options.graphs,
+                "asynchronous": options.asynchronous,
                 "load_average": [round(load, 2) for load in os.getloadavg()],
             },
             "workloads": found,

@@ -1,0 +1,34 @@
+"""The conformance kit over the reference engine, and every historic bug of its catalogue killed as a mutant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu.report import Reason, Report, missing
+
+LIMIT_SECONDS = 180
+NEEDS = ("sqlalchemy", "cryptography", "pydantic", "orjson", "structlog", "yaml")
+
+
+def run(report: Report, lab: Any) -> None:
+    """The kit's engines keep their blocks in host memory: what the device adds is asked by the stages before."""
+    if absent := missing(*NEEDS):
+        report.skip("the kit", Reason.NOT_INSTALLED, ", ".join(absent))
+        return
+    from kvcustody.integrations.conformance import kill
+    from kvcustody.integrations.conformance.engines.native_engine import NativeEngine
+    from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
+    from kvcustody.integrations.conformance.kit import run as run_kit
+    from kvcustody.integrations.conformance.mutants import native, reference
+
+    for engine, mutants in ((ReferenceEngine, reference.MUTANTS), (NativeEngine, native.MUTANTS)):
+        found = run_kit(engine)
+        failed = [one.case for one in found.verdicts if one.verdict == "FAIL"]
+        report.check(
+            f"the kit over {engine.__name__}", not failed, ", ".join(failed), cases=len(found.verdicts)
+        )
+        chosen = mutants[: lab.size(len(mutants), 2)]
+        survivors = [one.fault for one in chosen if not kill(engine, one).killed]
+        report.control(
+            f"mutants of {engine.__name__} are killed", not survivors, ", ".join(survivors), of=len(chosen)
+        )
