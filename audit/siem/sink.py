@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import http.client
 import time
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -18,8 +17,8 @@ from urllib.parse import urlsplit
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from kvcustody.audit.tlog.http_post import post, reason_of
 from kvcustody.errors import LedgerError
+from kvcustody.http_exchange import exchange
 
 _ANSWER_BYTES_MAX = 1 << 20  # nobody reads it
 _TOLERANCE_SECONDS = 300
@@ -86,11 +85,16 @@ class WebhookSink:
             "webhook-signature": sign_webhook(self._key, identity, moment, body),
         }
         try:
-            status = post(
-                self._url, body, headers, deadline_seconds=self._deadline_seconds, bytes_max=_ANSWER_BYTES_MAX
+            status = exchange(
+                "POST",
+                self._url,
+                body,
+                headers,
+                deadline_seconds=self._deadline_seconds,
+                bytes_max=_ANSWER_BYTES_MAX,
             ).status
-        except (OSError, http.client.HTTPException) as problem:
-            raise SinkError(f"sink `{self.name}`: {reason_of(problem)}", name=self.name) from None
+        except OSError as problem:
+            raise SinkError(f"sink `{self.name}`: {problem}", name=self.name) from None
         if 400 <= status < 500 and status not in (408, 425, 429):
             raise RejectedError(
                 f"sink `{self.name}` refused the batch ({status})", name=self.name, status=status

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import http.client
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +21,9 @@ from sqlalchemy import Engine, insert, select
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.schema.retention import timestamps
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.http_post import post, reason_of
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.errors import LedgerError
+from kvcustody.http_exchange import exchange
 
 _ANSWER_BYTES_MAX = 1 << 18
 
@@ -109,13 +108,16 @@ def _post(authority: TimestampAuthority, body: bytes, timeout_seconds: float) ->
         raise TimestampError(f"authority `{authority.name}` has the address `{authority.url}`")
     headers = {"Content-Type": "application/timestamp-query"}
     try:
-        answer = post(
-            authority.url, body, headers, deadline_seconds=timeout_seconds, bytes_max=_ANSWER_BYTES_MAX
+        answer = exchange(
+            "POST",
+            authority.url,
+            body,
+            headers,
+            deadline_seconds=timeout_seconds,
+            bytes_max=_ANSWER_BYTES_MAX,
         )
-    except (OSError, http.client.HTTPException) as problem:
-        raise TimestampError(
-            f"authority `{authority.name}`: {reason_of(problem)}", name=authority.name
-        ) from None
+    except OSError as problem:
+        raise TimestampError(f"authority `{authority.name}`: {problem}", name=authority.name) from None
     if answer.status != 200:
         raise TimestampError(f"authority `{authority.name}` answered {answer.status}", name=authority.name)
     return answer.body

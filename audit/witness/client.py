@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import http.client
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvcustody.audit.tlog.checkpoint import verify
-from kvcustody.audit.tlog.http_post import HttpReply, post, reason_of
 from kvcustody.audit.tlog.signed_note import (
     KeyKind,
     NoteError,
@@ -26,8 +24,9 @@ from kvcustody.audit.tlog.signed_note import (
     parse_vkey,
 )
 from kvcustody.audit.witness.request import SIZE_TYPE, AddCheckpoint
-from kvcustody.audit.witness.server import ADD_CHECKPOINT, connect
+from kvcustody.audit.witness.server import ADD_CHECKPOINT
 from kvcustody.audit.witness.state import WitnessError
+from kvcustody.http_exchange import UNIX, HttpReply, exchange
 
 _ANSWER_BYTES_MAX = 1 << 16
 _TRIES = 3
@@ -110,24 +109,18 @@ def _checked(address: WitnessAddress, note: bytes, answer: bytes) -> Cosigned:
 
 
 def _post(address: WitnessAddress, body: bytes, until: float) -> HttpReply:
-    seconds = max(0.01, until - time.monotonic())
+    over_socket = address.url.startswith(UNIX)
     try:
-        opened = connect(address.url, seconds) if address.url.startswith("unix:") else None
-        answer = post(
-            _url(address),
+        return exchange(
+            "POST",
+            ("http://witness" if over_socket else address.url.rstrip("/")) + ADD_CHECKPOINT,
             body,
             {"Content-Type": "text/plain", "Connection": "close"},
-            deadline_seconds=seconds,
+            deadline_seconds=max(0.01, until - time.monotonic()),
             bytes_max=_ANSWER_BYTES_MAX,
-            opened=opened,
+            socket_path=address.url.removeprefix(UNIX) if over_socket else None,
         )
-    except (OSError, http.client.HTTPException) as problem:
+    except OSError as problem:
         raise WitnessError(
-            f"witness `{address.key.name}` cannot be reached: {reason_of(problem)}", name=address.key.name
+            f"witness `{address.key.name}` cannot be reached: {problem}", name=address.key.name
         ) from None
-    return answer
-
-
-def _url(address: WitnessAddress) -> str:
-    """Where checkpoints go: over a Unix socket only the path counts."""
-    return ADD_CHECKPOINT if address.url.startswith("unix:") else address.url.rstrip("/") + ADD_CHECKPOINT

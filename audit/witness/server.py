@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import socket
 import socketserver
 import stat
 import threading
@@ -148,11 +147,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged: the memory says what was signed."""
-
-
-def connect(address: str, timeout_seconds: float) -> socket.socket:
-    """A connection to `unix:/path`; used by the client, tested with the server."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.settimeout(timeout_seconds)
-    made.connect(address.removeprefix("unix:"))
-    return made

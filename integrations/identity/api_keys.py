@@ -25,8 +25,9 @@ from pydantic import Field, field_validator, model_validator
 
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
+from kvcustody.errors import credential_refused as refused
 from kvcustody.files import write_file
-from kvcustody.integrations.identity.authentication import Authenticated, refused
+from kvcustody.integrations.identity.authentication import Authenticated
 from kvcustody.integrations.identity.watched_file import WatchedFile
 from kvcustody.integrations.identity.yaml_models import (
     Identifier,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from kvcustody.errors import IdentityError
-
 
 class Authenticated(NamedTuple):
     """What a credential proves, before anything that the request says of itself."""
@@ -29,8 +27,3 @@ class Authenticator(Protocol):
 
     def authenticate(self, credential: str) -> Authenticated:
         """What `credential` proves; `IdentityError` with a `reason` for the log, and never for the caller."""
-
-
-def refused(reason: str) -> IdentityError:
-    """The error of an authenticator; `reason` quotes nothing of the credential."""
-    return IdentityError(f"credential refused: {reason}", reason=reason)

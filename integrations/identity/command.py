@@ -201,7 +201,7 @@ def describe(file: Path) -> dict[str, Any]:
 
 def _verification_keys(path: Path) -> int:
     try:
-        from kvcustody.integrations.identity.web_tokens import read_verification_keys
+        from kvcustody.governance.tokens.verification_keys import read_verification_keys
     except ImportError as error:
         raise ConfigError(
             f"{path}: JSON Web Tokens need `{error.name}`; pip install 'kvcustody[vllm]'", path=path

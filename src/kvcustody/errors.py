@@ -115,3 +115,8 @@ class IsolationError(CustodyError):
     """An isolation guarantee would be broken. Never caught inside kvcustody."""
 
     code = "KVC900"
+
+
+def credential_refused(reason: str) -> IdentityError:
+    """The error for a credential that proves nothing; `reason` is for the log and quotes nothing of the credential."""
+    return IdentityError(f"credential refused: {reason}", field="credential", reason=reason)

@@ -19,7 +19,17 @@ LAYERS: dict[str, frozenset[str]] = {
     "console": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
 }
 FOUNDATION = frozenset(
-    {"_version", "clock", "deadline_clock", "errors", "extensions", "files", "ids", "tenants"}
+    {
+        "_version",
+        "clock",
+        "deadline_clock",
+        "errors",
+        "extensions",
+        "files",
+        "http_exchange",
+        "ids",
+        "tenants",
+    }
 )
 # What a room may import from outside: the allocator knows no YAML, SQL or HTTP; kernels need torch and triton.
 FORBIDDEN = {

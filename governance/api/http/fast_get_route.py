@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastapi import Request, Response
-from fastapi._compat import ModelField
-from fastapi.dependencies.models import Dependant
+from fastapi import Request, Response, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
@@ -22,6 +20,44 @@ from starlette.concurrency import run_in_threadpool
 
 Given = Callable[[Request], Any]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_PLACES = {params.Query: "query", params.Path: "path", params.Depends: "given", params.Param: "other"}
+
+
+class Parameter(NamedTuple):
+    """One parameter of an operation: whence its value comes, and its type with all that is said of it."""
+
+    name: str
+    place: str  # `query`, `path`, `given` (a dependency) or `other`
+    annotation: Any
+    default: Any  # `...`: required
+    given: Callable[..., Any] | None = None
+
+    @property
+    def alias(self) -> str:
+        """What requests call it."""
+        stated = (getattr(item, "alias", None) for item in getattr(self.annotation, "__metadata__", ()))
+        return next(filter(None, stated), self.name)
+
+
+def parameters_of(endpoint: Callable[..., Any], path: str) -> list[Parameter]:
+    """The parameters of the function that answers `path`."""
+    found = []
+    for name, parameter in inspect.signature(endpoint, eval_str=True).parameters.items():
+        default = ... if parameter.default is parameter.empty else parameter.default
+        annotation = parameter.annotation
+        said = next(
+            (item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, tuple(_PLACES))),
+            None,
+        )
+        if said is not None:
+            place = next(place for kind, place in _PLACES.items() if isinstance(said, kind))
+        elif isinstance(annotation, type) and issubclass(annotation, Request | Response | BaseModel):
+            place = "other"
+        else:
+            place = "path" if f"{{{name}}}" in path else "query"
+        given = said.dependency if isinstance(said, params.Depends) else None
+        found.append(Parameter(name, place, annotation, default, given))
+    return found
 
 
 class ReadRoute(APIRoute):
@@ -34,11 +70,13 @@ class ReadRoute(APIRoute):
 
     def get_route_handler(self) -> Handler:
         """What answers a request that fits the route."""
-        call, ways = self.dependant.call, self._ways()
-        if ways is None or call is None:
-            return super().get_route_handler()
-        query = _model("Query", self.dependant.query_params)
-        path = _model("Path", self.dependant.path_params)
+        call, asked = self.endpoint, parameters_of(self.endpoint, self.path)
+        ways = {item.name: self.given[item.given] for item in asked if item.given in self.given}
+        if self.methods != {"GET"} or any(
+            item.place not in ("query", "path") and item.name not in ways for item in asked
+        ):
+            return super().get_route_handler()  # rule 2
+        query, path = _model("query", asked), _model("path", asked)
         answers = None if self.response_model is None else TypeAdapter(self.response_model)
         status, waits = self.status_code or 200, inspect.iscoroutinefunction(call)
 
@@ -58,28 +96,19 @@ class ReadRoute(APIRoute):
         self.read = handle
         return handle
 
-    def _ways(self) -> dict[str, Given] | None:
-        """How each dependency is answered; None where something else is asked for (rule 2)."""
-        asked: Dependant = self.dependant
-        others = (asked.header_params, asked.cookie_params, asked.body_params)
-        names = (asked.request_param_name, asked.response_param_name, asked.background_tasks_param_name)
-        if self.methods != {"GET"} or any(others) or any(names):
-            return None
-        found = {item.name or "": self.given.get(item.call) for item in asked.dependencies if item.call}
-        ways = {name: way for name, way in found.items() if way is not None}
-        return ways if len(ways) == len(asked.dependencies) else None
 
-
-def _model(name: str, fields: list[ModelField]) -> type[BaseModel]:
+def _model(place: str, asked: list[Parameter]) -> type[BaseModel]:
     """One model of all parameters of a place, each under its alias."""
-    made: dict[str, Any] = {field.name: (field.field_info.annotation, field.field_info) for field in fields}
-    return create_model(name, __config__=ConfigDict(arbitrary_types_allowed=True), **made)
+    made: dict[str, Any] = {
+        item.name: (item.annotation, item.default) for item in asked if item.place == place
+    }
+    return create_model(place.title(), __config__=ConfigDict(arbitrary_types_allowed=True), **made)
 
 
 def _read(model: type[BaseModel], given: Any, place: str, values: dict[str, Any]) -> list[Any]:
     """Read a place into `values`; what is wrong with it."""
     try:
-        found = model.__pydantic_validator__.validate_python(given)
+        found = model.model_validate(given)
     except ValidationError as error:
         return [{**item, "loc": (place, *item["loc"])} for item in error.errors(include_url=False)]
     values.update(found.__dict__)

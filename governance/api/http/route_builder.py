@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
 import orjson
 import structlog
 from fastapi import Depends, FastAPI, Request, Response
-from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -24,7 +23,7 @@ from starlette.exceptions import HTTPException
 from kvcustody._version import __version__
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
 from kvcustody.governance.api.http.exchange import Scope, problem_answer
-from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute
+from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute, parameters_of
 from kvcustody.governance.api.http.gate import CALLER, Read
 from kvcustody.governance.api.http.operation import Operation, Operations
 from kvcustody.governance.api.models.problem import ProblemDocument
@@ -172,7 +171,12 @@ class Api:
     def queries(self) -> dict[str, frozenset[str]]:
         """The query parameters of every operation, by its name: from the routes, as the document costs a second."""
         routes = (route for route in self.app.routes if isinstance(route, APIRoute))
-        return {route.operation_id or "": frozenset(_query_names(route.dependant)) for route in routes}
+        return {
+            route.operation_id or "": frozenset(
+                item.alias for item in parameters_of(route.endpoint, route.path) if item.place == "query"
+            )
+            for route in routes
+        }
 
 
 class Json(JSONResponse):
@@ -220,13 +224,6 @@ _IDEMPOTENCY_KEY = {
     "example": "3f6c0c1e-6a4f-4d5e-9a53-0d3c2f8e7b10",
 }
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string"}}}
-
-
-def _query_names(dependant: Dependant) -> Iterator[str]:
-    for given in dependant.query_params:
-        yield given.alias
-    for inner in dependant.dependencies:
-        yield from _query_names(inner)
 
 
 def _documented(names: set[str]) -> dict[int | str, dict[str, Any]]:

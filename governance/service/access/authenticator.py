@@ -15,6 +15,7 @@ from collections.abc import Callable
 import structlog
 
 from kvcustody.errors import ConfigError, IdentityError
+from kvcustody.errors import credential_refused as refused
 from kvcustody.governance.observability.attempts import network_of, reason_of
 from kvcustody.governance.service.access.api_key import MARK, prefix_of
 from kvcustody.governance.service.access.caller import Caller
@@ -39,10 +40,10 @@ class ServiceAuthenticator:
         sessions: Sessions,
         failures: RateLimiter,
         key_failures: RateLimiter,
-        refused: Callable[[str, str], None],
+        told: Callable[[str, str], None],
     ) -> None:
-        """`failures` by address, `key_failures` by the prefix of a key; `refused` is told each reason and network."""
-        self._refused = refused
+        """`failures` by address, `key_failures` by the prefix of a key; `told` is told each reason and network."""
+        self._tell = told
         self._principals = principals
         self._tokens = tokens
         self._sessions = sessions
@@ -60,7 +61,7 @@ class ServiceAuthenticator:
             return self._proven(authorization, cookie, certificate)
         except IdentityError as error:
             reason = error.operands.get("reason", "malformed")
-        self._refused(reason_of(reason), network_of(address))
+        self._tell(reason_of(reason), network_of(address))
         wait_seconds = self._failures.take(address)
         prefix = prefix_of((authorization or "").partition(" ")[2])
         if prefix is not None:
@@ -95,19 +96,19 @@ class ServiceAuthenticator:
     def _proven(self, authorization: str | None, cookie: str | None, certificate: str | None) -> Caller:
         if authorization is None:
             if cookie is None:
-                raise _refused("no credential")
+                raise refused("no credential")
             found = self.of_session(cookie)
             if found is None:
-                raise _refused("no such session")
+                raise refused("no such session")
             return found
         scheme, _, credential = authorization.partition(" ")
         if scheme.lower() != "bearer" or not credential or len(credential) > _CHARACTERS_MAX:
-            raise _refused("not a bearer credential")
+            raise refused("not a bearer credential")
         if credential.startswith(f"{MARK}_"):
             return self._by_key(credential, certificate)
         proven = self._tokens.verify(credential, certificate)
         if self._principals.ended(proven.principal):
-            raise _refused("principal is disabled")
+            raise refused("principal is disabled")
         return Caller(proven.principal, proven.roles, self._tenant_of(proven), "token")
 
     def _tenant_of(self, proven: VerifiedClaims) -> str | None:
@@ -115,15 +116,15 @@ class ServiceAuthenticator:
         try:
             return None if proven.tenant is None else self._principals.named(proven.tenant)
         except ConfigError:
-            raise _refused("token's tenant could be several issuers'") from None
+            raise refused("token's tenant could be several issuers'") from None
 
     def _by_key(self, key: str, certificate: str | None) -> Caller:
         prefix = prefix_of(key)
         if prefix is None:
-            raise _refused("malformed API key")  # its checksum is wrong: known to whoever sent it
+            raise refused("malformed API key")  # its checksum is wrong: known to whoever sent it
         found = self._principals.by_key(prefix, key, certificate)
         if found is None:
-            raise _refused("unknown API key, or bound to another certificate")
+            raise refused("unknown API key, or bound to another certificate")
         return _caller(found[0], "key")._replace(key=found[1])
 
 
@@ -139,7 +140,3 @@ def too_many(wait_seconds: float) -> ProblemError:
 
 def _caller(principal: PrincipalRecord, by: str) -> Caller:
     return Caller(principal.name, principal.roles, principal.tenant, by)
-
-
-def _refused(reason: str) -> IdentityError:
-    return IdentityError(f"credential: {reason}", field="credential", reason=reason)

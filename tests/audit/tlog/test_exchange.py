@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from kvcustody.audit.siem.formats import BATCH_TYPE
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
-from kvcustody.audit.tlog.http_post import post
 from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority, TimestampError, ask
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.witness.client import WitnessAddress, cosign
 from kvcustody.audit.witness.state import WitnessError
+from kvcustody.http_exchange import exchange
 
 HEAD = b"HTTP/1.1 200 OK\r\nX-Padding: " + b"x" * 400
 SECONDS = 0.2  # of a deadline; what trickles takes at least five times as long
@@ -110,7 +110,7 @@ def test_every_part_of_an_answer_is_under_the_deadline(
     trickle: Callable[[bytes, float], str], scheme: str, answer: bytes
 ) -> None:
     with pytest.raises(TimeoutError, match="no answer within the deadline"):
-        post(f"{scheme}://{trickle(answer, 0.003)}/", b"", {}, deadline_seconds=SECONDS, bytes_max=1000)
+        exchange("POST", f"{scheme}://{trickle(answer, 0.003)}/", deadline_seconds=SECONDS, bytes_max=1000)
 
 
 def test_an_answer_in_time_is_read_up_to_its_bound(
@@ -118,7 +118,7 @@ def test_an_answer_in_time_is_read_up_to_its_bound(
 ) -> None:
     """Positive control: the same server, let finish."""
     place = trickle(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nyes", 0.0)
-    answer = post(f"http://{place}/", b"", {}, deadline_seconds=60, bytes_max=3)
+    answer = exchange("POST", f"http://{place}/", deadline_seconds=60, bytes_max=3)
     assert (answer.status, answer.kind, answer.body) == (200, "text/plain", b"yes")
     with pytest.raises(OSError, match="longer than 2 bytes"):
-        post(f"http://{place}/", b"", {}, deadline_seconds=60, bytes_max=2)
+        exchange("POST", f"http://{place}/", deadline_seconds=60, bytes_max=2)

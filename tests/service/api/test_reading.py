@@ -84,7 +84,7 @@ def _paths(api: Any) -> Iterator[str]:
 def test_what_is_read_and_refused_is_the_frameworks(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = made(service, monkeypatch)
     gets = [route for route in quick.app.routes if route.methods == {"GET"}]
-    assert len(gets) > 45 and all(route._ways() is not None for route in gets)
+    assert len(gets) > 45 and all(route.read is not None for route in gets)
     with monkeypatch.context() as patch:
         patch.setattr(builder._Route, "given", {})  # every route goes the framework's own way
         slow = made(service, monkeypatch)

@@ -12,10 +12,9 @@ from typing import Any
 
 import orjson
 import pytest
-from joserfc import jws
-from joserfc.jwk import RSAKey
 from sqlalchemy import select
 from typer.testing import CliRunner
+from web_signers import rsa_signer
 
 from kvcustody.audit.schema.ledger import events
 from kvcustody.console.main import app
@@ -181,9 +180,9 @@ def test_two_who_end_each_other_leave_one(make_service, make_people) -> None:
 def test_a_disabled_principals_tokens_count_no_more(
     make_service: Callable[..., Service], make_client: Any, make_people: Any, tmp_path: Path
 ) -> None:
-    signing = RSAKey.generate_key(2048, {"kid": "r1"})
+    signing = rsa_signer("r1")
     path = tmp_path / "jwks.json"
-    path.write_text(json.dumps({"keys": [signing.as_dict(private=False)]}))
+    path.write_text(json.dumps({"keys": [signing.jwk()]}))
     issuer = {"issuer": "https://id.example", "name": "id", "audience": "kvcustody", "keys": str(path)}
     service = make_service(issuers=[issuer | {"roles": {"kv-auditors": "auditor"}}])
     client, people = make_client(service), make_people(service)
@@ -197,7 +196,7 @@ def test_a_disabled_principals_tokens_count_no_more(
             "exp": ends,
             "roles": ["kv-auditors"],
         }
-        return jws.serialize_compact({"alg": "RS256", "kid": "r1"}, json.dumps(claims), signing)
+        return signing.sign(claims)
 
     alice, bob = token("alice"), token("bob")
     assert client("GET", "/v1/whoami", alice).status_code == 200, "control"
