@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvcustody.audit.exports import verify_standalone as verify_kvcustody
+from kvcustody.audit.exports.amalgamate import standalone
 from kvcustody.audit.exports.enclosures import handover_files, stamp_files
 from kvcustody.audit.exports.file_formats import LeafFormat, encode, leaves_of
 from kvcustody.audit.exports.manifest import (
@@ -29,6 +29,7 @@ from kvcustody.audit.exports.manifest import (
     ExportedLog,
     ExportFile,
     ExportManifest,
+    manifest_bytes,
     root_line,
 )
 from kvcustody.audit.exports.range_proof import RangeProof, range_proof
@@ -150,8 +151,8 @@ class _Export:
             stamps,
             self._source.marked(),
         )
-        _write(self._partial / VERIFIER, Path(verify_kvcustody.__file__).read_bytes())
-        _write(self._partial / MANIFEST, manifest.to_bytes())
+        _write(self._partial / VERIFIER, standalone())
+        _write(self._partial / MANIFEST, manifest_bytes(manifest))
         (self._partial / _STATE).unlink()
         return manifest
 

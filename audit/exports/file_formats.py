@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from kvcustody.audit.tlog.backend import arrow
 from kvcustody.audit.tlog.tiles import ExportError
 
 COLUMNS = (
@@ -97,18 +98,18 @@ def _ndjson_leaves(path: Path) -> Iterator[bytes]:
 
 
 def _parquet(rows: Iterator[dict[str, Any]]) -> bytes:
-    arrow, parquet = _arrow()
+    pyarrow, parquet = arrow()
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for row in rows:
         for name in COLUMNS:
             columns[name].append(row[name])
-    types = {name: arrow.int64() if name in _NUMBERS else arrow.string() for name in COLUMNS}
-    types["leaf"] = arrow.binary()
+    types = {name: pyarrow.int64() if name in _NUMBERS else pyarrow.string() for name in COLUMNS}
+    types["leaf"] = pyarrow.binary()
     arrays = [
-        arrow.array([_whole(name, value) for value in columns[name]], type=types[name]) for name in COLUMNS
+        pyarrow.array([_whole(name, value) for value in columns[name]], type=types[name]) for name in COLUMNS
     ]
     out = io.BytesIO()
-    parquet.write_table(arrow.Table.from_arrays(arrays, names=list(COLUMNS)), out, compression="zstd")
+    parquet.write_table(pyarrow.Table.from_arrays(arrays, names=list(COLUMNS)), out, compression="zstd")
     return out.getvalue()
 
 
@@ -118,23 +119,14 @@ def _whole(name: str, value: Any) -> Any:
 
 
 def _parquet_leaves(path: Path) -> Iterator[bytes]:
-    arrow, parquet = _arrow()
+    pyarrow, parquet = arrow()
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=["leaf"], batch_size=4096):
                 yield from batch.column(0).to_pylist()
-    except (arrow.ArrowException, KeyError, OSError) as problem:
+    except (pyarrow.ArrowException, KeyError, OSError) as problem:
         reason = str(problem).split("\n", 1)[0]
         raise ExportError(f"`{path.name}` is not a Parquet file of an export: {reason}", path=path) from None
-
-
-def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ExportError("Parquet needs pyarrow: install `kvcustody[parquet]`") from None
-    return pyarrow, pyarrow.parquet
 
 
 _ENCODERS: dict[LeafFormat, Callable[[Iterator[dict[str, Any]]], bytes]] = {

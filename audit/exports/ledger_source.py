@@ -18,7 +18,7 @@ from kvcustody.audit.processes.work_periods import life_leaves
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.retention import retention_purges, timestamps
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.key_handover import handover_leaves, parse_handover_leaf
+from kvcustody.audit.tlog.key_rotation import handover_leaves, parse_handover_leaf
 from kvcustody.audit.tlog.proofs import TileSource
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.tiles import ExportError

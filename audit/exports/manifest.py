@@ -17,10 +17,11 @@ from kvcustody.audit.exports.enclosures import LEAF, PROOF, TEXT, TOKEN, Enclose
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.range_proof import RangeProof
 from kvcustody.audit.processes.marked_processes import Marked, MarkedProcess, history
+from kvcustody.audit.tlog.backend import parse_json
 from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError
 
-SCHEMA = "kvcustody/export@1"
+EXPORT_SCHEMA = "kvcustody/export@1"
 MANIFEST = "manifest.json"
 OPENINGS = "root.ndjson"
 VERIFIER = "verify_kvcustody.py"
@@ -91,48 +92,49 @@ class ExportManifest:
         """How many leaves the export holds."""
         return sum(log.leaves for log in self.logs)
 
-    def to_bytes(self) -> bytes:
-        """The manifest as it is written: JSON, keys in order."""
-        value = {
-            "schema": SCHEMA,
-            "origin": self.origin,
-            "root": _head(self.root),
-            "format": str(self.form),
-            "made_at_us": self.made_at_us,
-            "witnesses": list(self.witnesses),
-            "warning": None if self.witnesses else UNWITNESSED,
-            "openings": self.openings,
-            "leaves": self.leaves,
-            "logs": [_log(log) for log in self.logs],
-            "handovers": [each.to_json() for each in self.handovers],
-            "timestamps": [each.to_json() for each in self.stamps],
-            "marked": [each._asdict() for each in self.marked],
-            "history": history(self.marked) or None,
-        }
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> ExportManifest:
-        """What `to_bytes` made; raises `ExportError` for anything else."""
-        try:
-            value = orjson.loads(data)
-            if value["schema"] != SCHEMA:
-                raise ExportError(f"`{MANIFEST}` is of another schema than `{SCHEMA}`")
-            logs = tuple(_parse_log(log) for log in value["logs"])
-            return cls(
-                str(value["origin"]),
-                _parse_head(value["root"]),
-                LeafFormat(value["format"]),
-                int(value["made_at_us"]),
-                tuple(map(str, value["witnesses"])),
-                value["openings"] is True,
-                logs,
-                tuple(Enclosed.from_json(each) for each in value.get("handovers", ())),
-                tuple(Enclosed.from_json(each) for each in value.get("timestamps", ())),
-                tuple(_parse_marked(each) for each in value.get("marked", ())),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise ExportError(f"`{MANIFEST}` is malformed: {type(problem).__name__}") from None
+def manifest_bytes(manifest: ExportManifest) -> bytes:
+    """The manifest as it is written: JSON, keys in order."""
+    value = {
+        "schema": EXPORT_SCHEMA,
+        "origin": manifest.origin,
+        "root": _head(manifest.root),
+        "format": str(manifest.form),
+        "made_at_us": manifest.made_at_us,
+        "witnesses": list(manifest.witnesses),
+        "warning": None if manifest.witnesses else UNWITNESSED,
+        "openings": manifest.openings,
+        "leaves": manifest.leaves,
+        "logs": [_log(log) for log in manifest.logs],
+        "handovers": [each.to_json() for each in manifest.handovers],
+        "timestamps": [each.to_json() for each in manifest.stamps],
+        "marked": [each._asdict() for each in manifest.marked],
+        "history": history(manifest.marked) or None,
+    }
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
+
+
+def parse_manifest(data: bytes) -> ExportManifest:
+    """What `manifest_bytes` made; raises `ExportError` for anything else."""
+    try:
+        value = parse_json(data)
+        if value["schema"] != EXPORT_SCHEMA:
+            raise ExportError(f"`{MANIFEST}` is of another schema than `{EXPORT_SCHEMA}`")
+        logs = tuple(_parse_log(log) for log in value["logs"])
+        return ExportManifest(
+            str(value["origin"]),
+            _parse_head(value["root"]),
+            LeafFormat(value["format"]),
+            int(value["made_at_us"]),
+            tuple(map(str, value["witnesses"])),
+            value["openings"] is True,
+            logs,
+            tuple(Enclosed.from_json(each) for each in value.get("handovers", ())),
+            tuple(Enclosed.from_json(each) for each in value.get("timestamps", ())),
+            tuple(_parse_marked(each) for each in value.get("marked", ())),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise ExportError(f"`{MANIFEST}` is malformed: {type(problem).__name__}") from None
 
 
 def root_line(leaf: bytes, opening: bytes | None) -> bytes:

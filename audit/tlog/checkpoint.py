@@ -15,9 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
+from kvcustody.audit.tlog.backend import ed25519_verifies, ml_dsa_44_verifies
 from kvcustody.audit.tlog.merkle import EMPTY_ROOT, HASH_BYTES, SIZE_MAX, TreeHead
 from kvcustody.audit.tlog.signed_note import (
     NAME_BYTES_MAX,
@@ -29,7 +27,7 @@ from kvcustody.audit.tlog.signed_note import (
     parse_note,
 )
 
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_SIZE = re.compile(r"0|[1-9][0-9]{0,18}")
 TIME_MAX = (1 << 63) - 1
 _TIME_BYTES = 8
 
@@ -76,7 +74,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
     origin, size, root, *extensions = lines
     if len(origin.encode()) > NAME_BYTES_MAX:
         raise NoteError(f"the origin of a checkpoint is longer than {NAME_BYTES_MAX} bytes")
-    if not _NUMBER.fullmatch(size) or int(size) > SIZE_MAX:
+    if not _SIZE.fullmatch(size) or int(size) > SIZE_MAX:
         raise NoteError(f"the size of a checkpoint of `{origin}` is not a number", origin=origin)
     hash_ = decode_base64(root, "root")
     if len(hash_) != HASH_BYTES or (size == "0" and hash_ != EMPTY_ROOT):
@@ -139,16 +137,20 @@ def verify(key: VerifierKey, text: str, signature: NoteSignature) -> VerifiedSig
     data, at_seconds = signature.data, 0
     if key.kind is not KeyKind.ED25519:
         at_seconds, data = int.from_bytes(data[:_TIME_BYTES], "big"), data[_TIME_BYTES:]
-    try:
-        message = signed_message(key.name, key.kind, text, at_seconds)
-        if key.kind is KeyKind.ML_DSA_44:
-            verify_ml_dsa(key.public, data, message)
-        else:
-            Ed25519PublicKey.from_public_bytes(key.public).verify(data, message)
-    except (InvalidSignature, ValueError):
+    message = signed_message(key.name, key.kind, text, at_seconds)
+    if not signature_verifies(key, data, message):
         problem = f"the signature of `{key.name}` ({key.kind.name.lower()}) does not verify"
-        raise NoteError(problem, name=key.name, kind=key.kind.name) from None
+        raise NoteError(problem, name=key.name, kind=key.kind.name)
     return VerifiedSignature(key, at_seconds)
+
+
+def signature_verifies(
+    key: VerifierKey, signature: bytes, message: bytes, context: bytes | None = None
+) -> bool:
+    """Whether a bare signature is the key's, by the algorithm of its kind; `context` is for ML-DSA-44 alone."""
+    if key.kind is KeyKind.ML_DSA_44:
+        return ml_dsa_44_verifies(key.public, signature, message, context)
+    return ed25519_verifies(key.public, signature, message)
 
 
 def signed_message(name: str, kind: KeyKind, text: str, at_seconds: int) -> bytes:
@@ -173,17 +175,6 @@ def signed_message(name: str, kind: KeyKind, text: str, at_seconds: int) -> byte
             checkpoint.root,
         )
     )
-
-
-def verify_ml_dsa(public: bytes, signature: bytes, message: bytes, context: bytes | None = None) -> None:
-    """Raise `InvalidSignature` unless an ML-DSA-44 signature is good, `NoteError` where the library has none."""
-    try:
-        from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
-
-        key = MLDSA44PublicKey.from_public_bytes(public)
-    except (ImportError, UnsupportedAlgorithm):
-        raise NoteError("ML-DSA-44 is not offered by the installed `cryptography`; upgrade it") from None
-    key.verify(signature, message, context)
 
 
 def _counted(text: str) -> bytes:

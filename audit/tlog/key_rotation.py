@@ -6,14 +6,22 @@
    rotation that does not continue the chain is refused, and so is a checkpoint outside its key's sizes: an old key
    that leaks later signs nothing new.
 3. A rotation's text has exactly one form.
+4. A rotation is a *handover* where it is a leaf of the system log: who trusts one key of a ledger needs no other. It
+   vouches for the tree it names, which has to be the beginning of what the next key signs.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.tlog.backend import parse_json
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint
 from kvcustody.audit.tlog.merkle import HASH_BYTES, TreeHead
 from kvcustody.audit.tlog.signed_note import (
@@ -28,6 +36,7 @@ from kvcustody.audit.tlog.signed_note import (
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement, verify_statement
 
 ROTATION = "kvcustody/key-rotation@1"
+SIGNING_KEY_KIND = "signing-key"
 _FIELDS = ("from", "to", "size", "root", "time")
 
 
@@ -102,6 +111,52 @@ def check_period(signed: SignedCheckpoint, periods: Sequence[KeyPeriod]) -> None
                 f"key `{line.key.name}` ({line.key.key_id.hex()}) may not sign a tree of `{size}` leaves"
             )
             raise NoteError(problem, name=line.key.name, size=size)
+
+
+def handover_note(leaf: bytes) -> bytes | None:
+    """The note of two keys in a leaf; None for any other leaf, a first key's among them. Raises `NoteError`."""
+    try:
+        body = parse_json(leaf)
+        return (
+            base64.b64decode(body["record"], validate=True) or None
+            if body["kind"] == SIGNING_KEY_KIND
+            else None
+        )
+    except (binascii.Error, KeyError, TypeError, ValueError):
+        raise NoteError("the leaf of a signing key is malformed") from None
+
+
+def handover_leaves(connection: Connection, below: int | None = None) -> list[tuple[int, bytes]]:
+    """(idx, leaf) of every handover among the first `below` leaves of the system log, in order."""
+    query = (
+        select(events.c.idx, events.c.leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(logs.c.name == SYSTEM, events.c.kind == SIGNING_KEY_KIND)
+        .order_by(events.c.idx)
+    )
+    if below is not None:
+        query = query.where(events.c.idx < below)
+    found = [(row.idx, bytes(row.leaf)) for row in connection.execute(query)]
+    return [(idx, leaf) for idx, leaf in found if handover_note(leaf) is not None]
+
+
+def follow_handovers(trusted: Sequence[VerifierKey], leaves: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
+    """Every key that the trusted ones lead to, with the sizes it may sign (rule 4); `NoteError` for a broken chain."""
+    notes = [note for note in map(handover_note, leaves) if note is not None]
+    olds = [parse_rotation(note).old for note in notes]
+    periods: dict[KeyPeriod, None] = {}
+    for key in trusted:
+        start = olds.index(key) if key in olds else len(notes)
+        periods |= dict.fromkeys(key_periods(key, notes[start:]))
+    return tuple(periods)
+
+
+def parse_handover_leaf(leaf: bytes) -> KeyRotation:
+    """What a handover's leaf says; raises `NoteError` where it is none."""
+    note = handover_note(leaf)
+    if note is None:
+        raise NoteError("a leaf is not a handover of the signing key")
+    return parse_rotation(note)
 
 
 def _within(period: KeyPeriod, key: VerifierKey, size: int) -> bool:

@@ -54,6 +54,14 @@ class TimestampAuthority:
                 f"the certificates of authority `{name}` cannot be read: {problem}"
             ) from None
 
+    def stamped_at_us(self, token: bytes, text: bytes) -> int | None:
+        """When its token says that the text existed (UTC µs); None where this is no token of it over the text."""
+        _client()  # whether it is installed is no matter of the token
+        try:
+            return check(self, token, text)
+        except TimestampError:
+            return None
+
 
 def stamp(engine: Engine, authority: TimestampAuthority, *, timeout_seconds: float = 10.0) -> tuple[int, int]:
     """Have the newest signed checkpoint stamped, and keep the token; its size and the stated time (µs UTC).

@@ -6,9 +6,9 @@
    older leaves every other sub-log as it was left.
 3. A head is trusted only through all three: the opening gives the leaf, the path gives the root, and the root stands
    in a checkpoint that a trusted key signed. A leaf of a sub-log needs its own path besides.
-4. Successive heads of one sub-log must extend each other. Whoever holds the openings checks it (`RootAudit`): the
-   holder of one sub-log's openings for that sub-log; an auditor with all of them for all, and for leaves that nobody
-   opened. A second, hidden line of heads is invisible to a holder who is shown only the first.
+4. Successive heads of one sub-log must extend each other. Whoever holds its leaves and the openings checks it: a whole
+   export has both (`verify_export`). A second, hidden line of heads is invisible to a holder who is shown only the
+   first.
 
 A head's proof is a c2sp.org/tlog-proof whose extra data is the opening. A leaf's proof is one line of kind,
 index and path in the sub-log, an empty line, and the head's proof.
@@ -19,21 +19,20 @@ from __future__ import annotations
 import base64
 import hmac
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvcustody.audit.tlog.checkpoint import Checkpoint, SignedCheckpoint, open_checkpoint
 from kvcustody.audit.tlog.merkle import EMPTY_ROOT, HASH_BYTES, SIZE_MAX, TreeHead, leaf_hash
-from kvcustody.audit.tlog.proofs import PATH_HASHES_MAX, ProofError, check_consistency, check_inclusion
+from kvcustody.audit.tlog.proofs import PATH_HASHES_MAX, ProofError, check_inclusion
 from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, NoteError, VerifierKey, decode_base64
 
 SALT_BYTES = 32
-NAME_BYTES_MAX = 1024
+LOG_NAME_BYTES_MAX = 1024
 _DOMAIN = b"kvcustody/sub-log-head@1\0"
 _HEAD_PROOF = "c2sp.org/tlog-proof@v1"
 _LEAF_PROOF = "kvcustody/leaf-proof@1"
-_hmac = hmac.digest
 
 
 class RootLeafOpening(NamedTuple):
@@ -56,7 +55,7 @@ class RootLeafOpening(NamedTuple):
         """What `to_bytes` made; raises `ProofError` for anything else."""
         fixed = SALT_BYTES + 8 + HASH_BYTES
         try:
-            name = data[fixed:].decode() if fixed < len(data) <= fixed + NAME_BYTES_MAX else ""
+            name = data[fixed:].decode() if fixed < len(data) <= fixed + LOG_NAME_BYTES_MAX else ""
         except UnicodeDecodeError:
             name = ""
         size = int.from_bytes(data[SALT_BYTES : SALT_BYTES + 8], "big")
@@ -68,7 +67,7 @@ class RootLeafOpening(NamedTuple):
 
 def commitment(name: bytes, size: int, root: bytes, salt: bytes) -> bytes:
     """The root leaf that an opening of these opens: `RootLeafOpening.commitment` where only the leaf is wanted."""
-    return _hmac(salt, _DOMAIN + size.to_bytes(8, "big") + root + name, "sha256")
+    return hmac.digest(salt, _DOMAIN + size.to_bytes(8, "big") + root + name, "sha256")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class HeadProof:
     def to_bytes(self) -> bytes:
         """The proof as a tlog-proof file."""
         extra = base64.b64encode(self.opening.to_bytes()).decode()
-        return _lines(f"{_HEAD_PROOF}\nextra {extra}", self.index, self.path).encode() + self.note
+        return _proof_lines(f"{_HEAD_PROOF}\nextra {extra}", self.index, self.path).encode() + self.note
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class LeafProof:
 
     def to_bytes(self) -> bytes:
         """The proof as a file."""
-        return _lines(_LEAF_PROOF, self.index, self.path).encode() + self.head.to_bytes()
+        return _proof_lines(_LEAF_PROOF, self.index, self.path).encode() + self.head.to_bytes()
 
 
 class SealedHead(NamedTuple):
@@ -110,7 +109,7 @@ class SealedHead(NamedTuple):
 def seal(heads: Mapping[str, TreeHead]) -> tuple[RootLeafOpening, ...]:
     """Fresh openings for the sub-logs of a batch, in name order; their commitments are the root log's next leaves."""
     for name in heads:
-        if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+        if not 0 < len(name.encode()) <= LOG_NAME_BYTES_MAX:
             raise ProofError(f"the name of a sub-log has `{len(name)}` characters", name=name)
     salts = secrets.token_bytes(SALT_BYTES * len(heads))  # one call of the kernel, not one for each
     return tuple(
@@ -121,16 +120,16 @@ def seal(heads: Mapping[str, TreeHead]) -> tuple[RootLeafOpening, ...]:
 
 def parse_head_proof(data: bytes) -> HeadProof:
     """A head's proof from its bytes, not checked yet; raises `ProofError`."""
-    lines, note = _split(data)
+    lines, note = _split_proof(data)
     if len(lines) < 3 or lines[0] != _HEAD_PROOF or not lines[1].startswith("extra "):
         raise ProofError("bytes are not the proof of a sub-log's head")
-    opening = RootLeafOpening.from_bytes(_decoded(lines[1].removeprefix("extra "), "opening"))
+    opening = RootLeafOpening.from_bytes(_decode_line(lines[1].removeprefix("extra "), "opening"))
     return HeadProof(opening, *_index_and_path(lines[2:]), note)
 
 
 def parse_leaf_proof(data: bytes) -> LeafProof:
     """A leaf's proof from its bytes, not checked yet; raises `ProofError`."""
-    lines, rest = _split(data)
+    lines, rest = _split_proof(data)
     if len(lines) < 2 or lines[0] != _LEAF_PROOF:
         raise ProofError("bytes are not the proof of a leaf")
     return LeafProof(*_index_and_path(lines[1:]), parse_head_proof(rest))
@@ -142,9 +141,14 @@ def check_head(
     *,
     witnesses: Sequence[VerifierKey] = (),
     witness_threshold: int = 0,
+    signed: SignedCheckpoint | None = None,
 ) -> SealedHead:
-    """The head that a proof seals; raises `NoteError` or `ProofError` (rule 3)."""
-    signed = open_checkpoint(proof.note, keys, witnesses=witnesses, witness_threshold=witness_threshold)
+    """The head that a proof seals; raises `NoteError` or `ProofError` (rule 3).
+
+    `signed` is what the proof's own note was opened to already, by these keys, where it was.
+    """
+    if signed is None:
+        signed = open_checkpoint(proof.note, keys, witnesses=witnesses, witness_threshold=witness_threshold)
     check_inclusion(leaf_hash(proof.opening.commitment()), proof.index, signed.checkpoint.head, proof.path)
     return SealedHead(proof.opening.name, proof.opening.head, signed)
 
@@ -156,38 +160,14 @@ def check_leaf(
     *,
     witnesses: Sequence[VerifierKey] = (),
     witness_threshold: int = 0,
+    signed: SignedCheckpoint | None = None,
 ) -> SealedHead:
     """The sealed head under which `leaf` is at the proof's index; raises `NoteError` or `ProofError` (rule 3)."""
-    sealed = check_head(proof.head, keys, witnesses=witnesses, witness_threshold=witness_threshold)
+    sealed = check_head(
+        proof.head, keys, witnesses=witnesses, witness_threshold=witness_threshold, signed=signed
+    )
     check_inclusion(leaf_hash(leaf), proof.index, sealed.head, proof.path)
     return sealed
-
-
-class RootAudit:
-    """Goes through a root log leaf by leaf with its openings, and says what does not hold (rule 4)."""
-
-    def __init__(self) -> None:
-        self.latest: dict[str, TreeHead] = {}
-        self.unopened = 0
-        self.problems: list[str] = []
-        self._next = 0
-
-    def take(self, leaf: bytes, opening: RootLeafOpening | None, consistency: Iterable[bytes] = ()) -> None:
-        """The next root leaf, its opening, and the sub-log's proof from its previous head to this one."""
-        index, self._next = self._next, self._next + 1
-        if opening is None:
-            self.unopened += 1
-            return
-        if not hmac.compare_digest(opening.commitment(), leaf):
-            self.problems.append(f"root leaf {index} is not what its opening (`{opening.name}`) says")
-            return
-        before = self.latest.get(opening.name, TreeHead(0, EMPTY_ROOT))
-        try:
-            check_consistency(before, opening.head, tuple(consistency))
-        except ProofError as problem:
-            self.problems.append(f"root leaf {index}, sub-log `{opening.name}`: {problem.message}")
-            return
-        self.latest[opening.name] = opening.head
 
 
 def root_checkpoint(origin: str, head: TreeHead) -> Checkpoint:
@@ -195,12 +175,12 @@ def root_checkpoint(origin: str, head: TreeHead) -> Checkpoint:
     return Checkpoint(origin, head.size, head.root)
 
 
-def _lines(start: str, index: int, path: Sequence[bytes]) -> str:
+def _proof_lines(start: str, index: int, path: Sequence[bytes]) -> str:
     hashes = "".join(base64.b64encode(hash_).decode() + "\n" for hash_ in path)
     return f"{start}\nindex {index}\n{hashes}\n"
 
 
-def _split(data: bytes) -> tuple[list[str], bytes]:
+def _split_proof(data: bytes) -> tuple[list[str], bytes]:
     """The lines before the first empty line, and all that follows it."""
     head, found, rest = data.partition(b"\n\n")
     if not found or len(data) > 2 * NOTE_BYTES_MAX or not head.isascii():
@@ -214,10 +194,10 @@ def _index_and_path(lines: list[str]) -> tuple[int, tuple[bytes, ...]]:
         raise ProofError("a proof has a malformed index")
     if len(lines) > 1 + PATH_HASHES_MAX:
         raise ProofError(f"a path of `{len(lines) - 1}` hashes is longer than any tree's")
-    return int(number), tuple(_decoded(line, "path") for line in lines[1:])
+    return int(number), tuple(_decode_line(line, "path") for line in lines[1:])
 
 
-def _decoded(text: str, what: str) -> bytes:
+def _decode_line(text: str, what: str) -> bytes:
     try:
         return decode_base64(text, what)
     except NoteError as problem:

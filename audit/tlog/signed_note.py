@@ -35,6 +35,12 @@ class NoteError(LedgerError):
     code = "KVC622"
 
 
+class CannotCheckError(LedgerError):
+    """What would be needed to check this is not installed here: no verdict, neither way."""
+
+    code = "KVC625"
+
+
 SigningKind = Literal["ed25519", "ml-dsa-44"]
 """What settings and commands call the kinds of key that may sign a ledger."""
 

@@ -82,6 +82,21 @@ def decode_bundle(data: bytes, width: int) -> list[bytes]:
     return leaves
 
 
+def read_plain_file(folder: Path, path: str, bytes_max: int) -> bytes:
+    """A file's bytes; raises `ExportError` for what is missing, longer, or not a plain file (rule 3)."""
+    try:
+        descriptor = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as problem:
+        raise ExportError(f"`{path}` cannot be read: {problem.strerror}", path=path) from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > bytes_max:
+            raise ExportError(f"`{path}` is not a plain file of at most {bytes_max} bytes", path=path)
+        return os.read(descriptor, status.st_size)
+    finally:
+        os.close(descriptor)
+
+
 class TileFolder:
     """Reads one exported log; the source of proofs from files."""
 
@@ -102,27 +117,11 @@ class TileFolder:
         path = tile_path(ENTRIES, index, width)
         try:
             if width == TILE_WIDTH or os.path.lexists(self.folder / path):
-                return decode_bundle(self.file(path, _BUNDLE_BYTES_MAX), width)
+                return decode_bundle(read_plain_file(self.folder, path, _BUNDLE_BYTES_MAX), width)
             path = tile_path(ENTRIES, index)
-            return decode_bundle(self.file(path, _BUNDLE_BYTES_MAX), TILE_WIDTH)[:width]
+            return decode_bundle(read_plain_file(self.folder, path, _BUNDLE_BYTES_MAX), TILE_WIDTH)[:width]
         except ExportError as problem:
             raise ExportError(f"`{path}`: {problem.message}", index=index, width=width) from None
-
-    def file(self, path: str, bytes_max: int) -> bytes:
-        """A file's bytes; raises `ExportError` for what is missing, longer, or not a plain file (rule 3)."""
-        try:
-            descriptor = os.open(
-                self.folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            )
-        except OSError as problem:
-            raise ExportError(f"`{path}` cannot be read: {problem.strerror}", path=path) from None
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > bytes_max:
-                raise ExportError(f"`{path}` is not a plain file of at most {bytes_max} bytes", path=path)
-            return os.read(descriptor, status.st_size)
-        finally:
-            os.close(descriptor)
 
     def _either(self, level: int, index: int, width: int, bytes_max: int) -> bytes:
         path = tile_path(level, index, width)
@@ -130,7 +129,7 @@ class TileFolder:
             path = tile_path(
                 level, index
             )  # the log has grown: C2SP lets a full tile stand for its partial ones
-        return self.file(path, bytes_max)
+        return read_plain_file(self.folder, path, bytes_max)
 
 
 def write_export(

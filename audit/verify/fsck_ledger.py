@@ -31,8 +31,13 @@ from kvcustody.audit.schema.trees import (
 )
 from kvcustody.audit.tlog.checkpoint import open_checkpoint, parse_checkpoint
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.key_handover import follow_handovers, handover_leaves, parse_handover_leaf
-from kvcustody.audit.tlog.key_rotation import KeyPeriod, check_period
+from kvcustody.audit.tlog.key_rotation import (
+    KeyPeriod,
+    check_period,
+    follow_handovers,
+    handover_leaves,
+    parse_handover_leaf,
+)
 from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes

@@ -1,11 +1,14 @@
-"""Checks an export of the ledger offline, against the public keys that the reader trusts.
+"""Checks what left a ledger (an export, or one leaf with its proof) offline, against keys that the reader trusts.
 
 1. Everything is recomputed from the leaves; what the manifest says counts only where it agrees.
 2. A bad export is a report with problems, never an exception. The first bad leaf is not named here (a file's digest
    narrows it down to a file): `audit fsck` on the database does that.
 3. The report always says what was not shown (`limits`), the lack of a witness first of all.
-4. It is independent of `verify_kvcustody.py`, which shares no code with it; tests hold their verdicts equal.
+4. The stand-alone `verify_kvcustody.py` is this module with what it needs (`audit/exports/amalgamate.py`). What is
+   reached from here takes from packages what `tlog/backend.py` has, and nothing else.
 5. The folder holds exactly the files that the manifest names (`what_belongs`): a stray log or tile is a problem.
+6. What the export encloses is tied to the signed checkpoint: a handover of the signing key is a leaf of the system log
+   and speaks of a tree that is the beginning of the signed one, and so does a timestamp.
 """
 
 from __future__ import annotations
@@ -16,11 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-import orjson
-
-from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events import HANDOVER_BYTES_MAX, SYSTEM
+from kvcustody.audit.exports.enclosures import LEAF, PROOF, TEXT, TOKEN, Enclosed
 from kvcustody.audit.exports.file_formats import LeafFormat, leaves_of
 from kvcustody.audit.exports.manifest import (
     MANIFEST,
@@ -28,19 +30,41 @@ from kvcustody.audit.exports.manifest import (
     ExportedLog,
     ExportFile,
     ExportManifest,
+    parse_manifest,
     root_line,
 )
 from kvcustody.audit.processes.marked_processes import Marked, marked_processes
 from kvcustody.audit.processes.work_periods import ENDS, STARTED
-from kvcustody.audit.tlog.checkpoint import SignedCheckpoint
-from kvcustody.audit.tlog.key_handover import KIND, handover_note
-from kvcustody.audit.tlog.merkle import EMPTY, EMPTY_ROOT, Frontier, TreeHead, leaf_hashes
-from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority
-from kvcustody.audit.tlog.root_log import RootLeafOpening, check_head, parse_head_proof
-from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, VerifierKey, parse_note, parse_vkey
-from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError, TileFolder
-from kvcustody.audit.verify.expected_heads import DueHeads, KeptHead
-from kvcustody.audit.verify.verify_enclosures import StampVerdict, check_stamps, open_signed
+from kvcustody.audit.tlog.backend import parse_json
+from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint, parse_checkpoint
+from kvcustody.audit.tlog.key_rotation import (
+    SIGNING_KEY_KIND,
+    check_period,
+    follow_handovers,
+    handover_note,
+    parse_handover_leaf,
+)
+from kvcustody.audit.tlog.merkle import EMPTY, EMPTY_ROOT, HASH_BYTES, Frontier, TreeHead, leaf_hashes
+from kvcustody.audit.tlog.proofs import check_consistency
+from kvcustody.audit.tlog.root_log import (
+    HeadProof,
+    RootLeafOpening,
+    SealedHead,
+    check_head,
+    check_leaf,
+    parse_head_proof,
+    parse_leaf_proof,
+)
+from kvcustody.audit.tlog.signed_note import (
+    NOTE_BYTES_MAX,
+    CannotCheckError,
+    NoteError,
+    VerifierKey,
+    decode_base64,
+    parse_note,
+    parse_vkey,
+)
+from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError, read_plain_file
 from kvcustody.audit.verify.what_belongs import strays
 from kvcustody.errors import LedgerError
 
@@ -48,6 +72,7 @@ _STEP = 1 << 12
 _LIVES = frozenset({STARTED, *ENDS})
 _STRAYS_MAX = 100
 _MANIFEST_BYTES_MAX = 1 << 28
+_TOKEN_BYTES_MAX = 1 << 18
 NO_WITNESS = (
     "split views and cut tails are undetected: no witness's signature was checked, so whoever kept no "
     "earlier head cannot know whether others were shown the same log, or whether it was longer"
@@ -56,6 +81,43 @@ NOT_RECORDED = "whether everything was recorded: see conservation and coverage"
 NOT_TRUE = "whether what was recorded is true: a leaf proves what was written, and no more"
 
 Progress = Callable[[str, int, int], None]
+
+
+class KeptHead(NamedTuple):
+    """A head of a sub-log that the reader kept from earlier."""
+
+    log: str
+    head: TreeHead
+
+
+def parse_kept_head(text: str) -> KeptHead:
+    """A head from `LOG SIZE ROOT`, as proofs and exports show it; raises `NoteError`."""
+    parts = text.rsplit(" ", 2)
+    if len(parts) != 3 or not (parts[1].isascii() and parts[1].isdigit() and len(parts[1]) <= 19):
+        raise NoteError(f"`{text[:80]}` is not `LOG SIZE ROOT`")
+    root = decode_base64(parts[2], "root")
+    if len(root) != HASH_BYTES:
+        raise NoteError(f"`{text[:80]}` is not `LOG SIZE ROOT`")
+    return KeptHead(parts[0], TreeHead(int(parts[1]), root))
+
+
+class StampAuthority(Protocol):
+    """A timestamp authority (RFC 3161) whose certificate the reader brings."""
+
+    @property
+    def name(self) -> str:
+        """What verdicts call it."""
+
+    def stamped_at_us(self, token: bytes, text: bytes) -> int | None:
+        """When its token says that the text existed (UTC µs); None where this is no token of it over the text."""
+
+
+class StampVerdict(NamedTuple):
+    """A checkpoint of so many root leaves existed at this time (UTC µs), says an authority that the reader trusts."""
+
+    authority: str
+    size: int
+    at_us: int
 
 
 @dataclass(slots=True)
@@ -133,10 +195,12 @@ def verify_export(
     witnesses: Sequence[str] = (),
     witness_threshold: int = 0,
     kept: Sequence[KeptHead] = (),
-    authorities: Sequence[TimestampAuthority] = (),
+    authorities: Sequence[StampAuthority] = (),
     progress: Progress | None = None,
 ) -> ExportVerdict:
-    """Check every byte of an export by these vkeys (rule 1, rule 2). Raises `NoteError` for a malformed key of yours.
+    """Check every byte of an export by these vkeys (rule 1, rule 2).
+
+    Raises `NoteError` for a malformed key of yours, `CannotCheckError` where what it takes is not installed.
 
     Keys that yours handed over to on record are followed. Each of `authorities` has to have stamped a checkpoint that
     this one extends; their certificates are yours, too.
@@ -145,6 +209,8 @@ def verify_export(
     verdict = ExportVerdict()
     try:
         _Check(folder, verdict, kept, progress).run(trusted, cosigners, witness_threshold, authorities)
+    except CannotCheckError:
+        raise
     except LedgerError as problem:
         verdict.problems.append(problem.message)
     except OSError as problem:
@@ -152,12 +218,29 @@ def verify_export(
     return verdict
 
 
+def verify_leaf(
+    leaf: bytes,
+    proof: bytes,
+    keys: Sequence[str],
+    *,
+    witnesses: Sequence[str] = (),
+    witness_threshold: int = 0,
+) -> tuple[SealedHead, int]:
+    """The head that one leaf stands under by its proof (`audit prove --out`), and its place there.
+
+    Raises `NoteError` or `ProofError` where the proof does not show it.
+    """
+    trusted, cosigners = [parse_vkey(key) for key in keys], [parse_vkey(key) for key in witnesses]
+    parsed = parse_leaf_proof(proof)
+    sealed = check_leaf(parsed, leaf, trusted, witnesses=cosigners, witness_threshold=witness_threshold)
+    return sealed, parsed.index
+
+
 class _Check:
     def __init__(
         self, folder: Path, verdict: ExportVerdict, kept: Sequence[KeptHead], progress: Progress | None
     ) -> None:
         self._folder = folder
-        self._files = TileFolder(folder)
         self._verdict = verdict
         self._kept = kept
         self._progress = progress
@@ -169,19 +252,17 @@ class _Check:
         trusted: Sequence[VerifierKey],
         cosigners: Sequence[VerifierKey],
         witness_threshold: int,
-        authorities: Sequence[TimestampAuthority],
+        authorities: Sequence[StampAuthority],
     ) -> None:
         verdict = self._verdict
-        self._note = self._files.file(CHECKPOINT, NOTE_BYTES_MAX)
-        manifest = ExportManifest.from_bytes(self._files.file(MANIFEST, _MANIFEST_BYTES_MAX))
-        found = open_signed(
-            self._files, self._note, manifest.handovers, trusted, cosigners, witness_threshold
-        )
-        verdict.signed, verdict.handovers = found.signed, len(found.handovers)
-        verdict.origin, verdict.root = found.signed.checkpoint.origin, found.signed.checkpoint.head
-        self._trusted = found.keys
+        self._note = self._file(CHECKPOINT, NOTE_BYTES_MAX)
+        self._text = parse_note(self._note).text
+        manifest = parse_manifest(self._file(MANIFEST, _MANIFEST_BYTES_MAX))
+        signed = self._open_signed(manifest.handovers, trusted, cosigners, witness_threshold)
+        verdict.signed, verdict.handovers = signed, len(manifest.handovers)
+        verdict.origin, verdict.root = signed.checkpoint.origin, signed.checkpoint.head
         verdict.unchecked_stamps = 0 if authorities else len(manifest.stamps)
-        verdict.stamps = check_stamps(self._files, manifest.stamps, verdict.root, verdict.origin, authorities)
+        self._check_stamps(manifest.stamps, authorities)
         self._check_files(manifest)
         names = [log.name for log in manifest.logs]
         if len(set(names)) != len(names):
@@ -196,6 +277,71 @@ class _Check:
         for kept in self._kept:
             if kept.log not in names:
                 verdict.problems.append(f"log `{kept.log}`, whose head was kept, is not in the export")
+
+    def _file(self, path: str, bytes_max: int) -> bytes:
+        return read_plain_file(self._folder, path, bytes_max)
+
+    def _opened(self, proof: HeadProof) -> SignedCheckpoint | None:
+        """The signed checkpoint where the proof ends in that very note: one signature is then checked once."""
+        return self._signed if proof.note == self._note else None
+
+    def _open_signed(
+        self,
+        entries: Sequence[Enclosed],
+        trusted: Sequence[VerifierKey],
+        cosigners: Sequence[VerifierKey],
+        witness_threshold: int,
+    ) -> SignedCheckpoint:
+        """The checkpoint, by keys that the reader trusts or that these handed over to on record (rule 6).
+
+        Raises `NoteError`, `ProofError` or `ExportError`: also for a key that signed past its handover.
+        """
+        leaves = [self._file(entry.place + LEAF, HANDOVER_BYTES_MAX) for entry in entries]
+        periods = follow_handovers(trusted, leaves)
+        self._trusted = tuple(dict.fromkeys(period.key for period in periods))
+        signed = self._signed = open_checkpoint(
+            self._note, self._trusted, witnesses=cosigners, witness_threshold=witness_threshold
+        )
+        check_period(signed, periods)
+        places = set()
+        for entry, leaf in zip(entries, leaves, strict=True):
+            proof = parse_leaf_proof(self._file(entry.place + PROOF, 4 * NOTE_BYTES_MAX))
+            if parse_note(proof.head.note).text != self._text:
+                raise ExportError(f"`{entry.place}` is under another checkpoint")
+            if check_leaf(proof, leaf, self._trusted, signed=self._opened(proof.head)).name != SYSTEM:
+                raise ExportError(f"`{entry.place}` is not a leaf of the system log")
+            check_consistency(parse_handover_leaf(leaf).head, signed.checkpoint.head, entry.path)
+            places.add(proof.index)
+        if len(places) != len(entries):
+            raise ExportError("a handover of the signing key is listed twice")
+        return signed
+
+    def _check_stamps(self, entries: Sequence[Enclosed], authorities: Sequence[StampAuthority]) -> None:
+        """Every token that verifies by one of the reader's authorities, over a checkpoint that the signed one extends.
+
+        Raises `ProofError` or `ExportError` where an entry is about another ledger or history, and where an authority
+        has no token here that verifies.
+        """
+        verdict = self._verdict
+        for entry in entries:
+            text = self._file(entry.place + TEXT, NOTE_BYTES_MAX)
+            token = self._file(entry.place + TOKEN, _TOKEN_BYTES_MAX)
+            try:
+                stamped = parse_checkpoint(text.decode())
+            except UnicodeDecodeError:
+                raise ExportError(f"`{entry.place}` is not the text of a checkpoint") from None
+            if stamped.origin != verdict.origin:
+                raise ExportError(f"`{entry.place}` is a timestamp of `{stamped.origin}`")
+            check_consistency(stamped.head, verdict.root, entry.path)
+            for (
+                authority
+            ) in authorities:  # another's token is none of its; each of the reader's has to have one
+                at_us = authority.stamped_at_us(token, text)
+                if at_us is not None:
+                    verdict.stamps.append(StampVerdict(authority.name, stamped.size, at_us))
+        for authority in authorities:
+            if not any(stamp.authority == authority.name for stamp in verdict.stamps):
+                raise ExportError(f"no timestamp in this export verifies as one of `{authority.name}`")
 
     def _check_marked(self, manifest: ExportManifest) -> None:
         """The leaves decide which processes are replayed, where all of the system log is here; else the manifest."""
@@ -236,7 +382,7 @@ class _Check:
 
     def _root_leaf(self, line: bytes, heads: dict[str, dict[int, bytes]]) -> bytes:
         try:
-            value = orjson.loads(line)
+            value = parse_json(line)
             leaf = bytes.fromhex(value["leaf"])
             opened = None if value["opening"] is None else bytes.fromhex(value["opening"])
         except (ValueError, KeyError, TypeError):
@@ -259,9 +405,9 @@ class _Check:
         return leaf
 
     def _log(self, log: ExportedLog, form: LeafFormat) -> None:
-        proof = parse_head_proof(self._files.file(f"{log.folder}/{HEAD_PROOF}", 2 * NOTE_BYTES_MAX))
-        sealed = check_head(proof, self._trusted)
-        if parse_note(proof.note).text != parse_note(self._note).text:
+        proof = parse_head_proof(self._file(f"{log.folder}/{HEAD_PROOF}", 2 * NOTE_BYTES_MAX))
+        sealed = check_head(proof, self._trusted, signed=self._opened(proof))
+        if parse_note(proof.note).text != self._text:
             raise ExportError(f"the head of `{log.name}` is under another checkpoint")
         if (sealed.name, sealed.head) != (log.name, log.head):
             raise ExportError(f"`{log.folder}` holds log `{sealed.name}`, and the manifest says `{log.name}`")
@@ -281,7 +427,7 @@ class _Check:
                 due.check(frontier, hashes := leaf_hashes(leaves))
                 frontier = frontier.extend(hashes).frontier
                 digest.update(b"".join(leaf + b"\n" for leaf in leaves))
-                self._lives += _note(found, leaves, frontier.size - len(leaves))
+                self._lives += _take_leaves(found, leaves, frontier.size - len(leaves))
                 if self._progress is not None:
                     self._progress(log.name, frontier.size - log.range.first, log.leaves)
             if frontier.size - file.first != file.leaves:
@@ -308,7 +454,42 @@ class _Check:
             yield some
 
 
-def _note(found: LogVerdict, leaves: Sequence[bytes], first: int) -> list[dict[str, Any]]:
+class DueHeads:
+    """Heads of one log that its leaves must give on the way: those of the root log, and those that were kept."""
+
+    def __init__(
+        self, name: str, heads: dict[str, dict[int, bytes]] | None, kept: Sequence[KeptHead]
+    ) -> None:
+        self._name = name
+        due = [TreeHead(*head) for head in (heads or {}).get(name, {}).items()]
+        due += [item.head for item in kept if item.log == name]
+        self._due = sorted(due, reverse=True)
+        self._past = 0
+
+    def check(self, frontier: Frontier, hashes: Sequence[bytes]) -> None:
+        """Raise `ExportError` where a head within these leaves is not what they give."""
+        end = frontier.size + len(hashes)
+        while self._due and self._due[-1][0] <= end:
+            size, root = self._due.pop()
+            if size < frontier.size:
+                self._past += 1
+                continue
+            frontier, hashes = (
+                frontier.extend(hashes[: size - frontier.size]).frontier,
+                hashes[size - frontier.size :],
+            )
+            if frontier.root() != root:
+                raise ExportError(f"`{self._name}` had another history at `{size}` leaves")
+
+    def unchecked(self, first: int, size: int) -> int:
+        """How many heads could not be compared; raises `ExportError` for one beyond the log's end: it was cut."""
+        beyond = [due for due in self._due if due[0] > size]
+        if beyond:
+            raise ExportError(f"`{self._name}` was cut: it had `{beyond[0][0]}` leaves, and has {size}")
+        return self._past + len(self._due)
+
+
+def _take_leaves(found: LogVerdict, leaves: Sequence[bytes], first: int) -> list[dict[str, Any]]:
     """What kinds of leaves there are, and when; raises `ExportError` for one that is none, or is another log's.
 
     Those about the lives of processes are given back.
@@ -316,14 +497,14 @@ def _note(found: LogVerdict, leaves: Sequence[bytes], first: int) -> list[dict[s
     lives: list[dict[str, Any]] = []
     for idx, leaf in enumerate(leaves, first):
         try:
-            body: dict[str, Any] = orjson.loads(leaf)
+            body: dict[str, Any] = parse_json(leaf)
             log, kind, moment = body["log"], body["kind"], int(body["at_us"])
         except (ValueError, KeyError, TypeError):
             raise ExportError(f"leaf `{idx}` of `{found.name}` is not a leaf") from None
         if log != found.name:
             raise ExportError(f"leaf `{idx}` of `{found.name}` says that it belongs to `{log}`")
         found.kinds[kind] += 1
-        found.handovers += kind == KIND and handover_note(leaf) is not None
+        found.handovers += kind == SIGNING_KEY_KIND and handover_note(leaf) is not None
         found.first_us = min(found.first_us or moment, moment)
         found.last_us = max(found.last_us, moment)
         if kind in _LIVES and found.name == SYSTEM:

@@ -31,7 +31,15 @@ from kvcustody.audit.tlog.merkle import (
 from kvcustody.audit.tlog.proofs import TILE_WIDTH, tile_width, tree_root
 from kvcustody.audit.tlog.root_log import check_head, parse_head_proof
 from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, parse_vkey
-from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError, TileFolder, tile_path, tile_paths
+from kvcustody.audit.tlog.tiles import (
+    CHECKPOINT,
+    HEAD_PROOF,
+    ExportError,
+    TileFolder,
+    read_plain_file,
+    tile_path,
+    tile_paths,
+)
 from kvcustody.audit.verify.what_belongs import strays
 from kvcustody.errors import LedgerError
 
@@ -99,13 +107,13 @@ def verify_export(
     try:
         named = CHECKPOINT if os.path.lexists(folder / CHECKPOINT) else HEAD_PROOF
         if named == CHECKPOINT:
-            note = files.file(CHECKPOINT, NOTE_BYTES_MAX)
+            note = read_plain_file(folder, CHECKPOINT, NOTE_BYTES_MAX)
             report.signed = open_checkpoint(
                 note, keys, witnesses=cosigners, witness_threshold=witness_threshold
             )
             report.name, head = report.signed.checkpoint.origin, report.signed.checkpoint.head
         else:
-            proof = parse_head_proof(files.file(HEAD_PROOF, 2 * NOTE_BYTES_MAX))
+            proof = parse_head_proof(read_plain_file(folder, HEAD_PROOF, 2 * NOTE_BYTES_MAX))
             sealed = check_head(proof, keys, witnesses=cosigners, witness_threshold=witness_threshold)
             report.name, head, report.signed = sealed
     except LedgerError as problem:

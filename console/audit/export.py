@@ -13,13 +13,17 @@ from kvcustody.audit.exports.export_writer import ExportSelection, pinned_size, 
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.processes.marked_processes import history
-from kvcustody.audit.tlog.merkle import HASH_BYTES, TreeHead
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority
-from kvcustody.audit.tlog.root_log import check_leaf, parse_leaf_proof
-from kvcustody.audit.tlog.signed_note import NoteError, decode_base64, parse_vkey
-from kvcustody.audit.verify.expected_heads import KeptHead
-from kvcustody.audit.verify.verify_export import ExportVerdict, Progress, verify_export
+from kvcustody.audit.tlog.signed_note import NoteError
+from kvcustody.audit.verify.verify_export import (
+    ExportVerdict,
+    KeptHead,
+    Progress,
+    parse_kept_head,
+    verify_export,
+    verify_leaf,
+)
 from kvcustody.audit.witness.status import newest_witnessed
 from kvcustody.console.audit.on_record import Unrecorded, record_taken
 from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
@@ -211,14 +215,10 @@ def _authorities(certificate: Path | None, roots: Path | None) -> list[Timestamp
 
 
 def _kept(text: str) -> KeptHead:
-    parts = text.rsplit(" ", 2)
     try:
-        root = decode_base64(parts[2], "root")
-        if len(parts) == 3 and len(root) == HASH_BYTES:
-            return KeptHead(parts[0], TreeHead(int(parts[1]), root))
-    except (IndexError, ValueError, NoteError):
-        pass
-    raise ConfigError(f"--head `{text[:80]}` is not `LOG SIZE ROOT`, as `audit prove` and exports show it")
+        return parse_kept_head(text)
+    except NoteError as problem:
+        raise ConfigError(f"--head {problem.message}, as `audit prove` and exports show it") from None
 
 
 def _progress(bar: Any) -> Progress:
@@ -250,11 +250,8 @@ def check_leaf_proof(
     """Check NAME.leaf by NAME.proof and say what they show; whether they are sound."""
     facts: dict[str, Any] = {"sound": False, "problems": []}
     try:
-        proof, leaf = parse_leaf_proof(path.read_bytes()), path.with_suffix(".leaf").read_bytes()
-        seals = [parse_vkey(text) for text in witnesses]
-        sealed = check_leaf(
-            proof, leaf, [parse_vkey(text) for text in keys], witnesses=seals, witness_threshold=threshold
-        )
+        leaf, proof = path.with_suffix(".leaf").read_bytes(), path.read_bytes()
+        sealed, idx = verify_leaf(leaf, proof, keys, witnesses=witnesses, witness_threshold=threshold)
     except OSError as problem:
         raise ConfigError(f"`{problem.filename}`: {problem.strerror}") from None
     except (NoteError, ProofError) as problem:
@@ -262,14 +259,12 @@ def check_leaf_proof(
     else:
         head = sealed.signed.checkpoint
         lines = {line.key.name: line.at_seconds for line in sealed.signed.witnesses}
-        facts |= {"sound": True, "log": sealed.name, "idx": proof.index, "size": sealed.head.size}
+        facts |= {"sound": True, "log": sealed.name, "idx": idx, "size": sealed.head.size}
         facts |= {"origin": head.origin, "checkpoint": head.size, "witnesses": lines, "not_shown": _NOT_SHOWN}
     if as_json:
         print_json(facts)
     elif facts["sound"]:
-        print(
-            f"sound: leaf {proof.index} of {sealed.name} ({sealed.head.size} leaves), as `{head.origin}` signed it"
-        )
+        print(f"sound: leaf {idx} of {sealed.name} ({sealed.head.size} leaves), as `{head.origin}` signed it")
         for line in _NOT_SHOWN:
             print(f"not shown: {line}")
     else:

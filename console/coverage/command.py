@@ -23,7 +23,7 @@ from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_export
 from kvcustody.audit.coverage.recount_process import open_recount
 from kvcustody.audit.coverage.summary import CoverageSummary, coverage
 from kvcustody.audit.database.gc_pause import gc_paused
-from kvcustody.audit.exports.manifest import MANIFEST, ExportManifest
+from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
 from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout, tell_history
@@ -141,7 +141,7 @@ def recompute(
 def _tell_marked(export: Path) -> None:
     """What the export itself says is replayed or generated; `kvcustody audit verify` holds it against the leaves."""
     try:
-        marked = ExportManifest.from_bytes((export / MANIFEST).read_bytes()).marked
+        marked = parse_manifest((export / MANIFEST).read_bytes()).marked
     except OSError as problem:
         raise ConfigError(f"`{export}` is no export: {problem.strerror}", path=export) from None
     if marked:

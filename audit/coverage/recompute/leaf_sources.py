@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select
 
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.exports.file_formats import leaves_of
-from kvcustody.audit.exports.manifest import MANIFEST, ExportManifest
+from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.tiles import ExportError
 
@@ -38,7 +38,7 @@ def leaves_in_export(folder: Path) -> Iterator[bytes]:
     Nothing is verified here: `kvcustody audit verify` does that, and comes first.
     """
     try:
-        manifest = ExportManifest.from_bytes((folder / MANIFEST).read_bytes())
+        manifest = parse_manifest((folder / MANIFEST).read_bytes())
     except OSError as problem:
         raise ExportError(f"export `{folder}`: {problem.strerror}", path=folder) from problem
     for log in manifest.logs:

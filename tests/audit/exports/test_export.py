@@ -1,14 +1,15 @@
-"""Exports (E1-E4, V1-V4): what is written verifies, what is changed does not, and two verifiers agree on it."""
+"""Exports: what is written verifies, what is changed does not, and three verifiers agree on it (`verifiers`)."""
 
 from __future__ import annotations
 
+import ast
 import base64
 import csv
+import hashlib
 import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,12 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from verifiers import ALONE, is_sound, run_alone, verify_both
+
+from kvcustody.audit.exports import amalgamate
 from kvcustody.audit.exports import file_formats as chunks
-from kvcustody.audit.exports import verify_standalone as lone
 from kvcustody.audit.exports.export_writer import ExportSelection, write_export
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.tlog.merkle import Frontier, TreeHead, leaf_hashes
@@ -26,8 +31,7 @@ from kvcustody.audit.tlog.signed_note import KeyKind, parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.tlog.tiles import ExportError
 from kvcustody.audit.verify import verify_export as export_verifier
-from kvcustody.audit.verify.expected_heads import KeptHead
-from kvcustody.audit.verify.verify_export import NO_WITNESS, verify_export
+from kvcustody.audit.verify.verify_export import NO_WITNESS, KeptHead
 
 FORMS = list(LeafFormat)
 
@@ -38,27 +42,14 @@ def folder(make_source: Callable[..., Any], tmp_path: Path) -> Path:
     return tmp_path / "export"
 
 
-def lone_says(folder: Path, key: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """The verifier that came with the export, alone in an isolated interpreter."""
-    program = [sys.executable, "-I", str(folder / "verify_kvcustody.py"), str(folder), "--key", key, *more]
-    return subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
-
-
-def lone_accepts(folder: Path, key: str) -> bool:
-    try:
-        lone.check_export(folder, key)
-    except (lone.Bad, OSError, ValueError, KeyError, TypeError, LookupError, csv.Error):
-        return False
-    return True
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_an_export_verifies_by_a_public_key_alone(
     make_source: Callable[..., Any], key: SigningKey, tmp_path: Path, form: LeafFormat
 ) -> None:
     source = make_source()
     made = write_export(tmp_path / "export", source, form=form, made_at_us=1, chunk_leaves=100)
-    verdict = verify_export(tmp_path / "export", [str(key.verifier)])
+    check = export_verifier.verify_export if form is LeafFormat.PARQUET else verify_both
+    verdict = check(tmp_path / "export", [str(key.verifier)])
     assert verdict.problems == [] and verdict.whole and verdict.leaves == made.leaves == 348
     assert {log.name: log.kinds.total() for log in verdict.logs} == {
         "system": 7,
@@ -66,23 +57,23 @@ def test_an_export_verifies_by_a_public_key_alone(
         "tenant/beta": 41,
     }
     assert NO_WITNESS in verdict.limits
-    said = lone_says(tmp_path / "export", str(key.verifier))
+    said = run_alone(tmp_path / "export", str(key.verifier))
     if form is LeafFormat.PARQUET:
         assert said.returncode == 2 and "audit verify" in said.stdout
     else:
-        assert said.returncode == 0 and "SOUND: 348 leaves" in said.stdout and "Split views" in said.stdout, (
+        assert said.returncode == 0 and "SOUND: 348 leaves" in said.stdout and "split views" in said.stdout, (
             said
         )
 
 
 def test_another_key_verifies_nothing(folder: Path) -> None:
     other = str(SigningKey.generate("ledger.example/test").verifier)
-    assert not verify_export(folder, [other]).ok
-    assert lone_says(folder, other).returncode == 1
+    assert not verify_both(folder, [other]).ok
+    assert run_alone(folder, other).returncode == 1
 
 
 def test_no_byte_of_an_export_can_be_changed(folder: Path, key: SigningKey, tmp_path: Path) -> None:
-    """A seeded sample of single-byte edits over all files that carry evidence: both verifiers refuse each."""
+    """A seeded sample of single-byte edits over all files that carry evidence: all verifiers refuse each."""
     chance = random.Random(4)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     evidence = [path for path in files if path.name not in ("verify_kvcustody.py", "manifest.json")]
@@ -92,10 +83,10 @@ def test_no_byte_of_an_export_can_be_changed(folder: Path, key: SigningKey, tmp_
         data = path.read_bytes()
         at = chance.randrange(len(data))
         path.write_bytes(data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :])
-        if verify_export(folder, [str(key.verifier)]).ok or lone_accepts(folder, str(key.verifier)):
+        if is_sound(folder, str(key.verifier)):
             survived.append((path.name, at))
         path.write_bytes(data)
-    assert survived == [] and verify_export(folder, [str(key.verifier)]).ok
+    assert survived == [] and is_sound(folder, str(key.verifier))
 
 
 def rewrite(folder: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
@@ -109,7 +100,7 @@ def rewrite(folder: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
         (folder / other["path"]).unlink()
     file = log["files"][0]
     (folder / file["path"]).write_bytes(data)
-    digest = lone.hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256(data).hexdigest()
     file |= {"leaves": len(lines), "bytes": len(data), "sha256": digest}
     log |= {"files": [file], "digest": digest, "leaves": len(lines)}
     log["range"]["end"] = len(lines)
@@ -131,25 +122,21 @@ CHANGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 @pytest.mark.parametrize("name", sorted(CHANGES))
 def test_leaves_cannot_be_moved_with_the_manifest_put_right(folder: Path, key: SigningKey, name: str) -> None:
     rewrite(folder, lambda lines: lines)
-    assert verify_export(
-        folder, [str(key.verifier)]
-    ).ok  # the positive control: the rewriting itself is accepted
-    assert lone_accepts(folder, str(key.verifier))
+    assert is_sound(folder, str(key.verifier))  # the positive control: the rewriting itself is accepted
     rewrite(folder, CHANGES[name])
-    assert not verify_export(folder, [str(key.verifier)]).ok
-    assert not lone_accepts(folder, str(key.verifier))
+    assert not is_sound(folder, str(key.verifier))
 
 
 def test_a_sub_log_cannot_be_left_out_of_a_whole_export(folder: Path, key: SigningKey) -> None:
     manifest = json.loads((folder / "manifest.json").read_bytes())
     shutil.rmtree(folder / manifest["logs"].pop(0)["folder"])
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert verify_export(folder, [str(key.verifier)]).problems == ["log `system` was left out"]
-    assert "left out" in lone_says(folder, str(key.verifier)).stdout
+    assert verify_both(folder, [str(key.verifier)]).problems == ["log `system` was left out"]
+    assert "left out" in run_alone(folder, str(key.verifier)).stdout
     manifest["openings"] = False  # then it is an export of a part, and says so
     (folder / "root.ndjson").unlink()
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    found = verify_export(folder, [str(key.verifier)])
+    found = verify_both(folder, [str(key.verifier)])
     assert found.ok and not found.whole and any("other sub-logs" in line for line in found.limits)
 
 
@@ -175,10 +162,9 @@ def test_an_older_head_does_not_hide_the_tail(
 
     source.logs = older
     write_export(tmp_path / "export", source, made_at_us=1)
-    assert verify_export(tmp_path / "export", [str(key.verifier)]).problems == [
+    assert verify_both(tmp_path / "export", [str(key.verifier)]).problems == [
         "`tenant/acme` was cut: it had `300` leaves, and has 100"
     ]
-    assert not lone_accepts(tmp_path / "export", str(key.verifier))
 
 
 def test_two_histories_are_found_in_the_root_log(
@@ -203,9 +189,8 @@ def test_two_histories_are_found_in_the_root_log(
 
     source._note = sign_checkpoint(root_checkpoint(key.name, source._root.frontier.head()), [key])
     write_export(tmp_path / "export", source, made_at_us=1)
-    problems = verify_export(tmp_path / "export", [str(key.verifier)]).problems
+    problems = verify_both(tmp_path / "export", [str(key.verifier)]).problems
     assert len(problems) == 1 and "histor" in problems[0]
-    assert not lone_accepts(tmp_path / "export", str(key.verifier))
 
 
 def test_a_run_of_leaves_verifies_without_its_neighbours(
@@ -214,9 +199,9 @@ def test_a_run_of_leaves_verifies_without_its_neighbours(
     at = 1_700_000_000_000_000
     asked = ExportSelection(("tenant/acme",), at + 50_000, at + 90_000)
     write_export(tmp_path / "export", make_source(), asked, made_at_us=1, chunk_leaves=16)
-    found = verify_export(tmp_path / "export", [str(key.verifier)])
+    found = verify_both(tmp_path / "export", [str(key.verifier)])
     assert found.ok and [(log.first, log.end) for log in found.logs] == [(50, 90)]
-    assert "leaves 50 to 90 of 300" in lone_says(tmp_path / "export", str(key.verifier)).stdout
+    assert "leaves 50 to 90 of 300" in run_alone(tmp_path / "export", str(key.verifier)).stdout
 
 
 def test_every_run_of_a_small_log_has_a_proof(make_source: Callable[..., Any]) -> None:
@@ -243,37 +228,36 @@ def test_purged_leaves_are_proved_by_their_hashes(
 ) -> None:
     source = make_source(purged=5)
     write_export(tmp_path / "export", source, made_at_us=1)
-    found = verify_export(tmp_path / "export", [str(key.verifier)])
+    found = verify_both(tmp_path / "export", [str(key.verifier)])
     assert found.ok and {log.first for log in found.logs} == {5}
-    assert lone_accepts(tmp_path / "export", str(key.verifier))
 
 
 def test_a_head_kept_from_earlier(folder: Path, make_source: Callable[..., Any], key: SigningKey) -> None:
     leaves = make_source().content["tenant/acme"]
     head = Frontier().extend(leaf_hashes(leaves[:123])).frontier.head()
     vkey = str(key.verifier)
-    assert verify_export(folder, [vkey], kept=[KeptHead("tenant/acme", head)]).ok
+    assert verify_both(folder, [vkey], kept=[KeptHead("tenant/acme", head)]).ok
     for wrong in (TreeHead(123, bytes(32)), TreeHead(999, head.root)):
-        assert not verify_export(folder, [vkey], kept=[KeptHead("tenant/acme", wrong)]).ok
+        assert not verify_both(folder, [vkey], kept=[KeptHead("tenant/acme", wrong)]).ok
         text = f"tenant/acme {wrong.size} {base64.b64encode(wrong.root).decode()}"
-        assert lone_says(folder, vkey, "--head", text).returncode == 1
+        assert run_alone(folder, vkey, "--head", text).returncode == 1
     text = f"tenant/acme {head.size} {base64.b64encode(head.root).decode()}"
-    assert lone_says(folder, vkey, "--head", text).returncode == 0
-    assert not verify_export(folder, [vkey], kept=[KeptHead("tenant/absent", head)]).ok
+    assert run_alone(folder, vkey, "--head", text).returncode == 0
+    assert not verify_both(folder, [vkey], kept=[KeptHead("tenant/absent", head)]).ok
 
 
 def test_a_witness_is_checked_by_both(folder: Path, key: SigningKey) -> None:
     witness = SigningKey.generate("witness.example", KeyKind.COSIGNATURE)
     vkeys, cosigner = [str(key.verifier)], str(witness.verifier)
-    assert not verify_export(folder, vkeys, witnesses=[cosigner], witness_threshold=1).ok
-    assert lone_says(folder, vkeys[0], "--witness", cosigner).returncode == 1
+    assert not verify_both(folder, vkeys, witnesses=[cosigner], witness_threshold=1).ok
+    assert run_alone(folder, vkeys[0], "--witness", cosigner).returncode == 1
     note = (folder / "checkpoint").read_bytes()
     line = witness.sign(parse_note(note).text, at_seconds=1_700_000_000).line()
     (folder / "checkpoint").write_bytes(note + line.encode())
-    found = verify_export(folder, vkeys, witnesses=[cosigner], witness_threshold=1)
+    found = verify_both(folder, vkeys, witnesses=[cosigner], witness_threshold=1)
     assert found.ok and NO_WITNESS not in found.limits
-    said = lone_says(folder, vkeys[0], "--witness", cosigner)
-    assert said.returncode == 0 and "signed at 1700000000" in said.stdout and "Split views" not in said.stdout
+    said = run_alone(folder, vkeys[0], "--witness", cosigner)
+    assert said.returncode == 0 and "signed at 1700000000" in said.stdout and "split views" not in said.stdout
 
 
 def test_an_interrupted_export_goes_on_where_it_was(
@@ -294,7 +278,7 @@ def test_an_interrupted_export_goes_on_where_it_was(
     source.leaves = lambda name, first, end: read.append((name, first)) or leaves(name, first, end)
     write_export(place, source, made_at_us=1, chunk_leaves=100)
     assert ("tenant/acme", 200) in read and ("tenant/acme", 0) not in read
-    assert verify_export(place, [str(key.verifier)]).ok
+    assert verify_both(place, [str(key.verifier)]).ok
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
 
 
@@ -314,7 +298,7 @@ def test_a_damaged_part_of_an_interrupted_export_is_not_kept(
     with pytest.raises(ExportError):
         write_export(place, source, made_at_us=1, chunk_leaves=100)
     write_export(place, source, made_at_us=1, chunk_leaves=100)
-    assert verify_export(place, [str(key.verifier)]).ok
+    assert verify_both(place, [str(key.verifier)]).ok
 
 
 def test_a_ledger_that_does_not_give_its_head_is_not_exported(
@@ -364,29 +348,34 @@ def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, key: SigningKey,
     shutil.copytree(folder / "logs/000002", tmp_path / "outside")
     text = (folder / "manifest.json").read_text().replace("logs/000002", "../outside")
     (folder / "manifest.json").write_text(text)
-    assert not verify_export(folder, [str(key.verifier)]).ok and not lone_accepts(folder, str(key.verifier))
+    assert not is_sound(folder, str(key.verifier))
 
 
-def test_the_lone_verifier_imports_the_standard_library_alone() -> None:
-    """RFC 8032's own vectors, and no module beyond Python's."""
-    import ast
+def test_the_stand_alone_verifier_is_made_of_the_library_and_imports_pythons_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = amalgamate.standalone.__wrapped__()
+    assert made == (folder / "verify_kvcustody.py").read_bytes()
+    imported = {node.name for node in ast.walk(ast.parse(made)) if isinstance(node, ast.alias)}
+    modules = {node.module for node in ast.walk(ast.parse(made)) if isinstance(node, ast.ImportFrom)}
+    assert {str(name).split(".")[0] for name in modules} <= set(sys.stdlib_module_names)
+    assert not imported & {"orjson", "cryptography", "pyarrow", "kvcustody"}
+    text = Path(export_verifier.__file__).read_text()
+    body = text[text.index("class _Check:") : text.index("class DueHeads:")].rstrip()
+    assert body in made.decode(), "byte for byte"
+    # The control: the library as it stands would need packages.
+    monkeypatch.setattr(amalgamate, "SUBSTITUTES", {})
+    with pytest.raises(amalgamate.AmalgamationError, match=r"orjson|cryptography"):
+        amalgamate.standalone.__wrapped__()
 
-    source = Path(lone.__file__).read_text()
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add((node.module or "").split(".")[0])
-    assert names <= set(sys.stdlib_module_names)
-    public = bytes.fromhex("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c")
-    signature = bytes.fromhex(
-        "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
-        "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
+
+def test_two_statements_of_one_name_are_not_put_into_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = amalgamate._defined
+    monkeypatch.setattr(
+        amalgamate, "_defined", lambda node: {"check"} if isinstance(node, ast.FunctionDef) else places(node)
     )
-    assert lone.ed25519_verifies(public, signature, b"\x72")
-    assert not lone.ed25519_verifies(public, signature, b"\x73")
-    assert not lone.ed25519_verifies(public, signature[:32] + bytes(32), b"\x72")
+    with pytest.raises(amalgamate.AmalgamationError, match="`check` is defined in"):
+        amalgamate.standalone.__wrapped__()
 
 
 def plant(folder: Path, name: str) -> None:
@@ -435,19 +424,18 @@ PLANTS = [
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_what_the_manifest_does_not_name_is_refused_by_both(
+def test_what_the_manifest_does_not_name_is_refused(
     folder: Path, key: SigningKey, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A forged log beside the real ones passed both; the control is the same folder with this one defence off."""
-    assert verify_export(folder, [str(key.verifier)]).ok and lone_accepts(folder, str(key.verifier))
+    """A forged log beside the real ones passed; the control is the same folder with this one defence off."""
+    assert is_sound(folder, str(key.verifier))
     plant(folder, name)
-    assert not verify_export(folder, [str(key.verifier)]).ok
-    assert not lone_accepts(folder, str(key.verifier))
+    assert not is_sound(folder, str(key.verifier))
     if not name.startswith("linked"):  # these have other defences too
-        assert lone_says(folder, str(key.verifier)).returncode == 1
+        assert run_alone(folder, str(key.verifier)).returncode == 1
         monkeypatch.setattr(export_verifier, "strays", lambda *_: iter(()))
-        monkeypatch.setattr(lone, "check_files", lambda *_: None)
-        assert verify_export(folder, [str(key.verifier)]).ok and lone_accepts(folder, str(key.verifier))
+        monkeypatch.setattr(ALONE, "strays", lambda *_: iter(()))
+        assert verify_both(folder, str(key.verifier)).ok
 
 
 @pytest.mark.parametrize("name", ["twice", "bytes", "leaves", "root", "origin"])
@@ -463,8 +451,7 @@ def test_what_the_manifest_states_has_to_agree(folder: Path, key: SigningKey, na
     else:
         file[name] += 1
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert not verify_export(folder, [str(key.verifier)]).ok
-    assert not lone_accepts(folder, str(key.verifier))
+    assert not is_sound(folder, str(key.verifier))
 
 
 def test_a_draft_of_a_killed_try_is_not_exported(
@@ -480,5 +467,4 @@ def test_a_draft_of_a_killed_try_is_not_exported(
         write_export(tmp_path / "export", source, made_at_us=1, chunk_leaves=100, progress=killed)
     (tmp_path / ".export.partial/logs/.000.ndjson.0123456789abcdef.new").write_bytes(b"half")
     write_export(tmp_path / "export", source, made_at_us=1, chunk_leaves=100)
-    assert verify_export(tmp_path / "export", [str(key.verifier)]).problems == []
-    assert lone_accepts(tmp_path / "export", str(key.verifier))
+    assert verify_both(tmp_path / "export", [str(key.verifier)]).problems == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,18 +14,20 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Engine
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from verifiers import verify_both
+
 from kvcustody.audit.events import GapRecorded, SigningKeyRecorded
-from kvcustody.audit.exports import verify_standalone as lone
 from kvcustody.audit.exports.export_writer import ExportSelection, write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.tlog.checkpoint import parse_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.tlog.key_rotation import rotation_record
+from kvcustody.audit.tlog.key_rotation import parse_rotation, rotation_record
 from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.verify.fsck_ledger import fsck
-from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.clock import SystemClock
 
 ORIGIN = "ledger.example/chain"
@@ -66,14 +69,9 @@ def build(store: Engine, make_writer: Callable[..., Any], tmp_path: Path) -> Cal
     return make
 
 
-def verdicts(folder: Path, key: SigningKey) -> tuple[str, str]:
-    """What the product and the lone program find wrong."""
-    ours = verify_export(folder, [str(key.verifier)]).problems
-    try:
-        lone.check_export(folder, str(key.verifier))
-    except lone.Bad as problem:
-        return "; ".join(ours), str(problem)
-    return "; ".join(ours), ""
+def problems(folder: Path, key: SigningKey) -> list[str]:
+    """What the library and the stand-alone program find wrong."""
+    return verify_both(folder, str(key.verifier)).problems
 
 
 def change_manifest(folder: Path, change: Callable[[Any], None]) -> None:
@@ -96,10 +94,10 @@ def sign_again(folder: Path, key: SigningKey) -> None:
 def test_from_one_key_every_later_one_is_followed(build: Callable[..., Chain]) -> None:
     store, keys, folder = build()
     for key in keys:
-        assert verdicts(folder, key) == ("", "")
-    assert verify_export(folder, [str(keys[0].verifier)]).handovers == 2
+        assert problems(folder, key) == []
+    assert verify_both(folder, str(keys[0].verifier)).handovers == 2
     stranger = SigningKey.generate(ORIGIN)
-    assert all(verdicts(folder, stranger))
+    assert problems(folder, stranger)
     with store.connect() as connection:
         report = fsck(connection, keys=[keys[0].verifier])
         assert report.ok and report.verified == report.signed == 3
@@ -107,7 +105,7 @@ def test_from_one_key_every_later_one_is_followed(build: Callable[..., Chain]) -
         assert [problem.what for problem in fsck(connection, keys=[keys[2].verifier]).problems]
     # Positive control: what is not told about handovers trusts one key alone.
     change_manifest(folder, lambda value: value.update(handovers=[]))
-    assert all(verdicts(folder, keys[0]))
+    assert problems(folder, keys[0])
 
 
 def test_a_handover_that_is_not_in_the_log_is_refused(build: Callable[..., Chain], tmp_path: Path) -> None:
@@ -116,7 +114,7 @@ def test_a_handover_that_is_not_in_the_log_is_refused(build: Callable[..., Chain
     thief = SigningKey.generate(ORIGIN)
     first = json.loads((folder / "keys/000001.leaf").read_bytes())
     record = base64.b64decode(first["record"])
-    size, root = lone.parse_handover(record)[2:]
+    size, root = parse_rotation(record).head
     forged = rotation_record(keys[0], thief, TreeHead(size, root), 1)
     first |= {"vkey": str(thief.verifier), "record": base64.b64encode(forged).decode()}
     for listed in (1, 2):  # instead of the others, and before them
@@ -129,37 +127,34 @@ def test_a_handover_that_is_not_in_the_log_is_refused(build: Callable[..., Chain
             if f"keys/{left.stem}" not in [entry["place"] for entry in some]:
                 left.unlink()
         sign_again(place, thief)
-        ours, lones = verdicts(place, keys[0])
-        assert ours and lones
-    assert "not in the log" in verdicts(tmp_path / "forged-1", keys[0])[1]
-    assert verdicts(folder, keys[0]) == ("", "")
+        assert problems(place, keys[0])
+    assert "is not the one in the tree" in problems(tmp_path / "forged-1", keys[0])[0]
+    assert problems(folder, keys[0]) == []
 
 
 def test_a_key_signs_nothing_past_its_handover(build: Callable[..., Chain], tmp_path: Path) -> None:
     store, keys, folder = build()
     sign_again(folder, keys[0])
-    ours, lones = verdicts(folder, keys[0])
-    assert "may not sign a tree" in ours and "not signed by the key" in lones
+    assert "may not sign a tree" in problems(folder, keys[0])[0]
     # Hiding the handovers does not help where the export is whole: the system log has them.
     change_manifest(folder, lambda value: value.update(handovers=[]))
-    assert verdicts(folder, keys[0]) == 2 * (
-        "the system log has other handovers of the signing key than the export lists",
-    )
+    assert problems(folder, keys[0]) == [
+        "the system log has other handovers of the signing key than the export lists"
+    ]
     # Positive control, and the limit: in an export of a part, without that log, nothing is left to contradict it.
     write_export(
         tmp_path / "part", LedgerSource(store), ExportSelection(since_us=1, until_us=2), made_at_us=1
     )
     sign_again(tmp_path / "part", keys[0])
-    assert all(verdicts(tmp_path / "part", keys[0]))
+    assert problems(tmp_path / "part", keys[0])
     change_manifest(tmp_path / "part", lambda value: value.update(handovers=[]))
-    assert verdicts(tmp_path / "part", keys[0]) == ("", "")
+    assert problems(tmp_path / "part", keys[0]) == []
 
 
 def test_a_handover_over_another_tree_is_refused(build: Callable[..., Chain]) -> None:
     """It is in the log and both keys signed it, and the old one consented to another history."""
     store, keys, folder = build(root=lambda root: bytes(32))
-    ours, lones = verdicts(folder, keys[0])
-    assert "does not lead to the new root" in ours and "is not the signed one" in lones
+    assert "does not lead to the new root" in problems(folder, keys[0])[0]
     with store.connect() as connection:
         what = [problem.what for problem in fsck(connection, keys=[keys[0].verifier]).problems]
     assert sum("handed over at a tree" in each for each in what) == 2

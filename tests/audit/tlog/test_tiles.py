@@ -24,7 +24,6 @@ from kvcustody.audit.tlog.proofs import (
 from kvcustody.audit.tlog.root_log import (
     HeadProof,
     LeafProof,
-    RootAudit,
     RootLeafOpening,
     check_head,
     check_leaf,
@@ -356,35 +355,3 @@ def test_a_head_under_another_log_or_key_is_refused(world: World) -> None:
             check_head(HeadProof(proof.opening, proof.index, proof.path, note), [LOG.verifier])
     with pytest.raises(NoteError):
         check_head(proof, [LOG.verifier], witness_threshold=1)
-
-
-def test_an_auditor_with_all_openings_sees_a_fork_a_cut_and_a_hidden_leaf(world: World) -> None:
-    """R4, with its control: the honest root log has no problem."""
-
-    def audit(extra: list[tuple[bytes, RootLeafOpening | None, list[bytes]]]) -> RootAudit:
-        found = RootAudit()
-        for leaf, opening in world.root_leaves:
-            before = found.latest.get(opening.name, TreeHead(0, EMPTY_ROOT)).size
-            tiles = MemoryTiles(leaf_hashes(world.leaves[opening.name]))
-            found.take(leaf, opening, consistency_proof(tiles, before, opening.head.size))
-        for leaf, opening_, proof in extra:
-            found.take(leaf, opening_, proof)
-        return found
-
-    honest = audit([])
-    assert (honest.problems, honest.unopened) == ([], 0)
-    assert honest.latest == {name: world.head(name) for name in world.leaves}
-    fork = MemoryTiles(leaf_hashes([*world.leaves["tenant/a"][:339], b"another", b"history"]))
-    (forked,) = seal({"tenant/a": fork.frontier.head()})
-    (cut,) = seal({"tenant/a": MemoryTiles(leaf_hashes(world.leaves["tenant/a"][:300])).frontier.head()})
-    for opening in (forked, cut):
-        assert (
-            "tenant/a"
-            in audit([(opening.commitment(), opening, consistency_proof(fork, 340, 341))]).problems[0]
-        )
-    (same,) = seal({"tenant/a": world.head("tenant/a")})
-    assert audit([(same.commitment(), same, [])]).problems == []
-    assert audit([(bytes(32), same, [])]).problems == [
-        "root leaf 6 is not what its opening (`tenant/a`) says"
-    ]
-    assert audit([(forked.commitment(), None, [])]).unopened == 1

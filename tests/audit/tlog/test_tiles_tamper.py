@@ -9,11 +9,17 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from independent import fsck_tiles
 
 from kvcustody.audit.events import Context, ResidencyOpened, ResidencyReleased, leaves
 from kvcustody.audit.events.block_runs import Run
@@ -31,7 +37,8 @@ from kvcustody.audit.tlog.root_log import root_checkpoint
 from kvcustody.audit.tlog.signed_note import KeyKind, NoteError
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.tlog.tiles import CHECKPOINT, ENTRIES, TileFolder, encode_bundle, tile_path, write_export
-from kvcustody.audit.verify.verify_tiles import ExportReport, TileFinding, verify_export
+from kvcustody.audit.verify import verify_tiles
+from kvcustody.audit.verify.verify_tiles import ExportReport, TileFinding
 
 LOG = SigningKey.from_seed("ledger.example/tenant-a", KeyKind.ED25519, bytes(range(32)))
 VKEY = str(LOG.verifier)
@@ -80,6 +87,13 @@ def write(folder: Path, content: Leaves, note: bytes | None = None) -> Path:
     honest = sign_checkpoint(root_checkpoint(LOG.name, HEAD), [LOG])
     write_export(folder, content, head, {CHECKPOINT: honest if note is None else note}, durable=False)
     return folder
+
+
+def verify_export(folder: Path, vkey: str, **more: Any) -> ExportReport:
+    """The product's verdict; where it rests on the folder and the key alone, the independent fsck shares it."""
+    found = verify_tiles.verify_export(folder, vkey, **more)
+    assert more or fsck_tiles(folder, vkey) == found.ok, found.problems
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,233 @@
+"""Makes the stand-alone verifier `verify_kvcustody.py` from the library that `kvcustody audit verify` runs.
+
+    python -m kvcustody.audit.exports.amalgamate > verify_kvcustody.py
+
+1. The file holds `verify_standalone` and, of the modules below it, each top-level statement that it reaches, byte for
+   byte as it stands there, modules in the order of their imports. There is no second verifier to keep.
+2. It imports the standard library alone: `tlog.stdlib_backend` stands in the place of `tlog.backend`. Whatever else
+   would need a package, and two statements of one name, fail the making.
+3. The same sources give the same bytes: whoever has this repository compares the digest of a copy.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Set
+from functools import cache
+from importlib.util import find_spec
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+ENTRY = "kvcustody.audit.exports.verify_standalone"
+SUBSTITUTES = {"kvcustody.audit.tlog.backend": "kvcustody.audit.tlog.stdlib_backend"}
+_PACKAGE = "kvcustody"
+
+
+class AmalgamationError(Exception):
+    """The library cannot be made into one file of plain Python."""
+
+
+class _Place(NamedTuple):
+    """A top-level statement: the module, and its number there."""
+
+    module: str
+    number: int
+
+
+class _Module:
+    """One source file: its statements, the names that they define, and where imported names come from."""
+
+    def __init__(self, name: str) -> None:
+        spec = find_spec(name)
+        source = None if spec is None or spec.loader is None else spec.loader.get_source(name)  # type: ignore[attr-defined]
+        if source is None:
+            raise AmalgamationError(f"the source of `{name}` is not installed")
+        self.name = name
+        self.lines = source.splitlines()
+        tree = ast.parse(source)
+        self.doc = ast.get_docstring(tree) or ""
+        self.body = tree.body
+        self.defined: dict[str, int] = {}
+        self.imported: dict[str, tuple[str, str]] = {}  # name: (module, name there)
+        self.standard: dict[str, str] = {}  # name: its import statement
+        for number, node in enumerate(self.body):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == _PACKAGE:
+                self.imported |= {
+                    alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names
+                }
+            elif isinstance(node, ast.ImportFrom):
+                self.standard |= {
+                    alias.name: f"from {node.module} import {alias.name}" for alias in node.names
+                }
+            elif isinstance(node, ast.Import):
+                self.standard |= {alias.name.split(".")[0]: f"import {alias.name}" for alias in node.names}
+            else:
+                self.defined |= dict.fromkeys(_defined(node), number)
+
+    def text(self, number: int, used: Set[str]) -> str:
+        """A statement with its decorators and the comments above it; of a class, the methods that are used."""
+        node = self.body[number]
+        first = (self.body[number - 1].end_lineno or 0) if number else 0
+        dropped: set[int] = set()
+        for before, inner in pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
+            if not _is_used(inner, used):
+                dropped |= set(range(before.end_lineno or 0, inner.end_lineno or 0))
+        rows = range(first, node.end_lineno or 0)
+        return "\n".join(self.lines[row] for row in rows if row not in dropped).strip("\n")
+
+
+@cache
+def standalone() -> bytes:
+    """The bytes of `verify_kvcustody.py`; raises `AmalgamationError` (rule 2)."""
+    reached, used, imports = _reach()
+    parts = [f'#!/usr/bin/env python3\n"""{_module(ENTRY).doc}\n"""\n\nfrom __future__ import annotations\n']
+    parts += _import_lines(imports)
+    names: dict[str, str] = {}
+    for module in _order(ENTRY):
+        numbers = sorted(number for name, number in reached if name == module.name)
+        path = module.name.removeprefix(_PACKAGE + ".").replace(".", "/") + ".py"
+        if numbers:
+            parts.append(f"\n\n# --- {path}: {module.doc.splitlines()[0]}")
+        for number in numbers:
+            for name in _defined(module.body[number]):
+                if names.setdefault(name, module.name) != module.name:
+                    raise AmalgamationError(f"`{name}` is defined in `{names[name]}` and in `{module.name}`")
+            parts.append(_spaced(module, number, numbers, used))
+    return "\n".join(parts).encode() + b"\n"
+
+
+def _reach() -> tuple[set[_Place], set[str], set[str]]:
+    """Every statement that the entry needs, the attributes that they name, and the imports of the standard library.
+
+    A method is part of it where something that is names an attribute like it.
+    """
+    reached: set[_Place] = set()
+    used: set[str] = set()
+    imports: set[str] = set()
+    grown = True
+    while grown:
+        before = (len(reached), len(used))
+        waiting = [_Place(ENTRY, number) for number, node in enumerate(_module(ENTRY).body) if _is_code(node)]
+        seen: set[_Place] = set()
+        while waiting:
+            place = waiting.pop()
+            if place in seen:
+                continue
+            seen.add(place)
+            module = _module(place.module)
+            for node in _walk(module.body[place.number], used):
+                _check_inner_import(node, module.name)
+                if isinstance(node, ast.Attribute):
+                    used.add(node.attr)
+                found = _resolve(module, node.id) if isinstance(node, ast.Name) else None
+                if isinstance(found, _Place):
+                    waiting.append(found)
+                    body, after = _module(found.module).body, found.number + 1
+                    if after < len(body) and _is_text(body[after]):  # what documents a constant
+                        waiting.append(_Place(found.module, after))
+                elif found is not None:
+                    _check_standard(found, module.name)
+                    imports.add(found)
+        reached = seen
+        grown = (len(reached), len(used)) != before
+    return reached, used, imports
+
+
+def _walk(node: ast.stmt, used: Set[str]) -> Iterator[ast.AST]:
+    """All that a statement is made of, without the methods that nothing uses."""
+    waiting: list[ast.AST] = [node]
+    while waiting:
+        at = waiting.pop()
+        yield at
+        inner = ast.iter_child_nodes(at)
+        waiting += [each for each in inner if not isinstance(at, ast.ClassDef) or _is_used(each, used)]
+
+
+def _is_used(node: ast.AST, used: Set[str]) -> bool:
+    return not isinstance(node, ast.FunctionDef) or node.name.startswith("__") or node.name in used
+
+
+def _import_lines(imports: Set[str]) -> list[str]:
+    """Import statements, those from one module in one line."""
+    plain = sorted(each for each in imports if each.startswith("import "))
+    parts = sorted((each.split()[1], each.split()[3]) for each in imports if each.startswith("from "))
+    groups = groupby(parts, key=lambda part: part[0])
+    return plain + [f"from {module} import {', '.join(name for _, name in each)}" for module, each in groups]
+
+
+def _resolve(module: _Module, name: str) -> _Place | str | None:
+    """Where a name comes from: a statement, or an import of the standard library; None for builtins and locals."""
+    while name in module.imported:
+        source, name = module.imported[name]
+        module = _module(SUBSTITUTES.get(source, source))
+    if name in module.defined:
+        return _Place(module.name, module.defined[name])
+    return module.standard.get(name)
+
+
+def _order(name: str) -> Iterator[_Module]:
+    """The modules that one imports, each before those that need it; itself last."""
+    seen: set[str] = set()
+
+    def visit(name: str) -> Iterator[_Module]:
+        name = SUBSTITUTES.get(name, name)
+        if name in seen:
+            return
+        seen.add(name)
+        module = _module(name)
+        for source, _ in module.imported.values():
+            yield from visit(source)
+        yield module
+
+    return visit(name)
+
+
+@cache
+def _module(name: str) -> _Module:
+    return _Module(name)
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {
+        leaf.id for target in targets if target for leaf in ast.walk(target) if isinstance(leaf, ast.Name)
+    }
+
+
+def _spaced(module: _Module, number: int, numbers: list[int], used: Set[str]) -> str:
+    """A statement with the empty lines that belong before it."""
+    before = [each for each in numbers if each < number][-1:]
+    blocks = any(
+        isinstance(module.body[each], ast.FunctionDef | ast.ClassDef | ast.If) for each in (number, *before)
+    )
+    return ("\n\n" if blocks else "" if before else "\n") + module.text(number, used)
+
+
+def _check_inner_import(node: ast.AST, module: str) -> None:
+    for alias in node.names if isinstance(node, ast.Import) else ():
+        _check_standard(f"import {alias.name}", module)
+    if isinstance(node, ast.ImportFrom):
+        _check_standard(f"import {node.module}", module)
+
+
+def _check_standard(statement: str, module: str) -> None:
+    root = statement.split()[1].split(".", maxsplit=1)[0]
+    if root not in sys.stdlib_module_names:
+        raise AmalgamationError(
+            f"`{module}` needs `{root}` for verifying; only `tlog.backend` may take packages"
+        )
+
+
+def _is_code(node: ast.stmt) -> bool:
+    return not isinstance(node, ast.Import | ast.ImportFrom) and not _is_text(node)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(standalone())

@@ -1,0 +1,54 @@
+"""What verifying takes from installed packages: signatures, JSON and Parquet, and nothing else.
+
+`stdlib_backend` has the same names from Python alone. It stands in this one's place in the stand-alone verifier
+(`audit/exports/amalgamate.py`); a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from kvcustody.audit.tlog.signed_note import CannotCheckError
+
+
+def ed25519_verifies(public: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the 64-byte signature is the key's over the message."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context: bytes | None = None) -> bool:
+    """Whether an ML-DSA-44 signature is the key's; raises `CannotCheckError` where the library has none."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
+
+        MLDSA44PublicKey.from_public_bytes(public).verify(signature, message, context)
+    except (ImportError, UnsupportedAlgorithm):
+        raise CannotCheckError(
+            "ML-DSA-44 is not offered by the installed `cryptography`; upgrade it"
+        ) from None
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def parse_json(data: bytes) -> Any:
+    """The value of strict JSON (RFC 8259, UTF-8, no lone surrogates); raises `ValueError`."""
+    return orjson.loads(data)
+
+
+def arrow() -> tuple[Any, Any]:
+    """`pyarrow` and `pyarrow.parquet`; raises `CannotCheckError` where they are not installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise CannotCheckError("Parquet needs pyarrow: install `kvcustody[parquet]`") from None
+    return pyarrow, pyarrow.parquet
