@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Set
 from functools import cache
 from importlib.util import find_spec
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 ENTRY = "kvcustody.audit.exports.verify_standalone"
@@ -65,22 +65,16 @@ class _Module:
             else:
                 self.defined |= dict.fromkeys(_defined(node), number)
 
-    def text(self, number: int, used: Set[str]) -> str:
-        """A statement with its decorators and the comments above it; of a class, the methods that are used."""
-        node = self.body[number]
-        first = (self.body[number - 1].end_lineno or 0) if number else 0
-        dropped: set[int] = set()
-        for before, inner in pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
-            if not _is_used(inner, used):
-                dropped |= set(range(before.end_lineno or 0, inner.end_lineno or 0))
-        rows = range(first, node.end_lineno or 0)
-        return "\n".join(self.lines[row] for row in rows if row not in dropped).strip("\n")
+    def text(self, number: int) -> str:
+        """A statement with its decorators and the comments above it."""
+        before = self.body[number - 1].end_lineno if number else 0
+        return "\n".join(self.lines[before or 0 : self.body[number].end_lineno]).strip("\n")
 
 
 @cache
 def standalone() -> bytes:
     """The bytes of `verify_kvcustody.py`; raises `AmalgamationError` (rule 2)."""
-    reached, used, imports = _reach()
+    reached, imports = _reach()
     parts = [f'#!/usr/bin/env python3\n"""{_module(ENTRY).doc}\n"""\n\nfrom __future__ import annotations\n']
     parts += _import_lines(imports)
     names: dict[str, str] = {}
@@ -93,59 +87,32 @@ def standalone() -> bytes:
             for name in _defined(module.body[number]):
                 if names.setdefault(name, module.name) != module.name:
                     raise AmalgamationError(f"`{name}` is defined in `{names[name]}` and in `{module.name}`")
-            parts.append(_spaced(module, number, numbers, used))
+            parts.append(_spaced(module, number, numbers))
     return "\n".join(parts).encode() + b"\n"
 
 
-def _reach() -> tuple[set[_Place], set[str], set[str]]:
-    """Every statement that the entry needs, the attributes that they name, and the imports of the standard library.
-
-    A method is part of it where something that is names an attribute like it.
-    """
+def _reach() -> tuple[set[_Place], set[str]]:
+    """Every statement that the entry needs, and the imports of the standard library (rule 1)."""
+    waiting = [_Place(ENTRY, number) for number, node in enumerate(_module(ENTRY).body) if _is_code(node)]
     reached: set[_Place] = set()
-    used: set[str] = set()
     imports: set[str] = set()
-    grown = True
-    while grown:
-        before = (len(reached), len(used))
-        waiting = [_Place(ENTRY, number) for number, node in enumerate(_module(ENTRY).body) if _is_code(node)]
-        seen: set[_Place] = set()
-        while waiting:
-            place = waiting.pop()
-            if place in seen:
-                continue
-            seen.add(place)
-            module = _module(place.module)
-            for node in _walk(module.body[place.number], used):
-                _check_inner_import(node, module.name)
-                if isinstance(node, ast.Attribute):
-                    used.add(node.attr)
-                found = _resolve(module, node.id) if isinstance(node, ast.Name) else None
-                if isinstance(found, _Place):
-                    waiting.append(found)
-                    body, after = _module(found.module).body, found.number + 1
-                    if after < len(body) and _is_text(body[after]):  # what documents a constant
-                        waiting.append(_Place(found.module, after))
-                elif found is not None:
-                    _check_standard(found, module.name)
-                    imports.add(found)
-        reached = seen
-        grown = (len(reached), len(used)) != before
-    return reached, used, imports
-
-
-def _walk(node: ast.stmt, used: Set[str]) -> Iterator[ast.AST]:
-    """All that a statement is made of, without the methods that nothing uses."""
-    waiting: list[ast.AST] = [node]
     while waiting:
-        at = waiting.pop()
-        yield at
-        inner = ast.iter_child_nodes(at)
-        waiting += [each for each in inner if not isinstance(at, ast.ClassDef) or _is_used(each, used)]
-
-
-def _is_used(node: ast.AST, used: Set[str]) -> bool:
-    return not isinstance(node, ast.FunctionDef) or node.name.startswith("__") or node.name in used
+        place = waiting.pop()
+        if place in reached:
+            continue
+        reached.add(place)
+        module = _module(place.module)
+        for node in ast.walk(module.body[place.number]):
+            _check_inner_import(node, module.name)
+            found = _resolve(module, node.id) if isinstance(node, ast.Name) else None
+            if isinstance(found, _Place):
+                body, after = _module(found.module).body, found.number + 1
+                is_documented = after < len(body) and _is_text(body[after])  # as a constant is, below it
+                waiting += [found, *([_Place(found.module, after)] if is_documented else [])]
+            elif found is not None:
+                _check_standard(found, module.name)
+                imports.add(found)
+    return reached, imports
 
 
 def _import_lines(imports: Set[str]) -> list[str]:
@@ -197,13 +164,13 @@ def _defined(node: ast.stmt) -> set[str]:
     }
 
 
-def _spaced(module: _Module, number: int, numbers: list[int], used: Set[str]) -> str:
+def _spaced(module: _Module, number: int, numbers: list[int]) -> str:
     """A statement with the empty lines that belong before it."""
     before = [each for each in numbers if each < number][-1:]
     blocks = any(
         isinstance(module.body[each], ast.FunctionDef | ast.ClassDef | ast.If) for each in (number, *before)
     )
-    return ("\n\n" if blocks else "" if before else "\n") + module.text(number, used)
+    return ("\n\n" if blocks else "" if before else "\n") + module.text(number)
 
 
 def _check_inner_import(node: ast.AST, module: str) -> None:
