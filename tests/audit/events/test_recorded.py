@@ -1,0 +1,81 @@
+"""What was recorded once is written the same, byte for byte, and read the same: `recorded_leaves.jsonl`.
+
+A line of it is an event of some kind (`fields`; a run as generation, pool, first block, step, count, modulus) with its
+leaves (long ones by size and SHA-256), or a leaf as an earlier version wrote it; and the rows that are made of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvcustody.audit.events import KINDS, Context, Event, leaves, parse
+from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.writer.projection import IncarnationRow, project
+
+LINES = (Path(__file__).parent / "recorded_leaves.jsonl").read_bytes().split(b"\n")
+RECORDED: list[dict[str, Any]] = [json.loads(line) for line in LINES if line]
+WRITTEN = [each for each in RECORDED if "fields" in each]
+OLDER = [each for each in RECORDED if "leaf" in each]
+KIND_OF: dict[str, Any] = {named.name: kind for kind, named in KINDS.items()}
+CONTEXT = Context(
+    "ab" * 16,
+    1_700_000_000_000_000,
+    lambda tenant, subject, session="": f"name-{len(tenant)}-{len(subject)}-{len(session)}",
+)
+
+
+def event_of(recorded: dict[str, Any]) -> Event:
+    fields = {
+        name: tuple(map(run_of, value)) if name in ("runs", "attached", "written") else value
+        for name, value in recorded["fields"].items()
+    }
+    made: Event = KIND_OF[recorded["kind"]](
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    )
+    return made
+
+
+def run_of(numbers: list[int]) -> Run:
+    generation, pool, first, step, count, modulus = numbers
+    return Run((first + np.arange(count, dtype=np.int64) * step) % modulus, generation, pool)
+
+
+def rows_of(data: list[bytes]) -> dict[str, list[Any]]:
+    """Every row of these leaves, by table; their log is 1."""
+    found: dict[str, list[Any]] = {}
+    for group in batch_of([parse(each) for each in data]).groups:
+        for made in project(group, [IncarnationRow(5, CONTEXT.offset_us)] * len(group.places)):
+            rows = made.rows([1] * len(data), range(len(data)))
+            found.setdefault(made.table.name, []).extend(map(list, rows))
+    return found
+
+
+@pytest.mark.parametrize("recorded", WRITTEN, ids=lambda each: f"{each['sequence']}-{each['kind']}")
+def test_an_event_is_written_as_it_was_recorded(recorded: dict[str, Any]) -> None:
+    made = [leaf.data for leaf in leaves(event_of(recorded), CONTEXT, recorded["sequence"])]
+    if "leaves" in recorded:
+        assert [data.decode() for data in made] == recorded["leaves"]
+    else:
+        assert [*map(len, made)] == recorded["widths"]
+        assert hashlib.sha256(b"\n".join(made)).hexdigest() == recorded["sha256"]
+    assert rows_of(made) == recorded["rows"]
+
+
+@pytest.mark.parametrize("recorded", OLDER, ids=lambda each: json.loads(each["leaf"])["kind"])
+def test_a_leaf_of_an_earlier_version_is_read_as_it_was(recorded: dict[str, Any]) -> None:
+    assert rows_of([recorded["leaf"].encode()]) == recorded["rows"]
+
+
+def test_every_kind_that_has_a_leaf_is_recorded_with_every_field_and_without() -> None:
+    for name, kind in KIND_OF.items():
+        given = [each["fields"].keys() for each in WRITTEN if each["kind"] == name]
+        needed = {*kind._fields} - {*kind._field_defaults}
+        assert (needed in given and {*kind._fields} in given) or name == "hit-counted"
+    assert len(OLDER) > 10
