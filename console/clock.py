@@ -11,7 +11,8 @@ from kvcustody.audit.events import ClockConfirmed
 from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.command import Json, print_json
-from kvcustody.console.options_ledger import DEFAULT, Ledger, shown, writing
+from kvcustody.console.opening import writing
+from kvcustody.console.options import DEFAULT, Ledger, shown
 from kvcustody.deadline_clock import ClockState, DeadlineClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.logs import configure

@@ -16,6 +16,7 @@ import orjson
 
 import kvcustody
 from kvcustody.audit.verify.not_evidence import not_evidence_table
+from kvcustody.console.command_table import commands_table
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import POINTS
 from kvcustody.governance.api.app import create_api
@@ -124,6 +125,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "problems": problems_table,
     "roles": _roles,
     "api": _api,
+    "commands": commands_table,
     "extensions": _extensions,
     "public-names": _public_names,
     "not-evidence": not_evidence_table,

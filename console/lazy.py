@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
@@ -18,45 +19,65 @@ import typer
 import typer.core
 import typer.main
 
-from kvcustody.console.command import CustodyGroup
-from kvcustody.console.plugins import add_command, installed
+from kvcustody.console.command import CustodyGroup, UsageError
+from kvcustody.console.plugins import add_command, installed, summary_of
 
 
 @dataclass(frozen=True)
 class Lazy:
-    """One command before its import: a typer app or a function as `module:attribute`, and its summary.
+    """One command before its import: a typer app or a function as `module:attribute`.
 
-    `epilog` names the module's text that is shown below a function's help.
+    `summary` is how its help begins (left out: it is read from the module's text). `epilog` names the module's text
+    that is shown below a function's help; `example` is one instead.
     """
 
     target: str
-    summary: str
+    summary: str = ""
     epilog: str = "EPILOG"
+    example: str = ""
 
 
 class LazyGroup(CustodyGroup):
-    """The commands of `table`, then those that other packages add. A subclass brings the table."""
+    """A group whose commands are made when they are asked for: a subclass says which there are, and makes one."""
 
-    table: ClassVar[Mapping[str, Lazy]] = {}
     _listing = False
 
+    def names(self) -> list[str]:
+        """The commands' names, in the order of a listing."""
+        raise NotImplementedError
+
+    def summary(self, name: str) -> str | None:
+        """How the help of a command begins, without making it; None where only the command can say."""
+        raise NotImplementedError
+
+    def load(self, name: str) -> Any:
+        """The command of a name."""
+        raise NotImplementedError
+
     def list_commands(self, ctx: Any) -> list[str]:
-        """Ours in the order of the table, then the others by name; a name of ours cannot be taken."""
-        return [*self.table, *(name for name in self._plugins() if name not in self.table)]
+        """The names."""
+        return self.names()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name; within a listing its summary alone (rule 1)."""
+        """The command of a name, None where there is none; within a listing its summary alone (rule 1)."""
         if cmd_name not in self.commands:
-            lazy, entry = self.table.get(cmd_name), self._plugins().get(cmd_name)
-            if lazy is not None and self._listing:
-                return typer.core.TyperCommand(cmd_name, help=lazy.summary)
-            if lazy is not None:
-                self.commands[cmd_name] = _loaded(cmd_name, lazy)
-            elif entry is not None:
-                made = typer.Typer(rich_markup_mode="markdown")
-                add_command(made, entry)
-                self.commands[cmd_name] = typer.main.get_group(made).commands[cmd_name]
-        return self.commands.get(cmd_name)
+            if cmd_name not in self.names():
+                return None
+            summary = self.summary(cmd_name) if self._listing else None
+            if summary is not None:
+                return typer.core.TyperCommand(cmd_name, help=summary)
+            self.commands[cmd_name] = self.load(cmd_name)
+        return self.commands[cmd_name]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that was typed; of one that does not exist, what may have been meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError as error:
+            close = get_close_matches(args[0], self.names()) if args else []
+            if close and "Did you mean" not in error.message:
+                error.message = f"{error.message.rstrip('.')}. Did you mean {', '.join(map(repr, close))}?"
+            raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The help of the group: a listing."""
@@ -68,9 +89,6 @@ class LazyGroup(CustodyGroup):
         with self._list():
             return super().shell_complete(ctx, incomplete)
 
-    def _plugins(self) -> dict[str, EntryPoint]:
-        return {entry.name: entry for entry in installed()}
-
     @contextmanager
     def _list(self) -> Iterator[None]:
         self._listing = True
@@ -80,6 +98,50 @@ class LazyGroup(CustodyGroup):
             self._listing = False
 
 
+class TableGroup(LazyGroup):
+    """The commands of `table`, a subclass's own, in its order."""
+
+    table: ClassVar[Mapping[str, Lazy]] = {}
+
+    def names(self) -> list[str]:
+        """The table's names."""
+        return list(self.table)
+
+    def summary(self, name: str) -> str | None:
+        """As the table has it, or the module's text."""
+        return self.table[name].summary or summary_of(*self.table[name].target.split(":"))
+
+    def load(self, name: str) -> Any:
+        """What the table names."""
+        return _loaded(name, self.table[name])
+
+
+class ExtendedGroup(TableGroup):
+    """The commands of the table, then those that other packages add; a name of the table cannot be taken."""
+
+    def names(self) -> list[str]:
+        """Ours in the order of the table, then the others by name."""
+        return [*self.table, *(name for name in self._others() if name not in self.table)]
+
+    def summary(self, name: str) -> str | None:
+        """As the table or the other package's text has it."""
+        if name in self.table:
+            return super().summary(name)
+        entry = self._others()[name]
+        return summary_of(entry.module, entry.attr)
+
+    def load(self, name: str) -> Any:
+        """Ours, or what the other package's entry point names."""
+        if name in self.table:
+            return super().load(name)
+        made = typer.Typer(rich_markup_mode="markdown")
+        add_command(made, self._others()[name])
+        return typer.main.get_group(made).commands[name]
+
+    def _others(self) -> dict[str, EntryPoint]:
+        return {entry.name: entry for entry in installed()}
+
+
 def _loaded(name: str, lazy: Lazy) -> Any:
     module, _, attribute = lazy.target.partition(":")
     found = getattr(import_module(module), attribute)
@@ -87,5 +149,6 @@ def _loaded(name: str, lazy: Lazy) -> Any:
     if isinstance(found, typer.Typer):
         made.add_typer(found, name=name)
     else:
-        made.command(name=name, epilog=getattr(import_module(module), lazy.epilog))(found)
+        epilog = f"Example: `{lazy.example}`" if lazy.example else getattr(import_module(module), lazy.epilog)
+        made.command(name=name, epilog=epilog)(found)
     return typer.main.get_group(made).commands[name]

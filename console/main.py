@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
-from kvcustody.console.lazy import Lazy, LazyGroup
+from kvcustody._version import __version__
+from kvcustody.console.lazy import ExtendedGroup, Lazy
 
 COMMANDS = {
     "replay": Lazy(
@@ -86,7 +88,7 @@ COMMANDS = {
 }
 
 
-class Kvcustody(LazyGroup):
+class Kvcustody(ExtendedGroup):
     """Every command of this package."""
 
     table = COMMANDS
@@ -98,14 +100,26 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Custody of LLM key/value caches: who may reuse a block, for how long it may exist, "
     "and proof that it is gone.",
     epilog="Start with `kvcustody replay`: it needs no file, no GPU and no configuration.",
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"kvcustody {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _kvcustody() -> None:
+def _kvcustody(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
     """What is logged on the way of a command goes to stderr: stdout is its answer."""
     import structlog
 

@@ -7,9 +7,12 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 
 import typer
 
@@ -22,6 +25,29 @@ GROUP = "kvcustody.commands"
 def installed() -> tuple[EntryPoint, ...]:
     """The entry points of the group in order of name, of each name one."""
     return tuple({entry.name: entry for entry in sorted(entry_points(group=GROUP))}.values())
+
+
+def summary_of(module: str, attribute: str) -> str | None:
+    """How the help of a command begins, from its module's text; None where only the module can say.
+
+    So a listing imports no command, however much it needs.
+    """
+    try:
+        found = find_spec(module)
+        if found is None or found.origin is None:
+            return None
+        statements = ast.parse(Path(found.origin).read_bytes()).body
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return None
+    for one in statements:
+        if isinstance(one, ast.FunctionDef) and one.name == attribute:
+            return (ast.get_docstring(one) or "").partition("\n\n")[0] or None
+        if isinstance(one, ast.Assign) and [getattr(name, "id", None) for name in one.targets] == [attribute]:
+            stated = one.value.keywords if isinstance(one.value, ast.Call) else []
+            helps = [item.value for item in stated if item.arg == "help"]
+            texts = (item.value for item in helps if isinstance(item, ast.Constant))
+            return next((text for text in texts if isinstance(text, str)), None)
+    return None
 
 
 def add_command(app: typer.Typer, entry: EntryPoint) -> None:

@@ -37,7 +37,7 @@ class ReportParameters(NamedTuple):
     recount: bool = True
 
     def command(self) -> str:
-        """The command that makes the report again; where the ledger is, `--db` says."""
+        """The command that makes the report again; where the ledger is, `--ledger` says."""
         parts = [f"kvcustody report make --framework {self.framework} --as-of {self.checkpoint}"]
         parts.append(f"--since {utc_text(self.since_us)} --until {utc_text(self.until_us)}")
         parts.append(f"--seed {self.seed} --sample {self.sample}")

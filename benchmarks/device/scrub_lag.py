@@ -40,7 +40,7 @@ def replay(kind: str, trace: Path, limit: int | None) -> dict[str, Any]:
             kind,
             "--json",
         ]
-        command += ["--db", str(Path(folder) / "ledger.db"), "--html", str(Path(folder) / "page.html")]
+        command += ["--ledger", str(Path(folder) / "ledger.db"), "--html", str(Path(folder) / "page.html")]
         command += ["--limit", str(limit)] if limit else []
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)

@@ -18,13 +18,12 @@ from urllib.parse import urlencode
 import orjson
 
 from kvcustody.console.command import tell_history
-from kvcustody.console.options_server import connect
+from kvcustody.console.opening import connect, service_settings
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.control_plane.connection import HISTORY
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import ALONE, OF_TENANTS, Role
-from kvcustody.governance.service.settings import load_service_settings
 
 _LOCAL_ROLES = (frozenset(Role) - OF_TENANTS - ALONE) | {Role.BOOTSTRAP}
 
@@ -63,6 +62,7 @@ class Where(NamedTuple):
     authority: Path | None
     config: Path | None
     as_name: str | None
+    ledger: str | None = None
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def asking(where: Where) -> Iterator[Asker]:
     from kvcustody.governance.service.service import open_service
 
     configure("warning", "console")
-    settings = load_service_settings(where.config)
+    settings = service_settings(where.config, where.ledger)
     alone = {"webhooks": (), "requests_per_second": 1e6, "requests_burst": 1_000_000, "console": False}
     with open_service(settings.model_copy(update=alone), documents=ConsoleDocuments()) as service:
         made = _Embedded(service, _local(service, where.as_name))

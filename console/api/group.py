@@ -1,19 +1,15 @@
-"""The group `kvcustody api`, whose commands are made when the first of them is asked for.
-
-1. What the rest of the command line costs does not grow by the API: its document is read only here.
-"""
+"""The group `kvcustody api`: of its commands, one for each operation, only the one that is asked for is made."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-import orjson
 import typer
-import typer.core
 import typer.main
 
-from kvcustody.errors import ConfigError
+from kvcustody.console.api.api_commands import Command, function_of, read_commands
+from kvcustody.console.lazy import LazyGroup
 
 HELP = (
     "Every operation of the API: of a control plane with --server, else of the ledger that the settings name. "
@@ -21,34 +17,31 @@ HELP = (
 )
 
 
-class ApiGroup(typer.core.TyperGroup):
+@cache
+def _commands() -> dict[str, Command]:
+    return {command.name: command for command in sorted(read_commands(), key=lambda one: one.name)}
+
+
+class ApiGroup(LazyGroup):
     """A group of one command for each operation."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def names(self) -> list[str]:
         """The names, in the order of the alphabet."""
-        return sorted(api_commands())
+        return list(_commands())
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name."""
-        return api_commands().get(cmd_name)
+    def summary(self, name: str) -> str | None:
+        """What the operation does."""
+        return _commands()[name].says
 
-
-@cache
-def api_commands() -> dict[str, Any]:
-    """Every command by name."""
-    try:
-        from kvcustody.governance.api.app import create_api
-    except ImportError as error:
-        raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[service]'") from None
-    from kvcustody.console.api.generate_commands import commands, function_of
-
-    made = typer.Typer()
-    for command in commands(orjson.loads(create_api(None).document())):
+    def load(self, name: str) -> Any:
+        """The command of an operation."""
+        command = _commands()[name]
         arguments = " ".join(part.name.upper() for part in command.parts if part.place == "path")
-        example = f"Example: `kvcustody api {command.name} {arguments}".rstrip() + " --json`"
-        made.command(name=command.name, epilog=example)(function_of(command))
-    group = typer.main.get_group(made)
-    return dict(group.commands)
+        example = f"Example: `kvcustody api {name} {arguments}".rstrip() + " --json`"
+        made = typer.Typer(rich_markup_mode="markdown")
+        made.command(name=name, epilog=example)(function_of(command))
+        made.callback()(lambda: None)
+        return typer.main.get_group(made).commands[name]
 
 
 app = typer.Typer(cls=ApiGroup, no_args_is_help=True, help=HELP)

@@ -28,16 +28,8 @@ from kvcustody.audit.witness.status import newest_witnessed
 from kvcustody.console.audit.on_record import Unrecorded, record_taken
 from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout, tell_history
-from kvcustody.console.options_ledger import (
-    DEFAULT,
-    Keys,
-    Ledger,
-    Witnesses,
-    key_texts,
-    moment_us,
-    reading,
-    shown,
-)
+from kvcustody.console.opening import key_texts, reading
+from kvcustody.console.options import DEFAULT, Keys, Ledger, Witnesses, moment_us, shown
 from kvcustody.errors import ConfigError
 
 EXIT_NOT_SOUND = 1

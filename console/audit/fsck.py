@@ -10,7 +10,8 @@ import typer
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.fsck_ledger import Progress, fsck
 from kvcustody.console.command import Json, print_json, progress_bar
-from kvcustody.console.options_ledger import DEFAULT, Ledger, key_texts, reading
+from kvcustody.console.opening import key_texts, reading
+from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
 
 EXIT_NOT_SOUND = 1

@@ -13,7 +13,7 @@ import typer
 
 from kvcustody.audit.events import AccessRecorded
 from kvcustody.audit.writer.record_operator_act import record_operator_act
-from kvcustody.console.options_ledger import writing
+from kvcustody.console.opening import writing
 from kvcustody.errors import ConfigError, LedgerError
 
 Unrecorded = Annotated[

@@ -23,7 +23,8 @@ from kvcustody.audit.query.known_names import check_said, known_tenant
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.options_ledger import DEFAULT, Ledger, moment_us, reading, shown
+from kvcustody.console.opening import reading
+from kvcustody.console.options import DEFAULT, Ledger, moment_us, shown
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.identity.w3c_trace import check_trace
@@ -45,7 +46,12 @@ _HEAD = frozenset(
     }
 )
 _Tenant = Annotated[str | None, typer.Option(help="Only this tenant's log.")]
-_Kind = Annotated[list[str] | None, typer.Option(help="Only this kind of event; may be given again.")]
+_Kind = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only this kind of event; may be given again.", autocompletion=lambda: sorted(LEAF_KEYS)
+    ),
+]
 
 
 def tail(

@@ -18,17 +18,8 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
 )
 from kvcustody.audit.retention.unlink_subject import unlink_subject
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
-from kvcustody.console.options_ledger import (
-    DEFAULT,
-    Ledger,
-    SubjectStore,
-    key_texts,
-    moment_us,
-    reading,
-    shown,
-    subject_store,
-    writing,
-)
+from kvcustody.console.opening import key_texts, reading, subject_store, writing
+from kvcustody.console.options import DEFAULT, Ledger, SubjectStore, moment_us, shown
 from kvcustody.errors import ConfigError
 
 _Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]

@@ -21,7 +21,8 @@ from kvcustody.audit.siem.sink import WebhookSink
 from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.console.audit.on_record import Unrecorded, record_taken
 from kvcustody.console.command import Json, print_json
-from kvcustody.console.options_ledger import DEFAULT, Ledger, reading, writing
+from kvcustody.console.opening import reading, writing
+from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
 
 
@@ -42,6 +43,7 @@ _Folder = Annotated[
     Path, typer.Argument(help="The sink's own folder: its position, and batches that were given up.")
 ]
 _Key = Annotated[Path, typer.Option("--key-file", help="The HMAC key that signs batches: at least 24 bytes.")]
+_Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 _Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
 
 
@@ -140,7 +142,7 @@ def status(folder: _Folder, *, as_json: Json = False) -> None:
     epilog="Example: `kvcustody audit sink detach ./webhook --actor ops --reason 'collector is down'`"
 )
 def detach(
-    folder: _Folder, actor: _Actor, reason: str = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
+    folder: _Folder, actor: _Actor, reason: _Reason = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
 ) -> None:
     """Give a sink nothing more. It is put on record in the ledger, not in the sink."""
     _change(folder, ledger, "detached", actor, reason, (folder / "detached").touch, as_json)
@@ -148,7 +150,7 @@ def detach(
 
 @sink.command(epilog="Example: `kvcustody audit sink attach ./webhook --actor ops`")
 def attach(
-    folder: _Folder, actor: _Actor, reason: str = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
+    folder: _Folder, actor: _Actor, reason: _Reason = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
 ) -> None:
     """Go on where it was."""
 

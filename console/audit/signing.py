@@ -16,7 +16,8 @@ from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind, parse_vkey
 from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.options_ledger import DEFAULT, Ledger, key_texts, reading, shown, writing
+from kvcustody.console.opening import key_texts, reading, writing
+from kvcustody.console.options import DEFAULT, Ledger, shown
 from kvcustody.errors import ConfigError
 from kvcustody.governance.keys.checkpoint_signing_key import (
     memory_of,

@@ -12,7 +12,8 @@ from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.tile_export import export_tiles
 from kvcustody.audit.verify.verify_tiles import ExportReport, verify_export
 from kvcustody.console.command import Json, print_json
-from kvcustody.console.options_ledger import DEFAULT, Ledger, reading
+from kvcustody.console.opening import reading
+from kvcustody.console.options import DEFAULT, Ledger
 
 
 def tiles(

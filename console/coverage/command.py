@@ -27,26 +27,14 @@ from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
 from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout, tell_history
-from kvcustody.console.options_custody import (
-    DEFAULT_DB,
-    At,
-    Class,
-    Db,
-    Model,
-    Since,
-    Tenant,
-    Tier,
-    Until,
-    reading,
-    selection,
-    state_of,
-)
+from kvcustody.console.opening import selection, snapshot, state_of
+from kvcustody.console.options import DEFAULT, At, Class, Ledger, Model, Since, Tenant, Tier, Until
 from kvcustody.errors import ConfigError
 
 EXIT_DIFFERENT = 1
 RECOMPUTE = """Examples:
 
-    kvcustody coverage recompute --db kvcustody.db
+    kvcustody coverage recompute --ledger kvcustody.db
 
     kvcustody coverage recompute --export evidence-2026-03 --since 2026-03-01 --until 2026-04-01
 """
@@ -61,11 +49,11 @@ app = typer.Typer(
 
 @app.command(
     epilog="Examples:\n\n    kvcustody coverage show\n\n"
-    "    kvcustody coverage show --db kvcustody.db --since 2026-03-01 --until 2026-04-01 --tenant acme --json"
+    "    kvcustody coverage show --ledger kvcustody.db --since 2026-03-01 --until 2026-04-01 --tenant acme --json"
 )
 def show(
     *,
-    db: Db = DEFAULT_DB,
+    ledger: Ledger = DEFAULT,
     since: Since = None,
     until: Until = None,
     tenant: Tenant = None,
@@ -81,7 +69,7 @@ def show(
     destroyed, by the weakest verification among the shards. What was not read back is not called verified.
     """
     chosen = selection(since, until, tenant, classification, model, tier)
-    with reading(db) as connection:
+    with snapshot(ledger) as connection:
         chosen = chosen._replace(tenant=known_tenant(connection, tenant))
         found = coverage(connection, **chosen._asdict(), as_of=state_of(connection, as_of))
     if as_json:
@@ -93,7 +81,7 @@ def show(
 @app.command(epilog=RECOMPUTE)
 def recompute(
     *,
-    db: Db = DEFAULT_DB,
+    ledger: Ledger = DEFAULT,
     export: Annotated[
         Path | None, typer.Option(help="An export's folder instead of a ledger: nothing else is read.")
     ] = None,
@@ -122,7 +110,7 @@ def recompute(
             history = read_history(leaves_in_export(export))
             again, missing = recount(history, Chosen(**chosen._asdict())), unaccounted(history)
     else:
-        with reading(db) as connection:
+        with snapshot(ledger) as connection:
             chosen = chosen._replace(tenant=known_tenant(connection, tenant))
             state = state_of(connection, as_of)
             now_us = last_event_us(connection, state)

@@ -16,14 +16,10 @@ from kvcustody.audit.database.monthly_partitions import partitions as every_part
 from kvcustody.audit.database.postgres_roles import set_up_roles
 from kvcustody.audit.retention.sqlite_to_postgres import Progress, move_ledger
 from kvcustody.console.command import Json, print_json, progress_bar
+from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.migrations.upgrade import upgrade as upgrade_schema
 
-DEFAULT = "sqlite:///kvcustody.db"
 _URL = "an SQLite file or a PostgreSQL server, as a URL"
-Ledger = Annotated[
-    str,
-    typer.Option("--ledger", envvar="KVCUSTODY_DATABASE_URL", help=f"The ledger: {_URL}.", show_envvar=True),
-]
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -32,18 +32,8 @@ from kvcustody.console.command import (
     tell_history,
 )
 from kvcustody.console.erasure.page import render
-from kvcustody.console.options_ledger import (
-    DEFAULT,
-    Keys,
-    Ledger,
-    NamesOfSubjects,
-    SubjectNames,
-    SubjectStore,
-    key_texts,
-    reading,
-    subject_store,
-    writing,
-)
+from kvcustody.console.opening import key_texts, reading, subject_store, writing
+from kvcustody.console.options import DEFAULT, Keys, Ledger, NamesOfSubjects, SubjectNames, SubjectStore
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.erasure.erasure_run import request_event

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.console.command import Json, print_json
-from kvcustody.console.options_custody import reading
+from kvcustody.console.opening import snapshot
 from kvcustody.console.policy.sarif_junit import junit, problem_data, sarif
 from kvcustody.console.policy.validate import EXIT_NO, Files, FormatOption, ProblemFormat
 from kvcustody.errors import ConfigError
@@ -33,7 +33,7 @@ def add_to(app: typer.Typer) -> None:
 
 _EPILOG = (
     "Examples:\n\n    kvcustody policy lint policy.yaml --soon-days 60\n\n"
-    "    kvcustody policy lint policy.yaml --db kvcustody.db\n\n"
+    "    kvcustody policy lint policy.yaml --ledger kvcustody.db\n\n"
     "    kvcustody policy lint policy.yaml --scrub-rate benchmarks/results/scrub-cpu.json --pool 64GiB"
 )
 Soon = Annotated[
@@ -51,7 +51,7 @@ Used = Annotated[
 Database = Annotated[
     str | None,
     typer.Option(
-        "--db",
+        "--ledger",
         help="A ledger, instead of --used and --tenants: a SQLite file or a database URL; it is only read.",
     ),
 ]
@@ -75,7 +75,7 @@ def lint_command(
     at: At = None,
     tenants: Tenants = None,
     used: Used = None,
-    db: Database = None,
+    ledger: Database = None,
     scrub_rate: Rate = None,
     pool: Pool = None,
     engine: Engine = None,
@@ -86,12 +86,12 @@ def lint_command(
 
     Also names that look alike, tenants that the identity provider does not know (with --tenants), grants that nobody
     used (with --used), scrub deadlines that the measured rate cannot meet (with --scrub-rate and --pool), and fields
-    that do nothing, anywhere yet or beside one engine (with --engine). With --db the ledger says what was used and
+    that do nothing, anywhere yet or beside one engine (with --engine). With --ledger the ledger says what was used and
     which tenants ever came. Exit 0, or with --fail 1 on findings.
     """
     known, seen = _lines(tenants), _lines(used)
-    if db is not None:
-        known, seen = _from_ledger(db, known, seen)
+    if ledger is not None:
+        known, seen = _from_ledger(ledger, known, seen)
     rate, now_us = _rate(scrub_rate, pool), day_us(at)
     found: dict[str, tuple[Problem, ...]] = {}
     for path in files:
@@ -125,10 +125,10 @@ def _show(found: dict[str, tuple[Problem, ...]], problems: list[Problem], style:
 
 
 def _from_ledger(
-    db: str, known: frozenset[str] | None, seen: frozenset[str] | None
+    ledger: str, known: frozenset[str] | None, seen: frozenset[str] | None
 ) -> tuple[frozenset[str], frozenset[str]]:
     """(tenants, ids in use) as the ledger has them; a file that was given says more than the ledger."""
-    with reading(db) as connection:
+    with snapshot(ledger) as connection:
         return (
             tenants_seen(connection) if known is None else known,
             sources_in_use(connection) if seen is None else seen,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import update_wrapper
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -17,8 +18,8 @@ from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json
-from kvcustody.console.options_ledger import reading
-from kvcustody.console.options_server import Authority, KeyFile, Server, connect
+from kvcustody.console.opening import connect, reading
+from kvcustody.console.options import Authority, KeyFile, Server
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.control_plane.consents import OwnerConsents
@@ -116,7 +117,7 @@ def release_command(command: Callable[..., None]) -> Callable[..., None]:
         store, trust, server, key_file, authority, as_json = (given.pop(name) for name, _, _ in _OPTIONS)
         command(**given, at=At(store, trust, Remote(server, key_file, authority), as_json))
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    update_wrapper(run, command)
     run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     run.__annotations__ = {part.name: part.annotation for part in (*own, *options)}
     return run

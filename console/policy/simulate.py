@@ -10,7 +10,7 @@ import typer
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
-from kvcustody.console.options_ledger import tell_marked
+from kvcustody.console.opening import tell_marked
 from kvcustody.console.policy.review import New, Old
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.report import ReplayReport

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.options_server import Authority, KeyFile, Server, connect
+from kvcustody.console.opening import connect
+from kvcustody.console.options import Authority, Config, KeyFile, Server, SettledLedger
 from kvcustody.console.principal.shared import (
     AllowLast,
     Bound,
@@ -21,7 +22,6 @@ from kvcustody.console.principal.shared import (
     local_book,
     print_key,
 )
-from kvcustody.console.serve.command import Config
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.roles import Role
@@ -46,6 +46,7 @@ def add(
     days: Days = None,
     certificate: Bound = None,
     config: Config = None,
+    ledger: SettledLedger = None,
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
@@ -65,7 +66,7 @@ def add(
             )
         print_key(made["key"], as_json)
         return
-    with local_book(config) as (book, by, settings):
+    with local_book(config, ledger) as (book, by, settings):
         book.enrol(name, role, tenant=tenant, kind=kind, by=by)
         made = book.issue_key(name, days=days or settings.key_days, certificate=bound, by=by)
         print_key(made._asdict(), as_json)
@@ -74,6 +75,7 @@ def add(
 @principals.command("list", epilog="Example: `kvcustody principal list --json`")
 def list_principals(
     config: Config = None,
+    ledger: SettledLedger = None,
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
@@ -91,7 +93,7 @@ def list_principals(
                 if cursor is None:
                     break
     else:
-        with local_book(config) as (book, _, _):
+        with local_book(config, ledger) as (book, _, _):
             while rows := book.listed(after=found[-1]["name"] if found else "", limit=1000):
                 found += [_row(row) for row in rows]
     if as_json:
@@ -112,6 +114,7 @@ def disable(
     name: Name,
     allow_last: AllowLast = False,
     config: Config = None,
+    ledger: SettledLedger = None,
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
@@ -125,7 +128,7 @@ def disable(
         with connect(server, key_file, authority) as connection:
             found = connection.post("/v1/principals:disable", {"name": name, "allow_last": allow_last})
     else:
-        with local_book(config) as (book, by, _):
+        with local_book(config, ledger) as (book, by, _):
             found = _row(book.disable(name, allow_last=allow_last, by=by))
     _tell(found, f"disabled: {name}", as_json)
 
@@ -134,6 +137,7 @@ def disable(
 def enable(
     name: Name,
     config: Config = None,
+    ledger: SettledLedger = None,
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
@@ -144,7 +148,7 @@ def enable(
         with connect(server, key_file, authority) as connection:
             found = connection.post("/v1/principals:enable", {"name": name})
     else:
-        with local_book(config) as (book, by, _):
+        with local_book(config, ledger) as (book, by, _):
             found = _row(book.enable(name, by=by))
     _tell(found, f"enabled: {name}; it has no key until one is issued", as_json)
 

@@ -14,7 +14,8 @@ from urllib.parse import quote
 import typer
 
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.options_server import Authority, KeyFile, Server, connect
+from kvcustody.console.opening import connect
+from kvcustody.console.options import Authority, Config, KeyFile, Server, SettledLedger
 from kvcustody.console.principal.shared import (
     AllowLast,
     Bound,
@@ -25,7 +26,6 @@ from kvcustody.console.principal.shared import (
     local_book,
     print_key,
 )
-from kvcustody.console.serve.command import Config
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 
@@ -49,6 +49,7 @@ def issue(
     ] = 1.0,
     certificate: Bound = None,
     config: Config = None,
+    ledger: SettledLedger = None,
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
@@ -68,7 +69,7 @@ def issue(
         with connect(server, key_file, authority) as connection:
             print_key(connection.post(_place(name), body), as_json)
         return
-    with local_book(config) as (book, by, settings):
+    with local_book(config, ledger) as (book, by, settings):
         overlap = overlap_days if replace else None
         made = book.issue_key(
             name, days=days or settings.key_days, overlap_days=overlap, certificate=bound, by=by
@@ -109,6 +110,7 @@ def rotate(
 def list_keys(
     name: Name,
     config: Config = None,
+    ledger: SettledLedger = None,
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
@@ -119,7 +121,7 @@ def list_keys(
         with connect(server, key_file, authority) as connection:
             found = connection.get(_place(name))["items"]
     else:
-        with local_book(config) as (book, _, _):
+        with local_book(config, ledger) as (book, _, _):
             book.get(name)
             found = [key._asdict() for key in book.keys(name)]
     _print_keys(found, as_json)
@@ -142,6 +144,7 @@ def revoke(
     ] = False,
     allow_last: AllowLast = False,
     config: Config = None,
+    ledger: SettledLedger = None,
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
@@ -154,7 +157,7 @@ def revoke(
         with connect(server, key_file, authority) as connection:
             _revoke_there(connection, prefix, of, allow_last)
     else:
-        with local_book(config) as (book, by, _):
+        with local_book(config, ledger) as (book, by, _):
             if prefix is None:
                 book.revoke_keys(str(of), allow_last=allow_last, by=by)
             else:

@@ -14,11 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.console.command import print_json
+from kvcustody.console.opening import service_settings
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_in
 from kvcustody.governance.service.access.local_administration import open_administration
 from kvcustody.governance.service.access.principals import Principals
-from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
+from kvcustody.governance.service.settings import ServiceSettings
 
 Name = Annotated[str, typer.Argument(help="The principal.", metavar="NAME")]
 AllowLast = Annotated[
@@ -57,9 +58,9 @@ def day(at_us: int | None) -> str:
 
 
 @contextmanager
-def local_book(config: Path | None) -> Iterator[tuple[Principals, str, ServiceSettings]]:
+def local_book(config: Path | None, ledger: str | None) -> Iterator[tuple[Principals, str, ServiceSettings]]:
     """The book of principals of the ledger that the settings name, by whom it is changed, and the settings."""
     configure("warning", "console")
-    settings = load_service_settings(config)
+    settings = service_settings(config, ledger)
     with open_administration(settings) as administration:
         yield administration.principals, administration.by, settings

@@ -48,7 +48,10 @@ def replay(
         Path | None, typer.Argument(help="A recorded trace, plain or gzip; none: a generated workload.")
     ] = None,
     *,
-    format: Annotated[str | None, typer.Option(help=f"What the trace is: {', '.join(FORMATS)}.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help=f"What the trace is: {', '.join(FORMATS)}.", autocompletion=lambda: list(FORMATS)),
+    ] = None,
     policy: Annotated[
         str, typer.Option(help="A library policy (regulated-saas, single-org, public-api) or a YAML file.")
     ] = "regulated-saas",
@@ -66,14 +69,14 @@ def replay(
         int | None, typer.Option(min=2, help="Tokens a block, for a generated workload; a trace has its own.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where the tensors live: cpu or cuda.")] = "cpu",
-    db: Annotated[Path, typer.Option(help="The ledger; an existing one is appended to.")] = Path(
-        "kvcustody.db"
-    ),
+    ledger: Annotated[
+        Path, typer.Option(help="The ledger, a SQLite file; an existing one is appended to.")
+    ] = Path("kvcustody.db"),
     html: Annotated[Path, typer.Option(help="The summary page to write.")] = Path("kvcustody-summary.html"),
     signing_key: Annotated[
         Path | None,
         typer.Option(
-            help="The key that signs the ledger; without it that of the settings, or one beside --db."
+            help="The key that signs the ledger; without it that of the settings, or one beside --ledger."
         ),
     ] = None,
     show_golden: Annotated[
@@ -100,8 +103,8 @@ def replay(
         pool_blocks=pool_blocks or _POOL_BLOCKS.get(format or GENERATED, 8192),
         block_tokens=size,
         device=device,
-        database=db,
-        signing_key=signing_key or (settings.signing_key_file if is_ledger_of(settings, db) else None),
+        database=ledger,
+        signing_key=signing_key or (settings.signing_key_file if is_ledger_of(settings, ledger) else None),
         signing_key_kind=settings.signing_key_kind,
         ledger_origin=settings.ledger_origin,
     )
@@ -117,7 +120,7 @@ def replay(
         print_report(report, console)
         key = options.signing_key_file
         signed = f"signed with {key}" if key.exists() else "signed elsewhere"
-        console.print(f"{report.seconds:.1f} s; ledger in {db}, {signed}, summary in {html}")
+        console.print(f"{report.seconds:.1f} s; ledger in {ledger}, {signed}, summary in {html}")
     write_summary(report, html)  # last: where the page cannot be written, the figures are printed already
     if isinstance(report.error, KeyboardInterrupt):
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -21,7 +21,8 @@ from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.verify_report import verify_report
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
 from kvcustody.console.files import read_file, write_files
-from kvcustody.console.options_custody import DEFAULT_DB, At, Db, Since, Until, moment_us, reading
+from kvcustody.console.opening import snapshot
+from kvcustody.console.options import DEFAULT, At, Ledger, Since, Until, moment_us
 from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report.document import FORMATS, render_all
 from kvcustody.console.report.number_format import count, percent
@@ -43,8 +44,10 @@ app = typer.Typer(
 )
 def make(
     *,
-    framework: Annotated[str, typer.Option(help=f"One of: {', '.join(NAMES)}.")],
-    db: Db = DEFAULT_DB,
+    framework: Annotated[
+        str, typer.Option(help=f"One of: {', '.join(NAMES)}.", autocompletion=lambda: list(NAMES))
+    ],
+    ledger: Ledger = DEFAULT,
     since: Since = None,
     until: Until = None,
     as_of: At = None,
@@ -77,7 +80,7 @@ def make(
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
     load_framework(framework)
     proof = None if policy is None else prove_policy(policy)
-    with reading(db) as connection, _telling() as tell:
+    with snapshot(ledger) as connection, _telling() as tell:
         tenant = known_tenant(connection, tenant)
         checkpoint = (
             newest_checkpoint(connection)

@@ -16,8 +16,8 @@ from kvcustody.audit.processes.marked_processes import history, read_marked
 from kvcustody.audit.processes.running_policies import read_running_policies
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.files import read_file, write_files
-from kvcustody.console.options_custody import DEFAULT_DB, Db, Since, Until, one_ledger, reading, selection
-from kvcustody.console.options_server import Authority, KeyFile, Server, connect
+from kvcustody.console.opening import connect, one_ledger, selection, snapshot
+from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, Since, Until
 from kvcustody.console.report.html import render_html
 from kvcustody.console.report.number_format import count, percent
 from kvcustody.console.report.page_model import Facts, Items, Page, Section, Table
@@ -37,15 +37,16 @@ from kvcustody.policies.reading.load_policy import load_policy
 FORMATS = ("html", "pdf", "json", "csv")
 EPILOG = """Examples:
 
-    kvcustody report ropa --policy policy.yaml --db kvcustody.db --controller "Example AG, Bonn"
+    kvcustody report ropa --policy policy.yaml --ledger kvcustody.db --controller "Example AG, Bonn"
 
-    kvcustody report ropa --policy policy.yaml --db kvcustody.db --since 2026-01-01 --format csv --out ropa
+    kvcustody report ropa --policy policy.yaml --ledger kvcustody.db --since 2026-01-01 --format csv --out ropa
 
     kvcustody report ropa --server https://ledger.example:8443 --api-key-file dpo.key --json
 """
 
 
 def ropa(
+    ctx: typer.Context,
     *,
     policy: Annotated[
         Path | None,
@@ -53,7 +54,7 @@ def ropa(
             help="The policy (YAML) whose limits are the record's; else the one that workers run, by the ledger."
         ),
     ] = None,
-    db: Db = DEFAULT_DB,
+    ledger: Ledger = DEFAULT,
     since: Since = None,
     until: Until = None,
     controller: Annotated[str, typer.Option(help="Name of the controller (30(1)(a)).")] = "",
@@ -81,14 +82,14 @@ def ropa(
     chosen = selection(since, until, None, None, None, None)
     stated = ControllerStatement(controller, contact, officer, purposes, subjects, data, transfers)
     if server is not None:
-        one_ledger(db)
+        one_ledger(ctx)
         with connect(server, key_file, authority) as asked:
             text = None if source is None else source.decode(errors="replace")
             body = {"policy": text, "since": chosen.since_us, "until": chosen.until_us, **stated._asdict()}
             record = record_of_facts(asked.post("/v1/reports:processing", body))
     else:
         given = None if source is None or policy is None else load_policy(source, name=policy.name)
-        with reading(db) as connection:
+        with snapshot(ledger) as connection:
             effect = policies_in_effect(read_running_policies(connection), None)
             total = coverage(connection, since_us=chosen.since_us, until_us=chosen.until_us).total
             said = history(read_marked(connection))

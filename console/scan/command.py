@@ -16,17 +16,17 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.api.print_answer import one_segment
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.options_ledger import (
+from kvcustody.console.opening import connect, reading, subject_store, writing
+from kvcustody.console.options import (
     DEFAULT,
+    Authority,
+    KeyFile,
     Ledger,
     NamesOfSubjects,
+    Server,
     SubjectNames,
     SubjectStore,
-    reading,
-    subject_store,
-    writing,
 )
-from kvcustody.console.options_server import Authority, KeyFile, Server, connect
 from kvcustody.errors import ConfigError
 
 _LOOK_SECONDS = 0.5

@@ -7,16 +7,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvcustody.console.command import Json, print_json
+from kvcustody.console.opening import service_settings
+from kvcustody.console.options import Config, SettledLedger
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.local_administration import make_bootstrap, open_administration
-from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
 
 INIT_EPILOG = (
     "Examples:\n\n    kvcustody init\n\n"
@@ -27,19 +27,11 @@ SERVE_EPILOG = (
     "    kvcustody serve --config /etc/kvcustody/service.yaml\n\n"
     "docs/operate/service.md has every setting, and what to do about backups, upgrades and lost keys."
 )
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        envvar="KVCUSTODY_SERVICE_CONFIG",
-        help="Settings of the service: TOML or YAML; the environment is stronger.",
-        metavar="FILE",
-    ),
-]
 
 
 def init(
     config: Config = None,
+    ledger: SettledLedger = None,
     hours: Annotated[float, typer.Option(min=0.1, max=168.0, help="Hours until the key ends.")] = 24.0,
     as_json: Json = False,
 ) -> None:
@@ -47,7 +39,7 @@ def init(
 
     The key is shown once. Enrol the people and workers with it (`kvcustody principal add --server …`), then let it end.
     """
-    settings = _settings(config)
+    settings = service_settings(config, ledger)
     configure("warning", "console")
     with open_administration(settings) as administration:
         made = make_bootstrap(administration, hours=hours)
@@ -68,17 +60,13 @@ def serve(
         str | None,
         typer.Option(help="`unix:PATH` or HOST:PORT; stronger than the settings.", metavar="WHERE"),
     ] = None,
-    database_url: Annotated[
-        str | None,
-        typer.Option("--database", help="The ledger: sqlite:///FILE or postgresql://…", metavar="URL"),
-    ] = None,
+    ledger: SettledLedger = None,
 ) -> None:
     """Serve the control plane of one ledger until a signal ends it.
 
     On SIGTERM or Ctrl-C it stops accepting, finishes what runs, and closes the ledger with nothing lost.
     """
-    given = {"listen": listen, "database_url": database_url}
-    settings = _settings(config, **{name: value for name, value in given.items() if value is not None})
+    settings = service_settings(config, ledger, listen=listen)
     configure(settings.log_level, settings.log_format)
     try:
         from kvcustody.console.web.app import Console
@@ -91,7 +79,3 @@ def serve(
 
     with open_service(settings, documents=ConsoleDocuments()) as service:
         run(service, app=create_app(service, pages=Console(service) if settings.console else None))
-
-
-def _settings(config: Path | None, **explicit: str) -> ServiceSettings:
-    return load_service_settings(config, **explicit)

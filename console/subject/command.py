@@ -13,9 +13,8 @@ from kvcustody.audit.subjects.subject_table import names_of
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
 from kvcustody.console.files import write_files
-from kvcustody.console.options_custody import DEFAULT_DB, Db, moment_us, one_ledger, reading
-from kvcustody.console.options_ledger import SubjectStore, subject_store
-from kvcustody.console.options_server import Authority, KeyFile, Server, connect
+from kvcustody.console.opening import connect, one_ledger, snapshot, subject_store
+from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, SubjectStore, moment_us
 from kvcustody.console.report.html import render_html
 from kvcustody.console.report.number_format import count, moment, percent
 from kvcustody.console.subject.page import page_of
@@ -38,10 +37,11 @@ def _group() -> None:
     "    kvcustody subject show --tenant acme --subject ada --server https://ledger.example:8443 --api-key-file dpo.key"
 )
 def show(
+    ctx: typer.Context,
     *,
     tenant: Annotated[str, typer.Option(help="Whose data it is.")],
     subject: Annotated[str, typer.Option(help="The subject, as the tenant's identity names it.")],
-    db: Db = DEFAULT_DB,
+    ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,
     at: Annotated[str | None, typer.Option(help="As of this UTC time instead of now (ISO 8601).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page for people here.")] = None,
@@ -52,13 +52,13 @@ def show(
 ) -> None:
     """Show what the ledger has of one subject. The answer names pseudonyms only, so it may be kept."""
     if server is not None:
-        one_ledger(db)
+        one_ledger(ctx)
         with connect(server, key_file, authority) as asked:
             about = {"tenant": tenant, "subject": subject, "at": moment_us(at)}
             found = page_of_data(asked.get("/v1/custody/subject", **about))
     else:
         now_us = moment_us(at) or deadline_us()
-        with subject_store(subject_keys, db) as keys, reading(db) as connection:
+        with subject_store(subject_keys, ledger) as keys, snapshot(ledger) as connection:
             tenant = named_tenant(connection, tenant)
             names = names_of(connection, tenant, subject, keys)
             found = subject_page(connection, tenant, names, now_us=now_us)

@@ -72,8 +72,8 @@ BAD = [
     (("replay", "absent.gz", "--format", "mooncake"), "KVC120: cannot read trace `absent.gz`"),
     (("replay", "--unit", "person"), "KVC100: --unit `person`"),
     (("replay", "--html", "absent/page.html"), "KVC100: cannot write summary"),
-    (("replay", "--db", "absent/ledger.db", "--limit", "1"), "KVC600:"),
-    (("replay", "--db", "CONFIG", "--limit", "1"), "KVC600:"),
+    (("replay", "--ledger", "absent/ledger.db", "--limit", "1"), "KVC600:"),
+    (("replay", "--ledger", "CONFIG", "--limit", "1"), "KVC600:"),
     (("replay", "--device", "tpu", "--limit", "1"), "KVC100: unknown device `tpu`"),
     (("replay", "--skew", "CONFIG", "CONFIG", "--format", "mooncake"), "KVC100:"),
 ]

@@ -54,7 +54,7 @@ def leaves(ledger: Path) -> dict[tuple[int, int], bytes]:
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose ledger holds a replay's evidence."""
     folder = tmp_path_factory.mktemp("earlier")
-    code, _, errors = cli("replay", *SMALL, "--db", folder / "ledger.db", "--html", folder / "page.html")
+    code, _, errors = cli("replay", *SMALL, "--ledger", folder / "ledger.db", "--html", folder / "page.html")
     assert code == 0, errors
     return folder
 
@@ -70,7 +70,7 @@ def place(earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 # -- what is wrong, and what is said --------------------------------------------------------------------------
 
-REPLAY = ("replay", *SMALL, "--db", "ledger.db", "--html", "page.html")
+REPLAY = ("replay", *SMALL, "--ledger", "ledger.db", "--html", "page.html")
 GOOD_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
 MOONCAKE_FIX = "each line needs timestamp (ms), input_length, output_length and hash_ids"
 
@@ -159,17 +159,17 @@ CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     ),
     "database: a folder": (
         folder("here"),
-        (*REPLAY, "--db", "here"),
+        (*REPLAY, "--ledger", "here"),
         "KVC600: ledger `here` cannot be used: it cannot be opened (missing directory or not a file)",
     ),
     "database: something else": (
         file("notes.db", "these are notes, and they are long enough to be a page of a database\n" * 20),
-        (*REPLAY, "--db", "notes.db"),
+        (*REPLAY, "--ledger", "notes.db"),
         "KVC600: ledger `notes.db` cannot be used: it is not a SQLite database",
     ),
     "database: in no folder": (
         nothing,
-        (*REPLAY, "--db", "absent/ledger.db"),
+        (*REPLAY, "--ledger", "absent/ledger.db"),
         "KVC600: ledger `absent/ledger.db` cannot be used: it cannot be opened (missing directory or not a file)",
     ),
     "database: newer schema": (

@@ -55,7 +55,7 @@ def lived(folder: Path) -> None:
     ledger = str(folder / "ledger.db")
     run("audit", "export", str(folder / "exported"), "--ledger", ledger)
     report = str(folder / "report")
-    run("report", "make", "--framework", "gdpr", "--db", ledger, "--format", "json,html", "--out", report)
+    run("report", "make", "--framework", "gdpr", "--ledger", ledger, "--format", "json,html", "--out", report)
     run("audit", "prove", "system", "0", "--ledger", ledger, "--out", str(folder / "proof"))
 
 

@@ -120,12 +120,12 @@ def test_a_subjects_page_from_the_command_line(shipped: Any, to: list[str], tmp_
     found = run(*asked, *to, "--json")
     assert found.exit_code == 0, found.output
     over = json.loads(found.stdout)
-    direct = run(*asked, "--db", str(shipped.settings.database_url), "--json")
+    direct = run(*asked, "--ledger", str(shipped.settings.database_url), "--json")
     here = json.loads(direct.stdout)
     assert {**over, "now_us": 0} == {**here, "now_us": 0} and over["holdings"]
     assert b"<html" in page.read_bytes() and "user-1" not in page.read_text()
-    both = run(*asked, *to, "--db", "other.db")
-    assert both.exit_code == 2 and "--db" in both.output
+    both = run(*asked, *to, "--ledger", "other.db")
+    assert both.exit_code == 2 and "--ledger" in both.output
 
 
 def test_a_record_from_the_command_line(shipped: Any, to: list[str], tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_a_record_from_the_command_line(shipped: Any, to: list[str], tmp_path: P
     over = run(*asked, "--out", str(tmp_path / "over"), *to, "--json")
     assert over.exit_code == 0, over.output
     database = str(shipped.settings.database_url)
-    here = run(*asked, "--out", str(tmp_path / "here"), "--db", database, "--json")
+    here = run(*asked, "--out", str(tmp_path / "here"), "--ledger", database, "--json")
     assert json.loads(over.stdout)["record"] == json.loads(here.stdout)["record"]
     for name in ("ropa.json", "ropa.csv", "ropa.html"):
         assert (tmp_path / "over" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
-    unknown = run("report", "ropa", "--db", database, "--out", str(tmp_path / "none"))
+    unknown = run("report", "ropa", "--ledger", database, "--out", str(tmp_path / "none"))
     assert unknown.exit_code == 2 and "--policy is needed" in unknown.output

@@ -26,6 +26,7 @@ from kvcustody.governance.api.http.exchange import Scope, problem_answer
 from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute, parameters_of
 from kvcustody.governance.api.http.gate import CALLER, Read
 from kvcustody.governance.api.http.operation import Operation, Operations
+from kvcustody.governance.api.http.parameter_descriptions import describe_parameters
 from kvcustody.governance.api.models.problem import ProblemDocument
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.problem_details import MEDIA_TYPE, TYPES, ProblemError, not_found
@@ -165,6 +166,7 @@ class Api:
             schemas |= problem.pop("$defs", {}) | {"ProblemDocument": problem}
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
+            describe_parameters(made)
             self._document = orjson.dumps(made, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
         return self._document
 

@@ -42,7 +42,7 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit import on_record
 from kvcustody.console.main import app
-from kvcustody.console.options_ledger import reading
+from kvcustody.console.opening import reading
 
 DOCS = Path(__file__).parents[3] / "docs" / "audit" / "walkthrough.md"
 Run = Callable[..., Result]
@@ -116,7 +116,7 @@ def test_tail_query_and_status(run: Run) -> None:
     status = answer(run("audit status --json"))
     assert status["warning"].startswith("no witness") and status["logs"]["tenant/acme"]["size"] == 42
     assert "no event is called" in run("audit query --kind nonsense", exits=2).stderr
-    assert "is no time" in run("audit query --since yesterday", exits=2).stderr
+    assert "is no ISO 8601 date" in run("audit query --since yesterday", exits=2).stderr
 
 
 def test_a_proof_is_printed_and_checks(run: Run, place: Path) -> None:

@@ -62,15 +62,17 @@ def run(*arguments: str, code: int = 0) -> str:
 
 
 def test_both_implementations_print_the_same_and_agree(ledger: Path) -> None:
-    shown = orjson.loads(run("show", "--db", str(ledger), "--json"))
-    again = orjson.loads(run("recompute", "--db", str(ledger), "--json"))
+    shown = orjson.loads(run("show", "--ledger", str(ledger), "--json"))
+    again = orjson.loads(run("recompute", "--ledger", str(ledger), "--json"))
     assert shown["total"]["covered"] == shown["total"]["due"] == 8
     assert again["agrees"] is True and again["differences"] == [] and again["leaves"] == 6
     assert {key: again["total"][key] for key in again["total"]} == {
         key: shown["total"][key] for key in again["total"]
     }
     assert again["unaccounted"] == {"residencies": 0, "generations": 0, "receipts": 0}
-    assert "100.00%" in run("show", "--db", str(ledger)) and "agrees" in run("recompute", "--db", str(ledger))
+    assert "100.00%" in run("show", "--ledger", str(ledger)) and "agrees" in run(
+        "recompute", "--ledger", str(ledger)
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_every_selector_is_taken_by_both(ledger: Path, options: tuple[str, ...],
             options = ("--as-of", str(connection.scalar(text("select max(size) from checkpoints"))))
         engine.dispose()
     for command in ("show", "recompute"):
-        assert orjson.loads(run(command, "--db", str(ledger), *options, "--json"))["total"]["due"] == due
+        assert orjson.loads(run(command, "--ledger", str(ledger), *options, "--json"))["total"]["due"] == due
 
 
 def test_a_column_that_was_changed_is_found_by_the_leaves(ledger: Path) -> None:
@@ -100,21 +102,21 @@ def test_a_column_that_was_changed_is_found_by_the_leaves(ledger: Path) -> None:
         connection.exec_driver_sql("DROP TRIGGER IF EXISTS custody_ends_update")
         connection.exec_driver_sql("UPDATE custody_ends SET tenant = 'labs'")
     engine.dispose()
-    found = orjson.loads(run("recompute", "--db", str(ledger), "--json", code=1))
+    found = orjson.loads(run("recompute", "--ledger", str(ledger), "--json", code=1))
     assert found["agrees"] is False
     assert {item["tenant"] for item in found["differences"]} == {"acme", "labs"}
-    assert "differ" in run("recompute", "--db", str(ledger), code=1)
+    assert "differ" in run("recompute", "--ledger", str(ledger), code=1)
 
 
 def test_mistakes_are_one_line(ledger: Path, tmp_path: Path) -> None:
     for arguments, what in (
-        (("show", "--db", str(tmp_path / "none.db")), "cannot be opened"),
-        (("show", "--db", str(ledger), "--tier", "host"), "tier `host`"),
-        (("show", "--db", str(ledger), "--tenant", "acne"), "did you mean `acme`?"),
-        (("recompute", "--db", str(ledger), "--tenant", "acne"), "did you mean `acme`?"),
-        (("show", "--db", str(ledger), "--since", "soon"), "`soon` is no ISO 8601"),
-        (("show", "--db", str(ledger), "--since", "2026-02-01", "--until", "2026-01-01"), "is empty"),
-        (("show", "--db", str(ledger), "--as-of", "99"), "no checkpoint of `99`"),
+        (("show", "--ledger", str(tmp_path / "none.db")), "cannot be opened"),
+        (("show", "--ledger", str(ledger), "--tier", "host"), "tier `host`"),
+        (("show", "--ledger", str(ledger), "--tenant", "acne"), "did you mean `acme`?"),
+        (("recompute", "--ledger", str(ledger), "--tenant", "acne"), "did you mean `acme`?"),
+        (("show", "--ledger", str(ledger), "--since", "soon"), "`soon` is no ISO 8601"),
+        (("show", "--ledger", str(ledger), "--since", "2026-02-01", "--until", "2026-01-01"), "is empty"),
+        (("show", "--ledger", str(ledger), "--as-of", "99"), "no checkpoint of `99`"),
         (("recompute", "--export", str(tmp_path)), "export"),
     ):
         output = run(*arguments, code=2)

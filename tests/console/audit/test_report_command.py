@@ -87,7 +87,7 @@ def run(*arguments: str, code: int = 0) -> str:
 
 def test_a_report_is_written_verified_and_made_again(ledger: Path, tmp_path: Path) -> None:
     out = tmp_path / "q1"
-    common = ("report", "make", "--framework", "gdpr", "--db", ledger, "--policy", POLICY)
+    common = ("report", "make", "--framework", "gdpr", "--ledger", ledger, "--policy", POLICY)
     first = json.loads(run(*common, "--out", out, "--json"))
     data = (out / "report.json").read_bytes()
     assert first["digest"] == hashlib.sha256(data).hexdigest() and first["recount_agrees"] is True
@@ -97,7 +97,7 @@ def test_a_report_is_written_verified_and_made_again(ledger: Path, tmp_path: Pat
     again = tmp_path / "again"
     words = first["rerun"].split()[1:]
     assert words[-2:] == ["--policy", "regulated-saas.yaml"]
-    run(*words[:-1], str(POLICY), "--db", ledger, "--out", again)
+    run(*words[:-1], str(POLICY), "--ledger", ledger, "--out", again)
     for name in first["files"]:
         assert (again / name).read_bytes() == (out / name).read_bytes(), name
     key = tmp_path / "ledger.vkey"
@@ -109,7 +109,7 @@ def test_a_report_is_written_verified_and_made_again(ledger: Path, tmp_path: Pat
 
 
 def test_mistakes_are_one_line(ledger: Path, tmp_path: Path) -> None:
-    make = ("report", "make", "--db", ledger, "--out", tmp_path / "out")
+    make = ("report", "make", "--ledger", ledger, "--out", tmp_path / "out")
     for arguments, what in (
         ((*make, "--framework", "iso-9001"), "is none of"),
         ((*make, "--framework", "soc2", "--format", "docx"), "names none of"),
@@ -126,7 +126,18 @@ def test_mistakes_are_one_line(ledger: Path, tmp_path: Path) -> None:
 
 def test_what_is_held_of_one_subject_why_and_until_when(ledger: Path, tmp_path: Path) -> None:
     page = tmp_path / "page" / "ada.html"
-    arguments = ("subject", "show", "--db", ledger, "--tenant", "acme", "--subject", "ada", "--html", page)
+    arguments = (
+        "subject",
+        "show",
+        "--ledger",
+        ledger,
+        "--tenant",
+        "acme",
+        "--subject",
+        "ada",
+        "--html",
+        page,
+    )
     found = json.loads(run(*arguments, "--at", "2026-01-01T00:30:00", "--json"))
     states = {item["residency"]: item for item in found["holdings"]}
     assert {number: item["state"] for number, item in states.items()} == {1: "ended", 2: "held", 3: "running"}
@@ -147,23 +158,25 @@ def test_what_is_held_of_one_subject_why_and_until_when(ledger: Path, tmp_path: 
 
 
 def test_another_subject_has_another_page(ledger: Path) -> None:
-    bob = json.loads(run("subject", "show", "--db", ledger, "--tenant", "acme", "--subject", "bob", "--json"))
+    bob = json.loads(
+        run("subject", "show", "--ledger", ledger, "--tenant", "acme", "--subject", "bob", "--json")
+    )
     assert [item["residency"] for item in bob["holdings"]] == [4]
     assert [(item["erasure"], item["selector"]) for item in bob["erasures"]] == [("e-1", "subject")]
     labs = json.loads(
-        run("subject", "show", "--db", ledger, "--tenant", "labs", "--subject", "ada", "--json")
+        run("subject", "show", "--ledger", ledger, "--tenant", "labs", "--subject", "ada", "--json")
     )
     assert [item["residency"] for item in labs["holdings"]] == [5]
     assert "nothing is on record" in run(
-        "subject", "show", "--db", ledger, "--tenant", "acme", "--subject", "eve"
+        "subject", "show", "--ledger", ledger, "--tenant", "acme", "--subject", "eve"
     )
-    assert "in custody" in run("subject", "show", "--db", ledger, "--tenant", "acme", "--subject", "ada")
+    assert "in custody" in run("subject", "show", "--ledger", ledger, "--tenant", "acme", "--subject", "ada")
 
 
 def test_the_record_of_processing_activities(ledger: Path, tmp_path: Path) -> None:
     out = tmp_path / "ropa"
     options: tuple[Any, ...] = ("--controller", "=Example AG", "--format", "html,pdf,json,csv", "--out", out)
-    found = json.loads(run("report", "ropa", "--db", ledger, "--policy", POLICY, *options, "--json"))
+    found = json.loads(run("report", "ropa", "--ledger", ledger, "--policy", POLICY, *options, "--json"))
     record = found["record"]
     assert found["files"] == ["ropa.csv", "ropa.html", "ropa.json", "ropa.pdf"]
     assert record["controller"] == "=Example AG" and record["purposes"] == "to be stated by the controller"

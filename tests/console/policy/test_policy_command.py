@@ -156,7 +156,7 @@ def test_export(files):
 
 def test_simulate_on_a_replayed_ledger(files):
     """A small replay is recorded, and its requests are decided again under a policy without the grant."""
-    arguments = ["replay", "--policy", "a.yaml", "--limit", "60", "--db", "l.db", "--html", "s.html"]
+    arguments = ["replay", "--policy", "a.yaml", "--limit", "60", "--ledger", "l.db", "--html", "s.html"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     text = Path("a.yaml").read_text()
@@ -176,11 +176,11 @@ def check_lint_by_ledger():
     """What the replay reused through is in use, and what it never met is said."""
     extra = "  - {id: spare, owner: acme-labs, reader: acme, at_most: internal, until: 2027-03-31, reason: x}"
     Path("spare.yaml").write_text(Path("a.yaml").read_text().replace("grants:\n", f"grants:\n{extra}\n", 1))
-    found = json.loads(policy("lint", "spare.yaml", "--db", "l.db", "--at", "2026-10-01", "--json"))
+    found = json.loads(policy("lint", "spare.yaml", "--ledger", "l.db", "--at", "2026-10-01", "--json"))
     unused = [problem["message"] for problem in found if problem["code"] == "KVP715"]
     assert any("`spare`" in message for message in unused)
     assert not any("`labs-reads-acme`" in message for message in unused)
     Path("used.txt").write_text("spare\n")
-    told = policy("lint", "spare.yaml", "--db", "l.db", "--used", "used.txt", "--at", "2026-10-01")
+    told = policy("lint", "spare.yaml", "--ledger", "l.db", "--used", "used.txt", "--at", "2026-10-01")
     assert "`spare` has not been used" not in told and "`labs-reads-acme` has not been used" in told
-    policy("lint", "a.yaml", "--db", "absent.db", code=2)
+    policy("lint", "a.yaml", "--ledger", "absent.db", code=2)

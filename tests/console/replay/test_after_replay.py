@@ -17,7 +17,6 @@ from typing import Any
 
 import orjson
 import pytest
-import typer
 from sqlalchemy import select
 from typer.testing import CliRunner
 
@@ -33,6 +32,7 @@ from kvcustody.audit.tlog.signing_key import read_signing_key, sign_statement
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.console.command_table import every_command
 from kvcustody.console.main import app
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.run.job import run_job
@@ -231,28 +231,12 @@ POLICY = "policies/library/regulated-saas.yaml"
 
 
 def commands() -> dict[str, Any]:
-    """Every command that is told a ledger, by name."""
-    root = typer.main.get_command(app)
-
-    def walk(command: Any, name: str, context: Any) -> Iterator[tuple[str, Any]]:
-        if not hasattr(command, "list_commands"):
-            yield name, command
-            return
-        for part in command.list_commands(context):
-            found = command.get_command(context, part)
-            below = (
-                found.make_context(part, [], resilient_parsing=True)
-                if hasattr(found, "list_commands")
-                else None
-            )
-            yield from walk(found, f"{name} {part}".strip(), below)
-
-    every = walk(root, "", root.make_context("kvcustody", [], resilient_parsing=True))
-    return {
-        name: command
-        for name, command in every
-        if {"--ledger", "--db"} & {option for parameter in command.params for option in parameter.opts}
+    """Every command of a ledger that is named; those of a service's settings say it as the service does."""
+    flags = {
+        name: {flag for parameter in command.params for flag in parameter.opts}
+        for name, command in every_command()
     }
+    return {name: found for name, found in flags.items() if "--ledger" in found and "--config" not in found}
 
 
 def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
@@ -262,7 +246,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "erasure"
     ]
     return {
-        "policy lint": (policy, "--db", "kvcustody.db"),
+        "policy lint": (policy, "--ledger", "kvcustody.db"),
         "policy simulate": (policy, policy, "--ledger", "kvcustody.db"),
         "audit status": (),
         "audit tail": (),

@@ -117,7 +117,7 @@ def test_a_policy_from_a_file_is_told_everywhere(watcher: Watcher) -> None:
         assert other["run_by"] == [], "control: a policy that nobody runs is said to be run by nobody"
         same = watcher.api("/v1/policies:diff", "author", {"source": SOURCE})
         assert same["verdict"] == "equivalent"
-        made = command(watcher, "report", "ropa", "--db", ledger(watcher))
+        made = command(watcher, "report", "ropa", "--ledger", ledger(watcher))
         assert made["record"]["policy_digest"] == DIGEST and made["record"]["run_by"] == ["gpu-0"]
 
 
@@ -139,7 +139,7 @@ def says_nothing_is_in_effect(watcher: Watcher) -> None:
     assert NONE_READS in grants and GRANT not in grants
     assert watcher.api("/v1/policies/grants", "tenant-admin@acme")["items"] == []
     assert "no worker is at work" in watcher.api("/v1/reports:processing", "dpo", {}, status=409)["detail"]
-    assert "no worker is at work" in command(watcher, "report", "ropa", "--db", ledger(watcher), code=2)
+    assert "no worker is at work" in command(watcher, "report", "ropa", "--ledger", ledger(watcher), code=2)
 
 
 def test_after_a_clean_stop_nothing_is_in_effect(watcher: Watcher) -> None:

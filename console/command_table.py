@@ -1,0 +1,106 @@
+"""Every command with what it takes and how it ends: the table of docs/operate/commands.md, made from the commands.
+
+Every command ends with 0 when it was done, 2 when it could not be (`error: …` on stderr) and 130 when it was
+interrupted. A command that answers a question ends with 1 when the answer is no.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, NamedTuple, get_args
+
+import typer.main
+
+from kvcustody.console.main import app
+
+ANSWERS = {
+    "audit fsck": "the ledger is not sound",
+    "audit recompute": "tables and leaves differ",
+    "audit verify": "the export does not verify",
+    "coverage recompute": "tables and leaves differ",
+    "demo attack": "an attack succeeded",
+    "policy check-no-new-access": "something is newly allowed",
+    "policy explain": "it is denied",
+    "policy fmt": "a file is not formatted",
+    "policy lint": "there is a finding, with `--fail`",
+    "policy prove": "a property does not hold",
+    "policy test": "a case fails",
+    "policy validate": "a policy is wrong",
+    "policy verify-bundle": "the bundle does not verify",
+    "replay": "the golden figures differ",
+    "report verify": "the report does not verify",
+    "scan worker": "the worker did not answer in time",
+}  # with 1
+
+
+class CommandRow(NamedTuple):
+    """One command."""
+
+    name: str
+    as_json: bool
+    ledger: bool
+    server: bool
+    choices: tuple[str, ...]  # options whose values the shell offers
+    lasting: bool  # it runs until it is told to stop, and prints as it goes
+
+
+def every_command() -> Iterator[tuple[str, Any]]:
+    """The name and the command of all that can be run."""
+
+    def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        if not isinstance(command, typer.core.TyperGroup):
+            yield " ".join(words), command
+            return
+        for name in command.list_commands(None):  # type: ignore[arg-type]
+            yield from walk(command.get_command(None, name), (*words, name))  # type: ignore[arg-type]
+
+    return walk(typer.main.get_command(app), ())
+
+
+def rows() -> list[CommandRow]:
+    """Every command, in the order of the help."""
+    return [_row(name, command) for name, command in every_command()]
+
+
+def _row(name: str, command: Any) -> CommandRow:
+    flags = {flag: option for option in command.params for flag in option.opts}
+    offered = _offered(command.callback)
+    choices = tuple(sorted(option.opts[0] for option in command.params if option.name in offered))
+    return CommandRow(
+        name,
+        "--json" in flags,
+        "--ledger" in flags,
+        "--server" in flags,
+        choices,
+        name in ("serve", "witness serve", "audit ship"),
+    )
+
+
+def _offered(function: Any) -> set[str]:
+    """The parameters of a command whose values are known: of an enumeration, or with a list of their own."""
+    found = set()
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        kind, *said = get_args(parameter.annotation) or (parameter.annotation,)
+        kinds = [kind, *get_args(kind)]
+        if any(isinstance(one, type) and issubclass(one, Enum) for one in kinds) or any(
+            getattr(one, "autocompletion", None) for one in said
+        ):
+            found.add(name)
+    return found
+
+
+def commands_table() -> str:
+    """The table in Markdown; the commands of `api` are in the API's own tables."""
+    made = [
+        "| command | `--json` | `--ledger` | `--server` | values offered | ends with 1 when |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows():
+        if not row.name.startswith("api "):
+            marks = ["yes" if mark else "" for mark in (row.as_json, row.ledger, row.server)]
+            marks[0] = marks[0] or "prints as it goes"
+            choices = ", ".join(f"`{flag}`" for flag in row.choices)
+            made.append(f"| `{row.name}` | {' | '.join(marks)} | {choices} | {ANSWERS.get(row.name, '')} |")
+    return "\n".join(made) + "\n"

@@ -1,0 +1,171 @@
+"""What the shared options name, opened: a ledger to read, a snapshot of it, a ledger to act on, a control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.coverage.custody_units import CustodySelection
+from kvcustody.audit.database.engine import check_store, ledger_error, open_store
+from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
+from kvcustody.audit.processes.marked_processes import history, read_marked
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys, store_beside
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.console.command import tell_history
+from kvcustody.console.options import moment_us
+from kvcustody.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+    from kvcustody.governance.service.settings import ServiceSettings
+
+_SNAPSHOT_SECONDS = 600.0
+
+
+@contextmanager
+def reading(ledger: str) -> Iterator[Engine]:
+    """The ledger's engine, checked; a failure of the database is one line."""
+    engine = open_store(ledger, read_only=True)
+    try:
+        check_store(engine)
+        with engine.connect() as connection:
+            tell_marked(connection)
+        yield engine
+    except SQLAlchemyError as problem:
+        raise ledger_error(engine, problem) from problem
+    finally:
+        engine.dispose()
+
+
+def tell_marked(connection: Connection) -> None:
+    """Say what of the ledger is replayed or generated, before anything of it is shown."""
+    marked = read_marked(connection)
+    if marked:
+        tell_history(history(marked), [one._asdict() for one in marked])
+
+
+@contextmanager
+def writing(ledger: str) -> Iterator[Engine]:
+    """The ledger's engine for an act that is put on record."""
+    engine = open_store(ledger, timeout_seconds=5.0)
+    try:
+        check_store(engine)
+        yield engine
+    except SQLAlchemyError as problem:
+        raise ledger_error(engine, problem) from problem
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def subject_store(url: str | None, ledger: str) -> Iterator[SubjectKeys | None]:
+    """The store of subject keys that is named, else the one beside the ledger; None where there is none."""
+    beside = store_beside(ledger)
+    if url is None and beside is not None and beside.exists():
+        url = str(beside)
+    keys = None if url is None else SubjectKeys.open(url)
+    try:
+        yield keys
+    finally:
+        if keys is not None:
+            keys.close()
+
+
+def key_texts(given: list[str]) -> list[str]:
+    """Keys as they were given, or from the files that were named (one key a line, `#` begins a comment)."""
+    made: list[str] = []
+    for text in given:
+        path = Path(text)
+        try:
+            lines = path.read_text().splitlines() if len(text) < 1000 and path.is_file() else [text]
+        except (OSError, UnicodeDecodeError) as problem:
+            raise ConfigError(f"key file `{text}` cannot be read: {problem}") from None
+        made += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return made
+
+
+@contextmanager
+def snapshot(ledger: str) -> Iterator[Connection]:
+    """A read-only connection in one snapshot; raises `LedgerError` where there is no ledger of this schema."""
+    engine = open_store(ledger, read_only=True, timeout_seconds=_SNAPSHOT_SECONDS, mapped=True)
+    try:
+        check_store(engine)
+        with engine.connect() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.execution_options(isolation_level="REPEATABLE READ")
+            tell_marked(connection)
+            yield connection
+    except SQLAlchemyError as problem:
+        raise ledger_error(engine, problem) from problem
+    finally:
+        engine.dispose()
+
+
+def one_ledger(ctx: typer.Context) -> None:
+    """Raises `ConfigError` where a command that asks a control plane was given a ledger's own files too."""
+    source = ctx.get_parameter_source("ledger")
+    if source is not None and source.name == "COMMANDLINE":
+        raise ConfigError(
+            "--server and --ledger name two ledgers: give one of them (KVCUSTODY_SERVER counts as well)"
+        )
+
+
+def state_of(connection: Connection, checkpoint: int | None) -> AsOf | None:
+    """The state that a checkpoint left; None for the ledger as it is."""
+    if checkpoint is None:
+        return None
+    return as_of_sizes(connection, LedgerProofs(connection).sizes(checkpoint))
+
+
+def selection(
+    since: str | None,
+    until: str | None,
+    tenant: str | None,
+    classification: str | None,
+    model: str | None,
+    tier: str | None,
+) -> CustodySelection:
+    """What was asked for; raises `ConfigError` for a time that is none, or a period that is empty."""
+    made = CustodySelection(moment_us(since), moment_us(until), tenant, classification, model, tier)
+    if made.since_us is not None and made.until_us is not None and made.since_us >= made.until_us:
+        raise ConfigError(f"the period from `{since}` to `{until}` is empty", since=since, until=until)
+    return made
+
+
+def service_settings(config: Path | None, ledger: str | None, **explicit: str | None) -> ServiceSettings:
+    """The settings of a service; what was given as an option is stronger."""
+    from kvcustody.governance.service.settings import load_service_settings
+
+    given = {"database_url": ledger, **explicit}
+    return load_service_settings(
+        config, **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def connect(
+    server: str,
+    key_file: Path | None,
+    authority: Path | None = None,
+    certificate: Path | None = None,
+    certificate_key: Path | None = None,
+) -> ControlPlaneConnection:
+    """The connection that the options name; `certificate` is a client's own, with its key."""
+    from kvcustody.governance.control_plane.connection import ControlPlaneConnection, read_key_file
+
+    if key_file is None:
+        raise ConfigError("--server needs --api-key-file")
+    key = read_key_file(key_file)
+    return ControlPlaneConnection(
+        server,
+        key,
+        authority=authority,
+        certificate=certificate,
+        certificate_key=certificate_key,
+        on_history=tell_history,
+    )

@@ -1,0 +1,131 @@
+"""The options that commands share, each declared once: which ledger, which control plane, which part, as of when.
+
+Importing this costs nothing: what opens a ledger or a connection is in `opening`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcustody.errors import ConfigError
+
+DEFAULT = "sqlite:///kvcustody.db"
+_LEDGER = "an SQLite file or a PostgreSQL server, as a URL"
+Ledger = Annotated[
+    str,
+    typer.Option(
+        "--ledger",
+        envvar="KVCUSTODY_DATABASE_URL",
+        help=f"The ledger: {_LEDGER}.",
+        show_envvar=True,
+        metavar="URL",
+    ),
+]
+GivenLedger = Annotated[  # of a command that does without, or that takes it from its settings
+    str | None, typer.Option("--ledger", help=f"A ledger: {_LEDGER}.", metavar="URL")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="KVCUSTODY_SERVICE_CONFIG",
+        help="Settings of the service: TOML or YAML; the environment is stronger.",
+        metavar="FILE",
+    ),
+]
+SettledLedger = Annotated[
+    str | None,
+    typer.Option("--ledger", help=f"The ledger: {_LEDGER}; stronger than the settings.", metavar="URL"),
+]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="KVCUSTODY_SERVER",
+        help="Ask this control plane: https://HOST:PORT, http://127.0.0.1:PORT or unix:PATH.",
+        metavar="URL",
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file",
+        envvar="KVCUSTODY_API_KEY_FILE",
+        help="File of mode 0600 with the key for --server.",
+        metavar="FILE",
+    ),
+]
+Authority = Annotated[
+    Path | None,
+    typer.Option("--ca", envvar="KVCUSTODY_SERVER_CA", help="PEM of the server's authority.", metavar="FILE"),
+]
+Keys = Annotated[
+    list[str],
+    typer.Option("--key", help="A public key of the ledger (`name+id+base64`), or a file that holds it."),
+]
+Witnesses = Annotated[
+    list[str], typer.Option("--witness", help="A witness's public key, or a file; may be given again.")
+]
+SubjectStore = Annotated[
+    str | None,
+    typer.Option(
+        "--subject-keys",
+        envvar="KVCUSTODY_SUBJECT_KEYS_URL",
+        help="The store of subject keys, as a URL (default: the one beside a SQLite ledger).",
+    ),
+]
+
+
+class SubjectNames(StrEnum):
+    """As the setting `subject_names`."""
+
+    SEALED = "sealed"
+    CLEAR = "clear"
+
+
+NamesOfSubjects = Annotated[
+    SubjectNames,
+    typer.Option(
+        "--subject-names",
+        envvar="KVCUSTODY_SUBJECT_NAMES",
+        help="`clear`: the ledger is one whose workers keep subjects' names as they are.",
+    ),
+]
+Since = Annotated[str | None, typer.Option(help="Custody due from this UTC date or time on (ISO 8601).")]
+Until = Annotated[str | None, typer.Option(help="Custody due before this UTC date or time.")]
+Tenant = Annotated[str | None, typer.Option(help="Only this tenant's custody.")]
+Class = Annotated[str | None, typer.Option(help="Only this classification.")]
+Model = Annotated[
+    str | None, typer.Option(help="Only this model, as leaves name it (16 hexadecimal digits).")
+]
+Tier = Annotated[
+    str | None, typer.Option(help="Only this tier; today custody is recorded in `device` alone.")
+]
+At = Annotated[
+    int | None, typer.Option("--as-of", help="The ledger as this checkpoint left it (its root log size).")
+]
+
+
+def moment_us(text: str | None, option: str = "time") -> int | None:
+    """UTC µs from ISO 8601 (a date is its midnight; without an offset it is UTC); None for None."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{option} `{text}` is no ISO 8601 date or time; write `2026-11-20` or `2026-11-20T14:00:00Z`",
+            text=text,
+        ) from None
+    whole = (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (whole.days * 86_400 + whole.seconds) * 1_000_000 + whole.microseconds
+
+
+def shown(at_us: int) -> str:
+    """UTC µs for people."""
+    return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S") if at_us else "-"

@@ -1,0 +1,119 @@
+"""All commands at once: one name for the ledger and for the service, JSON, help for everything, and how each ends."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvcustody.console.api.generate_commands import generated
+from kvcustody.console.command import FORMER_NAMES
+from kvcustody.console.command_table import ANSWERS, commands_table, every_command, rows
+from kvcustody.console.documentation import render
+from kvcustody.console.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS: dict[str, Any] = dict(every_command())
+OTHER_NAMES = {"--db", "--database", "--database-url", "--url-of-ledger", "--control-plane", "--host"}
+
+
+def test_there_are_as_many_as_help_shows() -> None:
+    assert len(COMMANDS) > 200 and {"replay", "audit fsck", "api list-events"} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_says_what_it_takes_under_the_names_that_all_have(name: str) -> None:
+    command = COMMANDS[name]
+    assert command.help, "no help"
+    for parameter in command.params:
+        assert parameter.help, f"{parameter.name} has no help"
+        assert not OTHER_NAMES & set(parameter.opts), parameter.opts
+
+
+def test_every_command_but_those_that_go_on_gives_json() -> None:
+    assert [row.name for row in rows() if not row.as_json] == ["serve", "audit ship", "witness serve"]
+    assert all(row.lasting for row in rows() if not row.as_json)
+
+
+def test_the_page_has_every_command() -> None:
+    page = render((ROOT / "docs" / "operate" / "commands.md").read_text(encoding="utf-8"))
+    assert commands_table() in page
+    assert all(f"| `{name}` |" in page for name in COMMANDS if not name.startswith("api "))
+
+
+OTHER_ENDS = {"EXIT_ERROR", "EXIT_INTERRUPTED", "_INTERRUPTED", "0"}
+
+
+def _exits_with_no(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> bool:
+    """Whether a function, or one of its module that it calls, may end the command with 1."""
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called == "typer.Exit" and (not node.args or ast.unparse(node.args[0]) not in OTHER_ENDS):
+            return True
+        inner = functions.get(called)
+        if inner is not None and inner is not function and _exits_with_no(inner, functions):
+            return True
+    return False
+
+
+def test_the_table_says_which_commands_answer_with_one() -> None:
+    found = set()
+    for name, command in COMMANDS.items():
+        if name.startswith("api "):
+            continue
+        function = inspect.unwrap(command.callback)
+        source = Path(inspect.getsourcefile(function) or "").read_text(encoding="utf-8")
+        functions = {
+            node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)
+        }
+        if _exits_with_no(functions[function.__name__], functions):
+            found.add(name)
+    assert found == ANSWERS.keys()
+
+
+def test_former_names_are_still_taken(tmp_path: Path) -> None:
+    for former in FORMER_NAMES:
+        for words in ([former, str(tmp_path / "none.db")], [f"{former}={tmp_path / 'none.db'}"]):
+            told = CliRunner().invoke(app, ["coverage", "show", *words])
+            assert told.exit_code == 2 and "none.db" in told.stderr
+    assert "no such option" in CliRunner().invoke(app, ["coverage", "show", "--dbx", "x"]).stderr.lower()
+
+
+def test_short_help_version_and_what_may_have_been_meant() -> None:
+    run = CliRunner()
+    assert run.invoke(app, ["audit", "-h"]).stdout == run.invoke(app, ["audit", "--help"]).stdout != ""
+    assert run.invoke(app, ["--version"]).stdout.startswith("kvcustody ")
+    assert "did you mean 'policy'" in run.invoke(app, ["polcy"]).stderr.lower()
+    assert "did you mean 'get-tile'" in run.invoke(app, ["api", "get-tilee"]).stderr.lower()
+    assert "did you mean 'status'" in run.invoke(app, ["audit", "statu"]).stderr.lower()
+
+
+def test_the_commands_of_the_api_are_the_apis() -> None:
+    file = ROOT / "console" / "api" / "commands.json"
+    assert file.read_bytes() == generated(), "python -m kvcustody.console.api.generate_commands"
+
+
+def test_a_value_that_an_operation_does_not_know_is_refused_before_it_is_asked() -> None:
+    told = CliRunner().invoke(
+        app, ["api", "make-report", "--framework", "gdprr", "--server", "http://127.0.0.1:9"]
+    )
+    assert told.exit_code == 2 and "gdpr" in told.stderr and "KVC100" in told.stderr
+
+
+def test_asking_a_server_imports_no_server() -> None:
+    source = (
+        "import sys; from kvcustody.console.main import app\n"
+        "try: app(['api', 'version', '--server', 'http://127.0.0.1:9', '--api-key-file', '/dev/null'])\n"
+        "except SystemExit: pass\n"
+        "print('fastapi' in sys.modules, 'numpy' in sys.modules, 'httpx' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-3] == "False"
