@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,6 +29,7 @@ from kvcustody.errors import ConfigError, CustodyError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+_LINE_SECONDS = 10.0
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of tables.")]
 
@@ -152,10 +154,36 @@ def print_json(value: Any) -> None:
     sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")
 
 
+class _Lines(Progress):
+    """Progress where nobody looks at a terminal: a line on stderr every so many seconds of work."""
+
+    _told_at = 0.0
+
+    def refresh(self) -> None:
+        """Where the work is, at most every `_LINE_SECONDS`."""
+        now = time.monotonic()
+        self._told_at = self._told_at or now
+        if now - self._told_at >= _LINE_SECONDS:
+            self._told_at = now
+            for task in self.tasks:
+                of = "" if task.total is None else f" of {task.total:,.0f}"
+                print(f"{task.description}: {task.completed:,.0f}{of}", file=sys.stderr, flush=True)
+
+    def update(self, *given: Any, **named: Any) -> None:
+        """As a bar's, which would be drawn by a thread."""
+        super().update(*given, **named)
+        self.refresh()
+
+    def advance(self, *given: Any, **named: Any) -> None:
+        """As a bar's."""
+        super().advance(*given, **named)
+        self.refresh()
+
+
 def progress_bar() -> Progress:
-    """A bar on stderr; silent where stderr is not a terminal."""
+    """A bar on stderr; where stderr is not a terminal, a line now and then."""
     console = Console(stderr=True)
-    return Progress(
+    return (Progress if console.is_terminal else _Lines)(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),

@@ -33,7 +33,11 @@ _INIT = (
     "Examples:\n\n    kvcustody policy init\n\n"
     "    kvcustody policy init --from regulated-saas --name acme-cloud --tenant acme --tenant globex"
 )
-From = Annotated[str | None, typer.Option("--from", help="A library policy; asked for if left out.")]
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="A library policy; asked for if left out.", autocompletion=library.names),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if there is one.")]
 Name = Annotated[str | None, typer.Option("--name", help="What the policy is called.")]
 Tenant = Annotated[
     list[str] | None, typer.Option("--tenant", help="A tenant in place of the examples; repeatable.")
@@ -47,14 +51,15 @@ def init_command(
     template: From = None,
     name: Name = None,
     tenant: Tenant = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Start a policy from one of the library: single-org, regulated-saas or public-api.
 
-    Asks for what is not given, where there is somebody to ask. An existing file is never overwritten.
+    Asks for what is not given, where there is somebody to ask. An existing file is overwritten with --force alone.
     """
-    if file.exists():
-        raise ConfigError(f"file `{file}` exists; name another one, or remove it", path=file)
+    if file.exists() and not force:
+        raise ConfigError(f"file `{file}` exists; name another one, or overwrite it with --force", path=file)
     asking = _somebody_to_ask() and not as_json and template is None
     template = template or _choose(asking)
     if asking:
@@ -65,7 +70,7 @@ def init_command(
         )
     text = start(template, name=name, tenants=tenant or ())
     try:
-        write_file(file, text.encode(), mode=READABLE, exclusive=True)
+        write_file(file, text.encode(), mode=READABLE, exclusive=not force)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise PolicyError(f"file `{file}` cannot be written: {reason}", path=file) from error

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from kvcustody.console import command as console_command
 from kvcustody.console.api.generate_commands import generated
-from kvcustody.console.command import FORMER_NAMES
+from kvcustody.console.command import FORMER_NAMES, progress_bar
 from kvcustody.console.command_table import ANSWERS, commands_table, every_command, rows
 from kvcustody.console.documentation import render
 from kvcustody.console.main import app
@@ -94,6 +95,20 @@ def test_short_help_version_and_what_may_have_been_meant() -> None:
     assert "did you mean 'policy'" in run.invoke(app, ["polcy"]).stderr.lower()
     assert "did you mean 'get-tile'" in run.invoke(app, ["api", "get-tilee"]).stderr.lower()
     assert "did you mean 'status'" in run.invoke(app, ["audit", "statu"]).stderr.lower()
+
+
+def test_long_work_says_where_it_is_even_to_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 1000, 4))
+    monkeypatch.setattr(console_command.time, "monotonic", lambda: float(next(clock)))
+    with progress_bar() as bar:
+        task = bar.add_task("leaves", total=20_000)
+        for _ in range(8):
+            bar.advance(task, 1_000)
+    told = capsys.readouterr().err.splitlines()
+    assert 2 <= len(told) <= 4 and told == sorted(told) and told[0].endswith("of 20,000"), told
+    assert all(line.startswith("leaves: ") for line in told)
 
 
 def test_the_commands_of_the_api_are_the_apis() -> None:
