@@ -1,14 +1,16 @@
 """Every kernel once, small, for compute-sanitizer: the matrix of variants over odd sizes, faults, copies, orders.
 
-    compute-sanitizer --tool memcheck --error-exitcode 9 python benchmarks/device/sanitize.py [--fault write|read]
+    compute-sanitizer --tool memcheck --error-exitcode 9 python benchmarks/device/sanitize.py [--fault FAULT]
 
-`--fault` breaks the rules on purpose, with a kernel of its own: a store beyond an allocation, or a load of memory that
-nobody wrote. A tool that is quiet about it has shown nothing. `benchmarks/gpu.sh` runs both.
+`--fault` breaks the rules on purpose, with a kernel of its own: a store beyond an allocation (`write`), a load of
+memory that nobody wrote (`read`), a word of shared memory read without a barrier (`race`), or a barrier that only some
+threads of a block reach (`barrier`). A tool that is quiet about it has shown nothing. `benchmarks/gpu.sh` runs both.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from itertools import product
 from typing import Any
 
@@ -28,6 +30,23 @@ from kvcustody.kernels.verify import verify
 
 LISTED = np.array([0, 1, 2, 3, 9, 31, 32])
 WIDTHS = (40, 41, 4096, 24_576)  # narrow, odd, one tile, more than one
+
+RAW = {  # Triton places barriers itself: what forgets them is CUDA
+    "race": """
+extern "C" __global__ void race(int *out) {
+    __shared__ int seen[64];
+    seen[threadIdx.x] = threadIdx.x;
+    out[threadIdx.x] = seen[63 - threadIdx.x]; // another warp's, and nothing has waited for it
+}
+""",
+    "barrier": """
+extern "C" __global__ void barrier(int *out) {
+    if (threadIdx.x < 40) __syncthreads(); // of 64
+    out[threadIdx.x] = 1;
+}
+""",
+}
+NO_COMPILER = 3  # the exit status where raw kernels cannot be compiled
 
 
 @triton.jit
@@ -88,20 +107,33 @@ def _orders(lab: Any, table: SegmentTable) -> None:
         assert lab.nonzero(table, [*LISTED.tolist(), 5, 6]) == 0
 
 
-def main() -> None:
+def broken(fault: str) -> bool:
+    """Break one rule; False where the kernel for it cannot be compiled."""
+    words = torch.empty(256, dtype=torch.int32, device="cuda")
+    if fault in RAW:
+        compiler = getattr(torch.cuda, "compile_kernel", None) or getattr(torch.cuda, "_compile_kernel", None)
+        if compiler is None:
+            return False
+        compiler(RAW[fault], fault)(grid=(1, 1, 1), block=(64, 1, 1), args=[words])
+    else:
+        stray_kernel[(1,)](words, 320, READ=fault == "read")
+    torch.cuda.synchronize()
+    return True
+
+
+def main() -> int:
     """On the device."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--fault", choices=("write", "read"))
+    parser.add_argument("--fault", choices=("write", "read", *RAW))
     options = parser.parse_args()
     if options.fault:
-        words = torch.empty(256, dtype=torch.int32, device="cuda")
-        stray_kernel[(1,)](words, 320, READ=options.fault == "read")
-        torch.cuda.synchronize()
-        print("the rules were broken")
-        return
+        done = broken(options.fault)
+        print("the rules were broken" if done else "this torch compiles no kernels of CUDA")
+        return 0 if done else NO_COMPILER
     with lab_of(rehearse=False) as lab:
         print(f"every kernel ran, {sweep(lab)} variants")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,6 +22,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ from spread import ratio, spread
 GOAL = 0.99
 MARGIN = 0.5  # so that the plain engine evicts in time, where it would otherwise wait
 WARM = 2  # pairs before the clock counts
+ANSWER_SECONDS = 120  # of an engine's own loop
 TENANTS = ("a", "b")
 POLICY = """\
 schema: kvcustody/policy@1
@@ -85,6 +87,7 @@ class Shape(NamedTuple):
 SHAPES = {
     "tiny": Shape(64, 2, 4, 2, 128, 256, torch.float32, 8, 1),
     "small": Shape(384, 4, 6, 2, 1024, 2048, torch.float32, 8, 1),
+    "llama-1b": Shape(2048, 16, 32, 8, 8192, 128256, torch.bfloat16, 32, 1),
     "llama-8b": Shape(4096, 32, 32, 8, 14336, 128256, torch.bfloat16, 32, 4),
 }
 
@@ -106,15 +109,24 @@ WORKLOADS = {
 
 
 class Engine:
-    """One manager, driven on the calling thread: what its own loop does, with the clock running."""
+    """One manager, driven on the calling thread: what its own loop does, with the clock running.
+
+    served: the loop is the engine's own, on a thread of its own, which alone knows how to keep a step in flight; the
+    control path is not timed then.
+    """
 
     def __init__(
         self,
         manager: Any,
         add: Callable[[int, list[int]], str | None],
         settle: Callable[[], object] = lambda: None,
+        *,
+        served: bool = False,
     ) -> None:
-        if manager.batch_processor is None:
+        self._served = served
+        if served:
+            manager.start()
+        elif manager.batch_processor is None:
             manager.batch_processor = manager._create_batch_processor()
         self._manager = manager
         self._add = add
@@ -125,25 +137,21 @@ class Engine:
 
     def round(self, prompts: list[list[int]], counting: bool) -> tuple[list[list[int]], list[int]]:
         """All prompts to their end; returns the tokens by prompt, and the control path's CPU time by step."""
-        manager, processor = self._manager, self._manager.batch_processor
-        steps: list[int] = []
         started, process = perf_counter_ns(), process_time_ns()
         names = [self._add(at, tokens) for at, tokens in enumerate(prompts)]
-        while True:
-            clock = thread_time_ns()
-            ready = processor.prepare_next_batch()
-            prepared = thread_time_ns() - clock
-            if not ready:
-                break
-            processor._generation_step(manager.model)
-            clock = thread_time_ns()
-            processor.update_batch()
-            steps.append(prepared + thread_time_ns() - clock)
+        steps: list[int] = []
+        if self._served:
+            finished = [self._manager.get_result(timeout=ANSWER_SECONDS) for _ in names]
+        else:
+            steps = self._driven()
+            queue = self._manager.output_router.output_queue
+            finished = [queue.get() for _ in range(queue.qsize())]
         wall = perf_counter_ns() - started
         self._settle()
         process = process_time_ns() - process
-        queue = manager.output_router.output_queue
-        results = {result.request_id: result for result in (queue.get() for _ in range(queue.qsize()))}
+        if None in finished:
+            raise RuntimeError(f"no answer within {ANSWER_SECONDS} s")
+        results = {result.request_id: result for result in finished}
         for result in results.values():
             if result.error is not None:
                 raise RuntimeError(f"a request failed: {result.error}")
@@ -152,6 +160,26 @@ class Engine:
             self.wall_ns.append(wall)
             self.process_ns.append(process)
         return [list(results[name].generated_tokens) for name in names], steps
+
+    def _driven(self) -> list[int]:
+        """Steps until nothing is left; the control path's CPU time of each."""
+        processor = self._manager.batch_processor
+        steps: list[int] = []
+        while True:
+            clock = thread_time_ns()
+            ready = processor.prepare_next_batch()
+            prepared = thread_time_ns() - clock
+            if not ready:
+                return steps
+            processor._generation_step(self._manager.model)
+            clock = thread_time_ns()
+            processor.update_batch()
+            steps.append(prepared + thread_time_ns() - clock)
+
+    def close(self) -> None:
+        """End a loop that was started."""
+        if self._served:
+            self._manager.stop(block=True)
 
 
 def build_model(shape: Shape, device: str) -> Any:
@@ -231,8 +259,10 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     plain_manager = ContinuousBatchingManager(
         model=model, generation_config=generation, continuous_batching_config=config()
     )
-    plain = Engine(plain_manager, lambda _, tokens: plain_manager.add_request(tokens))
+    served = options.served or options.asynchronous
+    plain = Engine(plain_manager, lambda _, tokens: plain_manager.add_request(tokens), served=served)
     with (
+        closing(plain),
         tempfile.TemporaryDirectory() as folder,
         GovernedBatching(
             model,
@@ -249,6 +279,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             batching.manager,
             lambda at, tokens: batching.submit(people[at % len(TENANTS)], tokens),
             worker.writer.flush,
+            served=served,
         )
         gc.collect()
         gc.freeze()
@@ -263,6 +294,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 raise RuntimeError(
                     f"{name}: the engines differ in tokens or steps ({len(first[1])}, {len(second[1])})"
                 )
+        governed.close()
         stats = batching.custody.governor.stats()
         gc.unfreeze()
     return record((prompt, shared, new, blocks, shape.requests), plain, governed, stats)
@@ -276,6 +308,16 @@ def record(sizes: tuple[int, ...], plain: Engine, governed: Engine, stats: Any) 
         plain.wall_ns, governed.wall_ns
     )  # t plain / t governed = tokens per second governed / plain
     pool = stats.pools[0]
+    control = (
+        {
+            "plain": spread(plain.control_ns)._asdict(),
+            "governed": spread(governed.control_ns)._asdict(),
+            "total_ratio": round(sum(governed.control_ns) / sum(plain.control_ns), 4),
+            "median_ratio": ratio(governed.control_ns, plain.control_ns)._asdict(),
+        }
+        if plain.control_ns
+        else None
+    )
     return {
         "prompt_tokens": prompt,
         "shared_tokens": shared,
@@ -291,12 +333,7 @@ def record(sizes: tuple[int, ...], plain: Engine, governed: Engine, stats: Any) 
         "blocks_allocated": pool.allocated,
         "blocks_scrubbed": sum(pool.scrubbed) - blocks,  # less the zeroing at the start
         "hit_blocks": sum(tally.hit_blocks for tally in stats.tenants.values()),
-        "control_cpu_per_step": {
-            "plain": spread(plain.control_ns)._asdict(),
-            "governed": spread(governed.control_ns)._asdict(),
-            "total_ratio": round(sum(governed.control_ns) / sum(plain.control_ns), 4),
-            "median_ratio": ratio(governed.control_ns, plain.control_ns)._asdict(),
-        },
+        "control_cpu_per_step": control,  # None where the engines' own loops served
         "process_cpu_ratio": ratio(governed.process_ns, plain.process_ns)._asdict(),
         "tokens_per_second": {
             "plain": round(tokens * 1e9 / float(np.median(plain.wall_ns)), 1),
@@ -315,9 +352,9 @@ def line(name: str, found: dict[str, Any]) -> str:
     cells = (
         name,
         f"{found['process_cpu_ratio']['value']:.3f}",
-        f"{control['plain']['median_us']:.0f}",
-        f"{control['governed']['median_us']:.0f}",
-        f"{control['total_ratio']:.3f}",
+        f"{control['plain']['median_us']:.0f}" if control else "-",
+        f"{control['governed']['median_us']:.0f}" if control else "-",
+        f"{control['total_ratio']:.3f}" if control else "-",
         f"{speed['plain']:.0f}",
         f"{speed['governed']:.0f}",
         f"{rate['value']:.4f} [{rate['low']:.4f}, {rate['high']:.4f}]",
@@ -343,7 +380,10 @@ def main() -> int:
         "--threads", type=int, default=1, help="threads of torch on the CPU (default: %(default)s)"
     )
     parser.add_argument("--graphs", action="store_true", help="both engines record and replay CUDA graphs")
-    parser.add_argument("--asynchronous", action="store_true", help="both engines keep a step in flight")
+    parser.add_argument(
+        "--served", action="store_true", help="each engine's own loop, on a thread of its own"
+    )
+    parser.add_argument("--asynchronous", action="store_true", help="with a step in flight; implies --served")
     parser.add_argument("--strict", action="store_true", help="exit 1 where the goal is missed")
     parser.add_argument("--json", type=Path, help="also write the result file here")
     options = parser.parse_args()
@@ -367,6 +407,7 @@ def main() -> int:
                 "threads": torch.get_num_threads(),
                 "seed": options.seed,
                 "graphs": options.graphs,
+                "served": options.served or options.asynchronous,
                 "asynchronous": options.asynchronous,
                 "load_average": [round(load, 2) for load in os.getloadavg()],
             },

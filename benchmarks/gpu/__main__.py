@@ -2,15 +2,18 @@
 
     benchmarks/gpu.sh --json OUT [--only STAGE,...] [--list] [--fresh] [--rehearse] [--seconds 1500]
 
-- OUT is written after every stage. Where it is of the same device, versions and sources, finished stages are not run
-  again (`--fresh` runs all, `--only` those named): a run that was cut off goes on.
+- OUT (`result.schema.json`) is written after every stage. Where it is of the same device, versions, commit and sources,
+  finished stages are not run again (`--fresh` runs all, `--only` those named): a run that was cut off goes on.
+- A stage begins where its whole limit is left, so that none is cut by the others' time; otherwise it is not reached.
 - Exit status: 0, or 1 where a check failed, a skip is unexplained, or a stage was not reached.
+- This process never touches the device, which may be in exclusive-process mode; a stage ends with it.
 - `--rehearse` runs the same stages at small sizes without a device (`lab.Rehearsal`); what cannot be says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import hashlib
 import importlib
@@ -20,8 +23,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +35,25 @@ from harness import hardware
 from gpu.report import FAIL, PASS, SKIP, Line, Report, is_explained, told, verdict
 from gpu.stages import STAGES
 
-FORMAT = 1
+FORMAT = 2
 SECONDS = 25 * 60
+SLOWER = 4  # a rehearsal's limits: a host does a device's work, often a busy one
 SOURCES = (
     "allocator",
     "audit",
     "benchmarks",
+    "console",
     "governance",
     "integrations",
     "kernels",
+    "migrations",
     "policies",
+    "src",
     "tests/device",
+    "tests/engines",
+    "tests/kernels",
 )
+SUFFIXES = {".py", ".sh", ".yaml", ".sql", ".mako"}
 
 
 def main() -> int:
@@ -54,20 +66,29 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the stages and their limits")
     parser.add_argument("--fresh", action="store_true", help="begin again, whatever OUT holds")
     parser.add_argument("--rehearse", action="store_true", help="without a device, at small sizes")
-    parser.add_argument("--seconds", type=int, default=SECONDS, help="of all stages together")
+    parser.add_argument("--seconds", type=int, help=f"of all stages together (default: {SECONDS})")
+    parser.add_argument("--device", action="store_true", help=argparse.SUPPRESS)  # what it is
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)  # one, in this process
     parser.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--runner", type=int, help=argparse.SUPPRESS)  # a pipe that ends with it
     options = parser.parse_args()
     if options.list:
-        print("\n".join(f"{name:22}{limit_of(name):>4} s  {summary_of(name)}" for name in STAGES))
+        print("\n".join(f"{name:22}{limit:>4} s  {summary_of(name)}" for name, limit in STAGES.items()))
+        return 0
+    if options.device:
+        print(json.dumps(the_device()))
         return 0
     if options.stage:
+        if options.runner is not None:
+            end_with(options.runner)
         return in_this_process(options.stage, options.lines, rehearse=options.rehearse)
     chosen = options.only.split(",") if options.only else list(STAGES)
     if unknown := sorted(set(chosen) - set(STAGES)):
         parser.error(f"no such stage: {', '.join(unknown)}")
     if options.json is None:
         parser.error("--json OUT is needed")
+    if options.seconds is None:
+        options.seconds = SECONDS * (SLOWER if options.rehearse else 1)
     return run(options, chosen)
 
 
@@ -84,12 +105,15 @@ def run(options: argparse.Namespace, chosen: list[str]) -> int:
         if name in stages and not options.only:
             print(f"== {name}: {stages[name]['status']}, kept")
             continue
+        limit = STAGES[name] * (SLOWER if options.rehearse else 1)
         left = options.seconds - (time.monotonic() - began)
-        if left <= 0:
-            print(f"== {name}: not reached in {options.seconds} s; run again to go on")
+        if left < limit:
+            print(
+                f"== {name}: not reached, {left:.0f} s are left and it may take {limit}; run again to go on"
+            )
             continue
         print(f"== {name}", flush=True)
-        stages[name] = in_a_process(name, min(left, limit_of(name)), rehearse=options.rehearse)
+        stages[name] = in_a_process(name, limit, rehearse=options.rehearse)
         result["summary"] = summary(stages)
         write(options.json, result)
     result["summary"] = summary(stages)
@@ -105,9 +129,11 @@ def in_a_process(name: str, seconds: float, *, rehearse: bool) -> dict[str, Any]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "lines"
+        its_end, ours = os.pipe()  # nobody writes: it is at its end when this process is
         command = [sys.executable, "-m", "gpu", "--stage", name, "--lines", str(file)]
-        command += ["--rehearse"] if rehearse else []
-        process = subprocess.Popen(command, start_new_session=True)
+        command += ["--runner", str(its_end), *(["--rehearse"] if rehearse else [])]
+        process = subprocess.Popen(command, start_new_session=True, pass_fds=[its_end])
+        os.close(its_end)
         ended = ""
         try:
             code = process.wait(seconds)
@@ -118,6 +144,7 @@ def in_a_process(name: str, seconds: float, *, rehearse: bool) -> dict[str, Any]
             with contextlib.suppress(ProcessLookupError):  # with all that it started
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            os.close(ours)
         lines: list[Line] = (
             [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         )
@@ -129,34 +156,35 @@ def in_a_process(name: str, seconds: float, *, rehearse: bool) -> dict[str, Any]
     return {"status": status, "seconds": round(time.monotonic() - began, 1), "lines": lines}
 
 
+def end_with(runner: int) -> None:
+    """From now on this process and all that it starts end when the pipe does, however its runner ended."""
+
+    def watch() -> None:
+        os.read(runner, 1)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="runner", daemon=True).start()
+
+
 def in_this_process(name: str, file: Path, *, rehearse: bool) -> int:
     """The stage itself; what it raises is a line."""
     from gpu.lab import lab_of
 
     report = Report(file)
     try:
+        run_stage: Callable[[Report, Any], None] = importlib.import_module(f"gpu.stages.{name}").run
         with lab_of(rehearse=rehearse) as lab:
-            module(name).run(report, lab)
+            run_stage(report, lab)
     except Exception as error:
         traceback.print_exc()
         report.check("nothing was raised", False, f"{type(error).__name__}: {str(error)[:300]}")
     return 0
 
 
-def module(name: str) -> Any:
-    """The stage's module."""
-    return importlib.import_module(f"gpu.stages.{name}")
-
-
-def limit_of(name: str) -> int:
-    """Seconds that the stage may take."""
-    limit: int = module(name).LIMIT_SECONDS
-    return limit
-
-
 def summary_of(name: str) -> str:
-    """The stage's first line."""
-    return (module(name).__doc__ or "").splitlines()[0]
+    """The stage's first line, read without importing it: stages import torch."""
+    source = (Path(__file__).parent / "stages" / f"{name}.py").read_text()
+    return (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]
 
 
 def summary(stages: dict[str, Any]) -> dict[str, int]:
@@ -167,25 +195,36 @@ def summary(stages: dict[str, Any]) -> dict[str, int]:
 
 
 def identity(*, rehearse: bool) -> dict[str, Any]:
-    """What a result is of: another device, version or source begins again."""
-    import torch
-
+    """What a result is of: another device, version, commit or source begins again."""
     device = "rehearsal"
     if not rehearse:
-        if not torch.cuda.is_available():
+        asked = [sys.executable, "-m", "gpu", "--device"]  # a process that is over before any stage begins
+        done = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=False)
+        device = json.loads(done.stdout or '""')
+        if not device:
             raise SystemExit("no CUDA or ROCm device is visible (`--rehearse` runs without one)")
-        found = torch.cuda.get_device_properties(0)
-        device = f"{found.name} {getattr(found, 'uuid', '')} {found.total_memory}"
     versions = {name: hardware.version(name) for name in ("torch", "triton", "transformers", "vllm")}
-    return {"device": device, "versions": versions, "sources": sources()}
+    commit = (hardware.commit() or "").rstrip("+")  # what differs from it is in the sources' digest
+    return {"device": device, "versions": versions, "commit": commit or None, "sources": sources()}
+
+
+def the_device() -> str:
+    """Name, number and size of the first one, or nothing."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ""
+    found = torch.cuda.get_device_properties(0)
+    return f"{found.name} {getattr(found, 'uuid', '')} {found.total_memory}"
 
 
 def sources() -> str:
     """SHA-256 over what is run: a copy without its history has it too."""
     digest = hashlib.sha256()
     for folder in SOURCES:
-        for path in sorted((hardware.REPOSITORY / folder).rglob("*.py")):
-            digest.update(str(path.relative_to(hardware.REPOSITORY)).encode() + b"\0" + path.read_bytes())
+        for path in sorted((hardware.REPOSITORY / folder).rglob("*")):
+            if path.suffix in SUFFIXES and path.is_file():
+                digest.update(str(path.relative_to(hardware.REPOSITORY)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

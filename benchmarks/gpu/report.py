@@ -28,6 +28,7 @@ class Reason(StrEnum):
     TOOL_MISSING = "tool missing"
     TOOL_REFUSED = "tool refused"
     NOT_INSTALLED = "not installed"
+    ENGINE_LACKS = "engine lacks"
     DEVICE_LACKS = "device lacks"
     REHEARSAL = "rehearsal"
 

@@ -4,102 +4,307 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
 pytest.importorskip("triton")
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from gpu import __main__ as runner
+from gpu.lab import Lab
 from gpu.report import Reason, Report, is_explained, verdict
-from gpu.stages import STAGES
+from gpu.stages import STAGES, residue, sanitizer
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.system
-REHEARSED_ON_A_DEVICE_ONLY = {
+SCHEMA = json.loads((ROOT / "benchmarks" / "gpu" / "result.schema.json").read_text())
+ON_A_DEVICE_ONLY = {
+    "fingerprint": {"the device", "nvidia-smi", "scrub on free"},
     "kernel_tests": {"the device's tests"},
+    "far_addresses": {"9 GiB of bfloat16"},
+    "sanitizer": {"memcheck", "initcheck", "synccheck", "racecheck"},
     "transformers_engine": {
         "graphs: tokens equal to plain",
+        "steps in flight: tokens equal to plain",
         "graphs, steps in flight: tokens equal to plain",
     },
-    "vllm_engine": {"vLLM under custody"},
+}
+WITHOUT_CONTROL = {
+    "fingerprint",
+    "kernel_tests",
+    "bandwidth",
+    "sanitizer",
+    "transformers_engine",
+    "vllm_engine",
 }
 QUICK = "fingerprint,compiles,far_addresses"
 
 
-def command(out: Path, *arguments: str) -> list[str]:
-    return ["bash", str(ROOT / "benchmarks" / "gpu.sh"), "--rehearse", "--json", str(out), *arguments]
-
-
-def rehearse(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def rehearse(
+    out: Path, *arguments: str, script: Path = ROOT / "benchmarks" / "gpu.sh", seconds: int = 1500
+) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
-        command(out, *arguments),
+        ["bash", str(script), "--rehearse", "--json", str(out), *arguments],
         env=environment | {"PYTHON": sys.executable},
         capture_output=True,
         text=True,
         check=False,
-        timeout=540,
+        timeout=seconds,
     )
+
+
+def read(out: Path) -> dict[str, Any]:
+    """A result, which is what its schema says."""
+    result: dict[str, Any] = json.loads(out.read_text())
+    jsonschema.validate(result, SCHEMA)
+    return result
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Any:
+    """The script over stages of the test's own: a copy of the runner, whose other folders are the repository's."""
+    home = tmp_path / "copy"
+    shutil.copytree(ROOT / "benchmarks" / "gpu", home / "benchmarks" / "gpu")
+    shutil.copy(ROOT / "benchmarks" / "gpu.sh", home / "benchmarks" / "gpu.sh")
+    for name in ("harness", "device"):
+        (home / "benchmarks" / name).symlink_to(ROOT / "benchmarks" / name)
+    (home / "src").symlink_to(ROOT / "src")
+    stages = home / "benchmarks" / "gpu" / "stages"
+
+    def plant(**bodies: str) -> Path:
+        limits = dict.fromkeys(bodies, 30)
+        (stages / "__init__.py").write_text(f"STAGES = {limits!r}\n")
+        for name, body in bodies.items():
+            text = (
+                f'"""Planted."""\nimport os, subprocess, sys, time\n\n\ndef run(report, lab):\n    {body}\n'
+            )
+            (stages / f"{name}.py").write_text(text)
+        return home / "benchmarks" / "gpu.sh"
+
+    return plant
 
 
 def test_every_stage_runs_and_says_what_only_a_device_can(tmp_path: Path) -> None:
     done = rehearse(tmp_path / "out.json")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    result = json.loads((tmp_path / "out.json").read_text())
+    result = read(tmp_path / "out.json")
     assert list(result["stages"]) == list(STAGES)
     assert result["summary"]["FAIL"] == result["summary"]["unexplained"] == 0
     skipped = {
-        name: {line["check"] for line in stage["lines"] if line.get("reason") == Reason.REHEARSAL}
+        name: found
         for name, stage in result["stages"].items()
+        if (found := {line["check"] for line in stage["lines"] if line["status"] == "SKIP"})
     }
-    for name, checks in REHEARSED_ON_A_DEVICE_ONLY.items():
-        assert checks <= skipped[name], name
-    left_out = {name: checks for name, checks in skipped.items() if checks}
-    assert sum(len(checks) for checks in left_out.values()) <= 12, left_out
-    controls = {
+    if result["identity"]["versions"]["vllm"] is None:  # its cases are rehearsed where it is installed
+        assert skipped.pop("vllm_engine") == {"vLLM under custody"}
+    assert skipped == ON_A_DEVICE_ONLY
+    controlled = {
         name for name, stage in result["stages"].items() if any(x.get("control") for x in stage["lines"])
     }
-    assert {"ordering", "captures", "compiles", "residue", "late_audits", "conformance"} <= controls
+    assert controlled == set(STAGES) - WITHOUT_CONTROL
     assert set(result["facts"]) >= {"processor", "commit", "versions"}
 
 
-def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+def test_the_limits_fit_into_the_whole() -> None:
+    assert sum(STAGES.values()) <= runner.SECONDS - 60 == 24 * 60  # a minute for what is between them
+
+
+def test_a_failure_is_the_runs(tmp_path: Path, planted: Any) -> None:
+    script = planted(
+        good='report.check("it holds", True)',
+        bad='report.check("it holds", False, "seven of nine")',
+        raises='raise ValueError("out of luck")',
+        unexplained='report.check("one", True); report.skip("another", "did not feel like it")',
+        explained='report.check("one", True); report.skip("another", "tool missing", "no such tool")',
+        silent="return",
+        ended="os._exit(3)",
+    )
+    done = rehearse(tmp_path / "out.json", script=script)
+    assert done.returncode == 1
+    stages = read(tmp_path / "out.json")["stages"]
+    failed = {name for name, stage in stages.items() if stage["status"] == "FAIL"}
+    assert failed == {"bad", "raises", "unexplained", "silent", "ended"}
+    for said in (
+        "seven of nine",
+        "ValueError: out of luck",
+        "did not feel like it",
+        "the stage ended with 3",
+    ):
+        assert said in done.stdout
+    assert read(tmp_path / "out.json")["summary"]["unexplained"] == 1
+    assert rehearse(tmp_path / "out.json", "--only", "good,explained", script=script).returncode == 0
+    assert rehearse(tmp_path / "out.json", "--only", "unexplained", script=script).returncode == 1
+
+
+def test_a_stage_has_its_own_limit_and_none_is_cut_by_the_others(tmp_path: Path, planted: Any) -> None:
+    limit = 30 * runner.SLOWER
+    script = planted(first='time.sleep(3); report.check("one", True)', second='report.check("two", True)')
     out = tmp_path / "out.json"
+    done = rehearse(out, "--seconds", str(limit + 2), script=script)  # time for one, and not for two
+    assert done.returncode == 1 and "second: not reached" in done.stdout
+    assert list(read(out)["stages"]) == ["first"], "what was not reached is not kept as anything"
+    again = rehearse(out, script=script)
+    assert again.returncode == 0 and "first: PASS, kept" in again.stdout
+    assert list(read(out)["stages"]) == ["first", "second"]
+    text = script.parent / "gpu" / "stages" / "__init__.py"
+    text.write_text("STAGES = {'first': 1}\n")
+    (script.parent / "gpu" / "stages" / "first.py").write_text(
+        '"""Planted."""\nimport time\n\n\ndef run(report, lab):\n    report.check("begun", True); time.sleep(60)\n'
+    )
+    done = rehearse(out, "--fresh", script=script)
+    assert done.returncode == 1 and f"ran past {runner.SLOWER} s" in done.stdout
+
+
+def test_a_run_that_was_cut_off_goes_on_to_its_end(tmp_path: Path, planted: Any) -> None:
+    """The runner alone is killed: what it had finished is kept, its stage ends with all that it started."""
+    mark, out = tmp_path / "mark", tmp_path / "out.json"
+    waits = (
+        f'os.path.exists({str(mark)!r}) or (open({str(mark)!r}, "w").write(str(os.getpgrp())),'
+        ' subprocess.run(["sleep", "100"])); report.check("one", True)'
+    )
+    script = planted(first='report.check("one", True)', second=waits, third='report.check("one", True)')
     process = subprocess.Popen(
-        command(out, "--only", QUICK),
+        ["bash", str(script), "--rehearse", "--json", str(out)],
         env=os.environ | {"PYTHON": sys.executable},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
-    until = time.monotonic() + 120
-    while time.monotonic() < until and not out.exists():
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
+    wait_for(lambda: mark.exists() and mark.read_text())
+    group = int(mark.read_text())
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    finished = list(json.loads(out.read_text())["stages"])
-    assert finished and finished[0] == "fingerprint"
-    seconds = json.loads(out.read_text())["stages"]["fingerprint"]["seconds"]
-    again = rehearse(out, "--seconds", "0")  # what is finished is kept, and nothing else is reached
-    assert "== fingerprint: PASS, kept" in again.stdout
-    assert again.returncode == 1 and "not reached" in again.stdout
-    assert json.loads(out.read_text())["stages"]["fingerprint"]["seconds"] == seconds
+    wait_for(lambda: not alive(group))
+    kept = read(out)["stages"]
+    assert list(kept) == ["first"]
+    done = rehearse(out, script=script)
+    assert done.returncode == 0 and "first: PASS, kept" in done.stdout
+    stages = read(out)["stages"]
+    assert list(stages) == ["first", "second", "third"] and stages["first"] == kept["first"]
 
 
-def test_a_failure_is_the_runs(tmp_path: Path) -> None:
-    """The result of a finished stage is edited to a failure: the run that goes on says so."""
+def alive(group: int) -> bool:
+    """Whether a process group has a member that is not a zombie."""
+    listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    return any(
+        line.split()[0] == str(group) and not line.split()[1].startswith("Z") for line in listed.splitlines()
+    )
+
+
+def wait_for(done: Any, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until, "it did not come about"
+        time.sleep(0.05)
+
+
+def test_another_source_or_commit_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass is of what was run: tests of kernels and engines, the console and the foundation are part of it."""
+    (tmp_path / "tests" / "kernels").mkdir(parents=True)
+    (tmp_path / "src" / "kvcustody").mkdir(parents=True)
+    monkeypatch.setattr(runner.hardware, "REPOSITORY", tmp_path)
+    seen = {runner.sources()}
+    for name in ("tests/kernels/test_gpu.py", "src/kvcustody/clock.py"):
+        (tmp_path / name).write_text("1\n")
+        seen.add(runner.sources())
+    assert len(seen) == 3
+    assert {"tests/engines", "console"} <= set(runner.SOURCES)
+    monkeypatch.undo()
+    who = runner.identity(rehearse=True)
+    assert set(who) == {"device", "versions", "commit", "sources"}
     out = tmp_path / "out.json"
-    assert rehearse(out, "--only", "fingerprint").returncode == 0
-    result = json.loads(out.read_text())
-    result["stages"]["fingerprint"]["status"] = "FAIL"
-    out.write_text(json.dumps(result))
-    done = rehearse(out, "--seconds", "0")
-    assert done.returncode == 1 and "failed: ['fingerprint']" in done.stdout
+    runner.write(out, {"format": runner.FORMAT, "identity": who, "stages": {}})
+    assert runner.kept(out, who)
+    assert not runner.kept(out, who | {"commit": "0" * 40})
+
+
+def test_the_runner_never_touches_the_device(tmp_path: Path) -> None:
+    """It does not even import torch: a device that takes one process at a time is free for its stages."""
+    program = (
+        "import sys; from gpu.__main__ import main; code = main();"
+        "print('torch' in sys.modules, 'triton' in sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            program,
+            "--rehearse",
+            "--only",
+            "fingerprint",
+            "--json",
+            str(tmp_path / "out.json"),
+        ],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'benchmarks'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "False False"), done.stdout + done.stderr
+
+
+def test_a_stage_whose_processes_use_the_device_leaves_it_to_them(tmp_path: Path) -> None:
+    """`residue` asks of processes alone: a lab that has no device would refuse anything else."""
+
+    class Nowhere(Lab):
+        rehearsal, device = True, "nowhere"
+
+    report = Report(tmp_path / "lines")
+    environment = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT / 'benchmarks'}:{environment}"
+    try:
+        residue.run(report, Nowhere())
+    finally:
+        os.environ["PYTHONPATH"] = environment
+    assert verdict(report.lines) == "PASS", report.lines
+
+
+TOOLS = {  # what a compute-sanitizer prints, for the fault and for the matrix, with its exit statuses
+    "sound": ("ERROR SUMMARY: 1 error", 9, "ERROR SUMMARY: 0 errors", 0, "PASS"),
+    "racecheck": (
+        "RACECHECK SUMMARY: 1 hazard displayed (1 error)", 9, "RACECHECK SUMMARY: 0 hazards displayed", 0, "PASS",
+    ),
+    "blind": ("ERROR SUMMARY: 0 errors", 0, "ERROR SUMMARY: 0 errors", 0, "FAIL"),
+    "found something": ("ERROR SUMMARY: 1 error", 9, "ERROR SUMMARY: 3 errors", 9, "FAIL"),
+    "died": ("Segmentation fault", 139, "", 139, "FAIL"),
+    "no summary of the matrix": ("ERROR SUMMARY: 1 error", 9, "every kernel ran", 0, "FAIL"),
+    "cannot look": ("========= Error: Device not supported.", 1, "", 1, "SKIP"),
+    "no raw kernels": ("ERROR SUMMARY: 0 errors", 3, "", 0, "SKIP"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TOOLS)
+def test_a_tool_has_to_see_its_fault_and_to_sum_up(tmp_path: Path, kind: str) -> None:
+    fault, fault_code, matrix, matrix_code, expected = TOOLS[kind]
+    program = tmp_path / "compute-sanitizer"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *--fault*) echo "{fault}"; exit {fault_code};; esac\n'
+        f'echo "{matrix}"; exit {matrix_code}\n'
+    )
+    program.chmod(0o755)
+    report = Report(tmp_path / "lines")
+    sanitizer.ask(report, sanitizer.Sanitizer(str(program), 2), "memcheck", "write")
+    assert verdict(report.lines) == expected, report.lines
+
+
+def test_a_tool_that_takes_too_long_has_failed_and_leaves_time_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "compute-sanitizer"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    assert (1 + 2 * len(sanitizer.FAULTS)) * sanitizer.RESERVE < sanitizer.SECONDS < STAGES["sanitizer"]
+    monkeypatch.setattr(sanitizer, "RESERVE", 1)
+    said = sanitizer.Sanitizer(str(program), 3, seconds=3).run("memcheck")
+    assert (said.errors, said.words) == (None, "it ran past 1 s")
 
 
 def test_a_skip_has_to_be_foreseen(tmp_path: Path) -> None:

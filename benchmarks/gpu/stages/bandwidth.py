@@ -9,7 +9,6 @@ from device import scrub
 
 from gpu.report import Report
 
-LIMIT_SECONDS = 120
 RATIO_MIN = 0.5  # far below what is expected: less is a launch that went wrong, not a slow day
 LARGE = 32 << 10  # bytes: pieces from here on should come near to a memset
 

@@ -16,7 +16,6 @@ from kvcustody.errors import DeviceError
 from kvcustody.kernels.capture import capturing, outside_captures
 from kvcustody.kernels.segment import SegmentTable
 
-LIMIT_SECONDS = 90
 WRITTEN = 0xCD
 
 

@@ -14,7 +14,6 @@ from kvcustody.kernels.scrub import scrub, scrub_kernel
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.verify import verify, verify_kernel
 
-LIMIT_SECONDS = 60
 SIZES = (1, 2, 3, 16, 17, 31, 32, 48, 100)
 KERNELS = ["copy_kernel", "scrub_kernel", "scrub_kernel", "verify_kernel"]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from gpu.report import Reason, Report, missing
 
-LIMIT_SECONDS = 180
 NEEDS = ("sqlalchemy", "cryptography", "pydantic", "orjson", "structlog", "yaml")
 
 

@@ -14,7 +14,6 @@ from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.segment import SegmentTable
 
-LIMIT_SECONDS = 60
 P50_MAX, P99_MAX = (
     1.10,
     1.50,

@@ -12,7 +12,6 @@ from harness import hardware
 
 from gpu.report import Reason, Report
 
-LIMIT_SECONDS = 30
 ASKED = (
     "name", "uuid", "driver_version", "vbios_version", "memory.total", "ecc.mode.current", "mig.mode.current",
     "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "clocks_throttle_reasons.active",

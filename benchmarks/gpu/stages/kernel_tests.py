@@ -13,7 +13,6 @@ from harness.hardware import REPOSITORY
 
 from gpu.report import Reason, Report
 
-LIMIT_SECONDS = 240
 DEVICE = ["-m", "gpu", "tests/kernels/test_gpu.py"]
 ORACLE = ["tests/kernels/test_kernels.py"]
 SOME = ["-k", "fault or entries_name or bad_lists"]

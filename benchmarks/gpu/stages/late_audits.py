@@ -12,7 +12,6 @@ from gpu.stages.captures import streams
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.kernels.segment import SegmentTable
 
-LIMIT_SECONDS = 60
 ROUNDS = 8
 
 

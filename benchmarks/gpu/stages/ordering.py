@@ -13,7 +13,6 @@ from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.segment import SegmentTable
 
-LIMIT_SECONDS = 120
 LAYERS = 2
 
 

@@ -1,4 +1,7 @@
-"""What freed memory still holds: after kill -9 a second process takes the memory and counts canaries."""
+"""What freed memory still holds: after kill -9 a second process takes the memory and counts canaries.
+
+Each question has a process of its own, one after the other: the stage itself holds nothing of the device.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +21,6 @@ from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.segment import SegmentTable
 
-LIMIT_SECONDS = 90
 CANARY = 0xA7
 SHARE = 0.5  # of a GPU's free memory that the second process takes
 
@@ -28,28 +30,67 @@ def run(report: Report, lab: Any) -> None:
     mib = lab.size(4096, 4)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "memory"
-        in_allocator(report, lab, path, mib)
-        for name, take in (("the same process", after_free), ("after kill -9, a second process", after_kill)):
-            plain = take(lab, path, mib, scrubbed=False)
+        found = Probe(lab, path, mib).counted("allocator")
+        report.control(
+            "not zeroed, through the same allocator: the probe finds its canaries", found > 0, found=found
+        )
+        for name, after in (("the same process", "freed"), ("after kill -9, a second process", "killed")):
+            plain = Probe(lab, path, mib).counted(after)
             cleared = plain == 0  # by the driver, which the stand-in does not do
             report.measured(
                 f"not zeroed: {name}", found=plain, bytes=mib << 20, cleared_by_the_driver=cleared
             )
             if lab.rehearsal:
                 report.control(f"not zeroed: {name} finds all canaries", plain == mib << 20, found=plain)
-            found = take(lab, path, mib, scrubbed=True)
+            found = Probe(lab, path, mib, "scrubbed").counted(after)
             report.check(f"zeroed and freed: {name} finds no canary", found == 0, found=found)
 
 
-def in_allocator(report: Report, lab: Any, path: Path, mib: int) -> None:
-    """torch's allocator hands the same memory out again: the probe finds what was left there."""
-    pool = fill(lab, path, mib, scrubbed=False)
-    lab.synchronize()
-    del pool
-    found = canaries(lab.memory(path, mib))
-    report.control(
-        "not zeroed, through the same allocator: the probe finds its canaries", found > 0, found=found
-    )
+class Probe(NamedTuple):
+    """Processes that fill as much memory with canaries, zero it or not, and count what comes back."""
+
+    lab: Any
+    path: Path
+    mib: int
+    pool: str = "plain"
+
+    def counted(self, after: str) -> int:
+        """Canaries found in memory that was given back to torch's `allocator`, `freed`, or whose owner was `killed`."""
+        if after == "killed":
+            self._killed()
+        done = subprocess.run(self._command(after), stdout=subprocess.PIPE, text=True, check=True)
+        return int(done.stdout.split()[-1])
+
+    def _killed(self) -> None:
+        victim = subprocess.Popen(self._command("hold"), stdout=subprocess.PIPE, text=True)
+        assert victim.stdout is not None
+        ready = victim.stdout.readline()
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait()
+        if ready.strip() != "filled":
+            raise RuntimeError(f"the process that is to be killed said `{ready.strip()}`")
+
+    def _command(self, what: str) -> list[str]:
+        where = "rehearse" if self.lab.rehearsal else "device"
+        ours = [sys.executable, "-m", "gpu.stages.residue", str(self.path), str(self.mib), where]
+        return [*ours, self.pool, what]
+
+
+def main(path: str, mib: str, where: str, kind: str, what: str) -> None:
+    """One of the processes."""
+    with lab_of(rehearse=where == "rehearse") as lab:
+        size = int(mib)
+        if what != "killed":
+            pool = fill(lab, Path(path), size, scrubbed=kind == "scrubbed")
+            if what == "hold":
+                print("filled", flush=True)
+                signal.pause()
+            del pool
+            if what == "freed":
+                lab.return_memory()
+        elif not lab.rehearsal:
+            size = max(size, int(torch.cuda.mem_get_info()[0] * SHARE) >> 20)
+        print(canaries(lab.memory(Path(path), size)), flush=True)
 
 
 def fill(lab: Any, path: Path, mib: int, *, scrubbed: bool) -> torch.Tensor:
@@ -71,51 +112,6 @@ def fill(lab: Any, path: Path, mib: int, *, scrubbed: bool) -> torch.Tensor:
 def canaries(pool: torch.Tensor) -> int:
     """Bytes that carry the pattern."""
     return sum(int((row == CANARY).sum()) for row in pool)
-
-
-def after_free(lab: Any, path: Path, mib: int, *, scrubbed: bool) -> int:
-    """The memory goes back to the driver, and the same process asks for as much."""
-    pool = fill(lab, path, mib, scrubbed=scrubbed)
-    del pool
-    lab.return_memory()
-    return canaries(lab.memory(path, mib))
-
-
-def after_kill(lab: Any, path: Path, mib: int, *, scrubbed: bool) -> int:
-    """One process fills and is killed; another takes as much memory as it can and counts."""
-    lab.return_memory()
-    ours = [
-        sys.executable,
-        "-m",
-        "gpu.stages.residue",
-        str(path),
-        str(mib),
-        "rehearse" if lab.rehearsal else "device",
-    ]
-    victim = subprocess.Popen([*ours, "scrubbed" if scrubbed else "plain"], stdout=subprocess.PIPE, text=True)
-    assert victim.stdout is not None
-    ready = victim.stdout.readline()
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.wait()
-    if ready.strip() != "filled":
-        raise RuntimeError(f"the process that is to be killed said `{ready.strip()}`")
-    done = subprocess.run([*ours, "count"], stdout=subprocess.PIPE, text=True, check=True)
-    return int(done.stdout.split()[-1])
-
-
-def main(path: str, mib: str, where: str, what: str) -> None:
-    """The killed process, or the one after it."""
-    with lab_of(rehearse=where == "rehearse") as lab:
-        if what == "count":
-            size = int(mib)
-            if not lab.rehearsal:
-                size = max(size, int(torch.cuda.mem_get_info()[0] * SHARE) >> 20)
-            print(canaries(lab.memory(Path(path), size)), flush=True)
-            return
-        pool = fill(lab, Path(path), int(mib), scrubbed=what == "scrubbed")
-        print("filled", flush=True)
-        signal.pause()
-        del pool
 
 
 if __name__ == "__main__":

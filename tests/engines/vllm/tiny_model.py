@@ -23,10 +23,14 @@ def words(tokens: list[int]) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
-def save_model(folder: Path, *, windowed: bool = False, context_tokens: int = CONTEXT_TOKENS) -> Path:
-    """The model, its tokenizer and chat template in `folder`; `windowed`: every second layer has a sliding window."""
+def save_model(folder: Path, *, kind: str = "full", context_tokens: int = CONTEXT_TOKENS) -> Path:
+    """The model, its tokenizer and chat template in `folder`.
+
+    kind: `full` attention; `windowed`, every second layer has a sliding window; `mla`, multi-head latent attention;
+    `hybrid`, every second layer is a Mamba layer.
+    """
     import torch
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+    import transformers as hf
 
     torch.manual_seed(7)
     common = {
@@ -41,17 +45,36 @@ def save_model(folder: Path, *, windowed: bool = False, context_tokens: int = CO
         "pad_token_id": 2,
         "initializer_range": 0.2,  # far from ties: greedy decoding must not depend on how a batch was cut
     }
-    if windowed:
-        config = Gemma3TextConfig(
-            **common,
-            head_dim=HEAD_DIM,
-            num_hidden_layers=2 * LAYERS,
-            sliding_window=WINDOW_TOKENS,
-            layer_types=["sliding_attention", "full_attention"] * LAYERS,
-        )
-        model = Gemma3ForCausalLM(config)
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**common, num_hidden_layers=LAYERS, tie_word_embeddings=False))
+    match kind:
+        case "windowed":
+            config = hf.Gemma3TextConfig(
+                **common,
+                head_dim=HEAD_DIM,
+                num_hidden_layers=2 * LAYERS,
+                sliding_window=WINDOW_TOKENS,
+                layer_types=["sliding_attention", "full_attention"] * LAYERS,
+            )
+            model = hf.Gemma3ForCausalLM(config)
+        case "mla":  # the sizes of a cached token are those that kernels are written for
+            sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+            dense = {"q_lora_rank": None, "first_k_dense_replace": LAYERS, "n_routed_experts": 2}
+            heads = {"num_attention_heads": 16, "num_key_value_heads": 16}
+            config = hf.DeepseekV2Config(**common | heads | sizes | dense, num_hidden_layers=LAYERS)
+            model = hf.DeepseekV2ForCausalLM(config)
+        case "hybrid":
+            state = {"mamba_n_heads": 4, "mamba_d_head": HEAD_DIM, "mamba_d_state": 16, "mamba_n_groups": 1}
+            dense = {"num_local_experts": 0, "shared_intermediate_size": 128, "tie_word_embeddings": False}
+            config = hf.GraniteMoeHybridConfig(
+                **common | state | dense,
+                num_hidden_layers=2 * LAYERS,
+                layer_types=["mamba", "attention"] * LAYERS,
+                position_embedding_type="rope",
+                attention_multiplier=HEAD_DIM**-0.5,
+            )
+            model = hf.GraniteMoeHybridForCausalLM(config)
+        case _:
+            config = hf.LlamaConfig(**common, num_hidden_layers=LAYERS, tie_word_embeddings=False)
+            model = hf.LlamaForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     return folder
