@@ -4,24 +4,29 @@
    residency's release, or until the residency let go of that block early.
 2. Its hold ends at its deadline, at the earlier one that a narrowing act gave it, or at an erasure that selects the
    residency; a residency without a hold ends its claim when it is released.
-3. A use whose release was never recorded never ends. What a residency let go of and came to use again later, it used
+3. What an erasure covers is in the leaf of its effect, one for each process, and when it was asked for in the leaf of
+   its request. No leaf of a residency is needed, so erasures by domain or model count, and those of people who go by
+   several pseudonyms.
+4. A use whose release was never recorded never ends. What a residency let go of and came to use again later, it used
    until it let go of it again or was released.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection, and_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, select
 
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
 from kvcustody.audit.query.narrowed_holds import read_narrowed
+from kvcustody.audit.schema.erasures import erasure_effects
 from kvcustody.audit.schema.ledger import attachments, erasures, events, receipts, releases, residencies
 
 Flags = NDArray[np.bool_]
@@ -68,6 +73,14 @@ class ReceiptCells(NamedTuple):
     places: LeafPlaces
 
 
+class ErasureDueTimes(NamedTuple):
+    """Flat entries, one per (erasure, block) in one process: the unit, and when its end was asked for, in boot time."""
+
+    keys: Int64s
+    blocks: Int64s
+    at: Int64s
+
+
 def places_of(found: Evidence) -> LeafPlaces:
     """The places of evidence whose rows have the columns `log` and `idx`."""
     return LeafPlaces(
@@ -75,8 +88,34 @@ def places_of(found: Evidence) -> LeafPlaces:
     )
 
 
+class ErasureAsked(NamedTuple):
+    """A request to erase: who, and when by UTC."""
+
+    erasure: str
+    at_us: int
+    selector: str
+    tenant: str | None
+    subject: str | None
+    session: str | None
+
+
+class UseRows(NamedTuple):
+    """What leaves say of the residencies of one incarnation, kind by kind; `offset_us` turns its boot time into UTC.
+
+    `narrowed` by residency: when an act ended its hold at the latest, in boot time. `erasures` in their order.
+    """
+
+    offset_us: int
+    wrote: Evidence
+    opened: Evidence
+    handed: Evidence
+    joined: Evidence
+    narrowed: dict[int, int]
+    erasures: Sequence[ErasureAsked]
+
+
 def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> BlockUses:
-    """Who used which block until when, from the leaves of residencies and releases."""
+    """Who used which block until when, from the rows of residencies and releases, with the runs of their leaves."""
     column = releases.c
     wrote = read(
         connection,
@@ -106,7 +145,15 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> B
         ordered=False,
     )
     narrowed = read_narrowed(connection, life.id, as_of)
-    erased = _erased(connection, life.offset_us, opened, as_of)
+    return uses_of(
+        UseRows(life.offset_us, wrote, opened, handed, joined, narrowed, _read_erasures(connection, as_of))
+    )
+
+
+def uses_of(rows: UseRows) -> BlockUses:
+    """Who used which block until when, by the rules of this module."""
+    wrote, opened, handed, joined = rows.wrote, rows.opened, rows.handed, rows.joined
+    erased = _erased(rows)
     first_parts = (opened.column("part") == 1).tolist()
     people = zip(opened.texts("tenant"), opened.texts("classification"), strict=True)
     numbered = zip(opened.column("residency").tolist(), people, strict=True)
@@ -114,7 +161,7 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> B
 
     wrote_residency = wrote.column("residency")
     # A successor's release of what a dead process left open is on another boot clock: UTC is common to both.
-    wrote_released = wrote.column("released_us") - life.offset_us
+    wrote_released = wrote.column("released_us") - rows.offset_us
     wrote_hold = wrote.column("hold_boot_us")
     wrote_flag = wrote.column("written").astype(np.bool_)
     # Openings first, then what was attached later: both last until the release of their residency.
@@ -138,7 +185,7 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> B
         released, hold = _dropped(
             gone, keys=keys, residency=residency, since=since, released=released, hold=hold
         )
-    hold = np.minimum(hold, _limits(residency, narrowed))
+    hold = np.minimum(hold, _limits(residency, rows.narrowed))
     unasked_end = np.maximum(released, hold)
     hold_end = np.maximum(released, np.minimum(hold, _limits(residency, erased)))
     given = [np.full(len(part.owner), part is handed) for part in (opened, handed, joined)]
@@ -209,6 +256,11 @@ def read_receipts(
         ),
         ordered=False,
     )
+    return cells_of(found)
+
+
+def cells_of(found: Evidence) -> ReceiptCells:
+    """Receipts laid flat."""
     rank = {name: number for number, name in enumerate(LEVELS)}
     code, said = found.codes("level", "result")
     level = np.array([rank.get(name, 0) for name, _ in said], np.int64)[code]
@@ -228,6 +280,25 @@ def read_receipts(
     )
 
 
+def read_erasure_due_times(connection: Connection, life: Any, as_of: AsOf | None = None) -> ErasureDueTimes:
+    """What the erasures of one incarnation covered; those whose request is not in the ledger are left out."""
+    column = erasure_effects.c
+    asked = (
+        select(func.min(erasures.c.at_us))
+        .where(erasures.c.erasure == column.erasure, is_in(as_of, erasures))
+        .scalar_subquery()
+    )
+    here = and_(column.incarnation == life.id, asked.is_not(None), is_in(as_of, erasure_effects))
+    found = read(connection, erasure_effects, (asked.label("asked_us"),), here, ordered=False)
+    return due_times_of(found, life.offset_us)
+
+
+def due_times_of(found: Evidence, offset_us: int) -> ErasureDueTimes:
+    """Flat entries of effects whose rows say when each was asked for (`asked_us`, UTC)."""
+    at = found.column("asked_us") - offset_us
+    return ErasureDueTimes(unit_keys_of(found), found.pairs.blocks, at[found.owner].astype(np.int64))
+
+
 class _ReleasedRuns(NamedTuple):
     """Leaves of releases, which of them are of blocks let go of early, and by row: when, and held until when."""
 
@@ -240,7 +311,7 @@ class _ReleasedRuns(NamedTuple):
 def _dropped(
     gone: _ReleasedRuns, *, keys: Int64s, residency: Int64s, since: Int64s, released: Int64s, hold: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """A block that its residency let go of early was used until then, not until the end (rule 3)."""
+    """A block that its residency let go of early was used until then, not until the end (rule 4)."""
     owner = gone.leaves.owner
     mine = gone.early[owner]
     theirs, whose = unit_keys_of(gone.leaves)[mine], gone.leaves.column("residency")
@@ -257,20 +328,26 @@ def _dropped(
     return released, hold
 
 
-def _erased(connection: Connection, offset_us: int, opened: Evidence, as_of: AsOf | None) -> dict[int, int]:
+def _read_erasures(connection: Connection, as_of: AsOf | None) -> list[ErasureAsked]:
+    column = erasures.c
+    names = (column.erasure, column.at_us, column.selector, column.tenant, column.subject, column.session)
+    query = select(*names).where(is_in(as_of, erasures)).order_by(column.at_us)
+    return [ErasureAsked(*row) for row in connection.execute(query)]
+
+
+def _erased(rows: UseRows) -> dict[int, int]:
     """For each residency that an erasure selects, when its hold ended at the latest."""
     made: dict[int, int] = {}
-    query = select(erasures).where(is_in(as_of, erasures)).order_by(erasures.c.at_us)
-    found = connection.execute(query).all()
-    if not found:
+    if not rows.erasures:
         return made
+    opened = rows.opened
     before, residency = opened.column("opened_boot_us"), opened.column("residency")
     whole = opened.column("part") == 1
     who = {name: np.array(opened.texts(name), object) for name in ("tenant", "subject", "session")}
-    for erasure in found:
+    for erasure in rows.erasures:
         if erasure.selector not in who:
             continue  # domains and models are not in a residency's leaf; their ends carry the cause
-        at_boot_us = erasure.at_us - offset_us
+        at_boot_us = erasure.at_us - rows.offset_us
         chosen = whole & (before < at_boot_us)
         if erasure.tenant is not None:
             chosen &= who["tenant"] == erasure.tenant

@@ -8,23 +8,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, and_, case, func, select
+from sqlalchemy import Connection, and_, case, func, select
 
 from kvcustody.audit.coverage.block_uses import (
     NEVER,
     BlockUses,
+    ErasureDueTimes,
     Flags,
     LeafPlaces,
+    ReceiptCells,
     places_of,
+    read_erasure_due_times,
     read_models,
     read_receipts,
     read_uses,
     unit_keys_of,
 )
-from kvcustody.audit.coverage.erasure_due_times import read_erasure_due_times
 from kvcustody.audit.coverage.verdicts import JudgedUnits, assess
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s
@@ -125,22 +127,82 @@ def read_units(
 
     Raises `LedgerError` for a tier that no leaf records.
     """
+    return units_of(LedgerRecord(connection, as_of), chosen, now_us=now_us, incarnation=incarnation)
+
+
+class CustodyRecord(Protocol):
+    """Where the evidence of custody is read: rows of a ledger with the runs of their leaves, or leaves alone."""
+
+    def lives(self) -> list[IncarnationLife]:
+        """Every incarnation, by uuid."""
+
+    def ends(self, life: IncarnationLife) -> Evidence:
+        """Ends of custody, each with what its leaf says."""
+
+    def uses(self, life: IncarnationLife) -> BlockUses:
+        """Who used which block until when."""
+
+    def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
+        """The receipts that name any generation that ended."""
+
+    def erasure_due_times(self, life: IncarnationLife) -> ErasureDueTimes:
+        """What erasures covered, and when each was asked for."""
+
+    def models(self, life: IncarnationLife) -> dict[int, str]:
+        """The model of every residency whose leaf names one."""
+
+
+class LedgerRecord:
+    """The rows of a ledger, which `audit fsck` derives from the leaves again; what a row lists is in its leaf."""
+
+    def __init__(self, connection: Connection, as_of: AsOf | None = None) -> None:
+        self._connection = connection
+        self._as_of = as_of
+
+    def lives(self) -> list[IncarnationLife]:
+        """Every incarnation, by uuid."""
+        return lives_of(self._connection)
+
+    def ends(self, life: IncarnationLife) -> Evidence:
+        """Ends of custody."""
+        here = and_(custody_ends.c.incarnation == life.id, is_in(self._as_of, custody_ends))
+        return read(self._connection, custody_ends, _END_COLUMNS, here, ordered=False)
+
+    def uses(self, life: IncarnationLife) -> BlockUses:
+        """Who used which block until when."""
+        return read_uses(self._connection, life, self._as_of)
+
+    def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
+        """The receipts that can name any generation that ended."""
+        return read_receipts(self._connection, life.id, ends, self._as_of)
+
+    def erasure_due_times(self, life: IncarnationLife) -> ErasureDueTimes:
+        """What erasures covered."""
+        return read_erasure_due_times(self._connection, life, self._as_of)
+
+    def models(self, life: IncarnationLife) -> dict[int, str]:
+        """The model of every residency whose leaf names one."""
+        return read_models(self._connection, life.id, self._as_of)
+
+
+def units_of(
+    record: CustodyRecord, chosen: CustodySelection, *, now_us: int, incarnation: str | None = None
+) -> Iterator[LifeUnits]:
+    """The selected units of a record, as `read_units` gives those of a ledger."""
     if chosen.tier not in (None, DEVICE_TIER):
         raise LedgerError(
             f"tier `{chosen.tier}` holds no custody in this ledger, only `{DEVICE_TIER}` does",
             tier=chosen.tier,
         )
-    whole = chosen.tenant is None and chosen.classification is None
-    for life in lives_of(connection):
+    for life in record.lives():
         if incarnation not in (None, life.uuid):
             continue
-        ends = read(connection, custody_ends, _END_COLUMNS, _of(life, chosen, as_of), ordered=False)
-        uses = read_uses(connection, life, as_of)
-        cells = read_receipts(connection, life.id, ends, as_of)
-        units = assess(ends, uses, cells, life.shards, read_erasure_due_times(connection, life, as_of))
-        ended = distinct(unit_keys_of(ends)) if whole else ended_keys(connection, life, as_of)
+        ends, uses = record.ends(life), record.uses(life)
+        cells, asked = record.receipts(life, ends), record.erasure_due_times(life)
+        units = assess(ends, uses, cells, life.shards, asked, _selected(ends, chosen))
+        ended = distinct(unit_keys_of(ends))
         overdue = _overdue(uses, ended, now_us - life.offset_us)
-        models = None if chosen.model is None else read_models(connection, life.id, as_of)
+        models = None if chosen.model is None else record.models(life)
         yield LifeUnits(
             life,
             ends,
@@ -150,6 +212,17 @@ def read_units(
             (places_of(ends), cells.places, *uses.places),
             uses.tenants,
         )
+
+
+def _selected(ends: Evidence, chosen: CustodySelection) -> Flags | None:
+    """Which rows are of the chosen tenant and classification."""
+    wanted = (chosen.tenant, chosen.classification)
+    if wanted == (None, None):
+        return None
+    code, names = ends.codes("tenant", "classification")
+    fits = [all(want in (None, has) for want, has in zip(wanted, name, strict=True)) for name in names]
+    kept: Flags = np.array(fits, np.bool_)[code]
+    return kept
 
 
 def lives_of(connection: Connection) -> list[IncarnationLife]:
@@ -165,16 +238,6 @@ def lives_of(connection: Connection) -> list[IncarnationLife]:
 def last_event_us(connection: Connection, as_of: AsOf | None = None) -> int:
     """When the last leaf was written, UTC; 0 for an empty ledger."""
     return connection.scalar(select(func.max(events.c.at_us)).where(is_in(as_of, events))) or 0
-
-
-def _of(life: IncarnationLife, chosen: CustodySelection, as_of: AsOf | None) -> ColumnElement[bool]:
-    column = custody_ends.c
-    found = [column.incarnation == life.id, is_in(as_of, custody_ends)]
-    if chosen.tenant is not None:
-        found.append(column.tenant == chosen.tenant)
-    if chosen.classification is not None:
-        found.append(column.classification == chosen.classification)
-    return and_(*found)
 
 
 def _picked(

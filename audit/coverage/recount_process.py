@@ -1,9 +1,11 @@
-"""A recount of a ledger, in a process of its own where the ledger is large: two implementations, side by side.
+"""A recount of a ledger from its leaves alone, in a process of its own where the ledger is large.
 
 1. The answer is the same wherever it is made: a question holds all that it depends on besides the leaves.
 2. The other process reads the ledger for itself. Should it have read another state (retention dropped leaves
    meanwhile), or have died, its answer is not taken and the recount is made here, from the snapshot of the tables.
-3. Which process makes it is a matter of how many leaves there are, never of how busy the machine is.
+3. The arithmetic is that of the tables; that it is right is for tests, which have another (`tests/audit/recompute`).
+   What differs is what the rows say and the leaves do not, and then `audit fsck` names the row.
+4. Which process makes it is a matter of how many leaves there are, never of how busy the machine is.
 """
 
 from __future__ import annotations
@@ -13,25 +15,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import orjson
 from sqlalchemy import Connection, Engine, func, select
 
-from kvcustody.audit.coverage.recompute import (
-    Chosen,
-    CoverageFigures,
-    Recount,
-    Unaccounted,
-    count_up,
-    judge,
-    read_history,
-    recompute_digest,
-    unaccounted,
-)
-from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_database
+from kvcustody.audit.coverage.custody_units import CustodySelection, units_of
+from kvcustody.audit.coverage.leaf_record import LeafRecord, Unaccounted
+from kvcustody.audit.coverage.leaf_sources import leaves_in_database
+from kvcustody.audit.coverage.summary import CoverageRow, CoverageSummary, population_digest, summary
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes, is_in
@@ -44,31 +37,66 @@ _MEMORY = ("", ":memory:")
 class RecountRequest(NamedTuple):
     """What is recounted: a selection of the state in which the logs have these sizes, by name."""
 
-    chosen: Chosen
+    chosen: CustodySelection
     as_of_us: int
     sizes: Mapping[str, int]
 
 
 class RecountResult(NamedTuple):
-    """Figures, what no leaf accounts for, and the population's digest; `leaves` is how many were read."""
+    """Figures, what no leaf accounts for, and the digest of what was counted; `leaves` is how many were read."""
 
     leaves: int
-    figures: Recount
+    as_of_us: int
+    figures: CoverageSummary
     missing: Unaccounted
     digest: str
+
+
+class Difference(NamedTuple):
+    """A figure on which the tables and the leaves disagree."""
+
+    tenant: str
+    classification: str
+    figure: str
+    tables: int
+    leaves: int
+
+
+def differences(tables: CoverageSummary, leaves: CoverageSummary) -> tuple[Difference, ...]:
+    """Every figure that differs: a row that only one side has differs in each that is not 0."""
+    sides = [{(row.tenant, row.classification): row for row in side.rows} for side in (tables, leaves)]
+    names = CoverageRow._fields[2:]
+    made = [
+        Difference(*who, name, *values)
+        for who in sorted({*sides[0], *sides[1]})
+        for name in names
+        for values in [[getattr(side.get(who, CoverageRow(*who)), name) for side in sides]]
+        if values[0] != values[1]
+    ]
+    made += [
+        Difference("*", "*", name, one, two)
+        for name, one, two in zip(CoverageSummary._fields[1:], tables[1:], leaves[1:], strict=True)
+        if one != two
+    ]
+    return tuple(made)
+
+
+def recounted(record: LeafRecord, chosen: CustodySelection, as_of_us: int) -> RecountResult:
+    """Coverage from leaves alone; overdue is what is due before `as_of_us` (UTC)."""
+    lives = list(units_of(record, chosen, now_us=as_of_us))
+    return RecountResult(
+        record.leaves, as_of_us, summary(lives), record.unaccounted(), population_digest(lives)
+    )
 
 
 def _answer(
     connection: Connection, question: RecountRequest, state: AsOf | None, keep: list[object] | None = None
 ) -> RecountResult:
     with gc_paused():
-        history = read_history(leaves_in_database(connection, state))
+        record = LeafRecord(leaves_in_database(connection, state))
         if keep is not None:
-            keep.append(history)
-        judged = list(judge(history, question.chosen, as_of_us=question.as_of_us))
-        figures = count_up(judged)
-        figures.leaves, figures.as_of_us = history.leaves, question.as_of_us
-        return RecountResult(history.leaves, figures, unaccounted(history), recompute_digest(judged))
+            keep.append(record)
+        return recounted(record, question.chosen, question.as_of_us)
 
 
 class RecountProcess:
@@ -82,7 +110,7 @@ class RecountProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Start a process of its own where there are leaves enough for one (rule 3)."""
+        """Start a process of its own where there are leaves enough for one (rule 4)."""
         query = select(func.count()).select_from(events).where(is_in(self._state, events))
         self._leaves = self._connection.scalar(query) or 0
         target = _target(self._connection.engine)
@@ -125,7 +153,7 @@ class RecountProcess:
 
 @contextmanager
 def open_recount(
-    connection: Connection, chosen: Chosen, as_of_us: int, state: AsOf | None
+    connection: Connection, chosen: CustodySelection, as_of_us: int, state: AsOf | None
 ) -> Iterator[RecountProcess]:
     """Begin a recount of a state (None: of all that the connection sees); it ends with the block."""
     made = RecountProcess(connection, RecountRequest(chosen, as_of_us, _sizes(connection, state)), state)
@@ -158,18 +186,16 @@ def _warn(reason: str) -> None:
 
 
 def _to_bytes(made: RecountResult) -> bytes:
-    figures = made.figures
-    rows = [[*who, list(asdict(row).values())] for who, row in figures.rows.items()]
-    lags = list(figures.lags.items())
-    return orjson.dumps([made.leaves, figures.as_of_us, rows, lags, list(made.missing), made.digest])
+    rows, *lags = made.figures
+    return orjson.dumps(
+        [made.leaves, made.as_of_us, list(map(list, rows)), lags, list(made.missing), made.digest]
+    )
 
 
 def _from_bytes(data: bytes) -> RecountResult:
     leaves, as_of_us, rows, lags, missing, digest = orjson.loads(data)
-    figures = Recount(leaves=leaves, as_of_us=as_of_us)
-    figures.rows = {(tenant, classification): CoverageFigures(*row) for tenant, classification, row in rows}
-    figures.lags = dict(lags)
-    return RecountResult(leaves, figures, Unaccounted(*missing), digest)
+    figures = CoverageSummary(tuple(CoverageRow(*row) for row in rows), *lags)
+    return RecountResult(leaves, as_of_us, figures, Unaccounted(*missing), digest)
 
 
 def main() -> None:
@@ -180,7 +206,7 @@ def main() -> None:
     with engine.connect() as connection:
         if connection.dialect.name != "sqlite":
             connection.execution_options(isolation_level="REPEATABLE READ")
-        question = RecountRequest(Chosen(*chosen), as_of_us, sizes)
+        question = RecountRequest(CustodySelection(*chosen), as_of_us, sizes)
         kept: list[object] = []
         made = _answer(connection, question, as_of_sizes(connection, sizes), kept)
         sys.stdout.buffer.write(_to_bytes(made))

@@ -16,10 +16,14 @@
    their shards. A sampled block is counted as sampled; only `reread_blocks` counts what was read back.
 5. All arithmetic runs on boot-time microseconds of the incarnation. A period selects by the recomputed due time in
    UTC (`units`).
+6. The digest of what was counted is SHA-256 over, for each incarnation that has any, its id in ASCII and a newline, and
+   then seven big-endian 64-bit integers a custody: pool, generation, block, due (boot-time microseconds), verdict (its
+   place in `VERDICTS`, one more for overdue), 1 if covered, shards. Whoever has the leaves can compute it again.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from operator import add
 from typing import Any, NamedTuple
@@ -38,6 +42,7 @@ from kvcustody.audit.coverage.custody_units import (
 from kvcustody.audit.coverage.verdicts import VERDICTS
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.events.block_runs import Int64s
+from kvcustody.audit.query.evidence_columns import GENERATION_MASK, POOL_SHIFT
 
 
 class CoverageRow(NamedTuple):
@@ -164,6 +169,39 @@ def summary(lives: Iterable[LifeUnits]) -> CoverageSummary:
             found.setdefault((row.tenant, row.classification), []).append(row)
     rows = tuple(add_rows(found[key], *key) for key in sorted(found))
     return CoverageSummary(rows, *lag_percentiles(np.sort(np.concatenate(lags))))
+
+
+def population_digest(lives: Iterable[LifeUnits]) -> str:
+    """SHA-256, hexadecimal, of every custody that was counted (rule 6), incarnations by uuid."""
+    made = hashlib.sha256()
+    for each in lives:
+        if len(each.units.keys) + len(each.overdue.keys):
+            made.update(each.life.uuid.encode() + b"\n")
+            made.update(_population_rows(each).tobytes())
+    return made.hexdigest()
+
+
+def is_covered(each: LifeUnits) -> Int64s:
+    """1 for each ended custody that is in time and not disputed."""
+    covered: Int64s = ((each.units.verdict == 0) & ~each.units.disputed).astype(np.int64)
+    return covered
+
+
+def _population_rows(each: LifeUnits) -> Int64s:
+    units, overdue = each.units, each.overdue
+    keys = np.concatenate((units.keys, overdue.keys))
+    late = np.full(len(overdue.keys), len(VERDICTS))
+    columns = (
+        keys >> POOL_SHIFT,
+        keys & GENERATION_MASK,
+        np.concatenate((units.blocks, overdue.blocks)),
+        np.concatenate((units.due, overdue.due)),
+        np.concatenate((units.verdict, late)),
+        np.concatenate((is_covered(each), np.zeros(len(late), np.int64))),
+        np.full(len(keys), each.life.shards or 1),
+    )
+    rows: Int64s = np.stack(columns, axis=1).astype(">i8")
+    return rows
 
 
 def lag_percentiles(lags: Int64s) -> tuple[int, int, int]:

@@ -12,8 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcustody.audit.coverage.block_uses import LEVELS, NEVER, BlockUses, Flags, ReceiptCells, unit_keys_of
-from kvcustody.audit.coverage.erasure_due_times import ErasureDueTimes
+from kvcustody.audit.coverage.block_uses import (
+    LEVELS,
+    NEVER,
+    BlockUses,
+    ErasureDueTimes,
+    Flags,
+    ReceiptCells,
+    unit_keys_of,
+)
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import Evidence
 
@@ -41,6 +48,42 @@ class JudgedUnits(NamedTuple):
         return JudgedUnits(*columns)
 
 
+class Custodies(NamedTuple):
+    """Custodies by key, in order, each with what its first end says; `row` is that end's. Times are boot time."""
+
+    keys: Int64s
+    blocks: Int64s
+    row: Int64s
+    ended: Int64s
+    retired: Int64s
+    ceiling: Int64s  # NEVER where there is none
+    claimed: Int64s  # the due time that the allocator recorded
+    within: Int64s
+
+    @property
+    def bound(self) -> Int64s:
+        """No hold lasts longer: custody that ended early (eviction, erasure) ended its holds."""
+        return np.minimum(self.ceiling, self.ended)
+
+
+class UseTotals(NamedTuple):
+    """What all uses of each custody's very block add up to; `own` is of its owner's tenant, `any` of every reader's."""
+
+    last_release: Int64s
+    own_end: Int64s
+    any_end: Int64s
+    own_unasked: Int64s  # the same without erasures
+    any_unasked: Int64s
+    writer: Int64s  # the residency that the block was handed to; NEVER where no leaf says so
+
+
+class Requests(NamedTuple):
+    """Erasures whose effect lists a custody: its number, and when each was asked for."""
+
+    at: Int64s
+    asked: Int64s
+
+
 class Matched(NamedTuple):
     """Per custody, over its shards: what is wrong with the receipts, and what those that count prove."""
 
@@ -52,78 +95,128 @@ class Matched(NamedTuple):
 
 
 def assess(
-    ends: Evidence, uses: BlockUses, cells: ReceiptCells, shards: int, asked: ErasureDueTimes
+    ends: Evidence,
+    uses: BlockUses,
+    cells: ReceiptCells,
+    shards: int,
+    asked: ErasureDueTimes,
+    chosen: Flags | None = None,
 ) -> JudgedUnits:
-    """A verdict for every custody that ended (rule 1 of `summary`–rule 3 of `summary`): arrays in, arrays out."""
-    in_order = _in_order(ends)
-    keys, first = np.unique(unit_keys_of(ends)[in_order], return_index=True)
-    first = in_order[first]
-    blocks, row = ends.pairs.blocks[first], ends.owner[first]
-    size = len(keys)
-    ended, retired = ends.column("ended_boot_us")[row], ends.column("retired_boot_us")[row]
-    ceiling, claimed = ends.column("ceiling_boot_us")[row], ends.column("due_boot_us")[row]
-    within = ends.column("scrub_within_us")[row]
-    ceiling = np.where(ceiling == 0, NEVER, ceiling)
+    """A verdict for every custody that ended (docs/audit/coverage.md): of the `chosen` rows of ends, where they are."""
+    custodies = _first_ends(ends, chosen)
+    totals, requests = _use_totals(ends, uses, custodies), _requests(asked, custodies)
+    written = totals.writer < NEVER
+    due = np.where(written, due_at(custodies, totals, requests), custodies.claimed)
+    disputed = written & (due != custodies.claimed) & ~is_honest(custodies, totals, requests)
 
-    place, known = _place(keys, uses.keys)
-    known &= uses.blocks == blocks[place] if size else known
-    last_release, own_end = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    np.maximum.at(last_release, place[known], uses.released[known])
-    foreign = known & _foreign(ends, uses, row[place]) if size else known
-    own = known & ~foreign
-    np.maximum.at(own_end, place[own], uses.hold_end[own])
-    any_end = own_end.copy()
-    np.maximum.at(any_end, place[foreign], uses.hold_end[foreign])
-    wrote = known & uses.written
-    writer = np.full(size, NEVER)
-    np.minimum.at(writer, place[wrote], uses.residency[wrote])
-    written = writer < NEVER
-
-    # Custody that ended early (eviction, erasure) ended its holds; ending late moves nothing.
-    own_due = np.minimum(np.minimum(ceiling, own_end), ended)
-    due = np.maximum(last_release, own_due)
-    # A reader of another tenant holds a segment's blocks and only refers to a grant's: the later end counts where it
-    # is claimed, and never without such a reader's own leaf.
-    later = np.maximum(last_release, np.minimum(np.minimum(ceiling, any_end), ended))
-    due = np.where(claimed == later, later, due)
-    # What an erasure covers was due at its request where that is claimed: never later than by its holds.
-    unasked, any_unasked = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    np.maximum.at(unasked, place[own], uses.unasked_end[own])
-    np.maximum.at(any_unasked, place[known], uses.unasked_end[known])
-    place_asked, covered = _place(keys, asked.keys)
-    covered &= asked.blocks == blocks[place_asked] if size else covered
-    at, asked_at = place_asked[covered], asked.at[covered]
-    sooner = np.maximum(last_release[at], np.minimum(own_due[at], asked_at))
-    due[at[sooner == claimed[at]]] = sooner[sooner == claimed[at]]
-    # A process that has not heard of an erasure yet records the due time of its holds: late by the erasure, not false.
-    bound = np.minimum(ceiling, ended)
-    honest = claimed == np.maximum(last_release, np.minimum(bound, unasked))
-    honest |= claimed == np.maximum(last_release, np.minimum(bound, any_unasked))
-    heard = np.maximum(last_release[at], np.minimum(np.minimum(bound, unasked)[at], asked_at))
-    honest[at[heard == claimed[at]]] = True
-    due = np.where(written, due, claimed)
-    last_use = np.maximum(last_release, retired)
-
-    found = _matched(keys, blocks, last_use, cells, shards)
-    late = found.ended > np.maximum(due, retired) + within
+    found = proved(custodies, totals, cells, shards)
+    since = np.maximum(due, custodies.retired)
     cause, causes = ends.codes("cause")
     dead = np.array([name.startswith(_UNPROVEN) for (name,) in causes], np.bool_)[cause]
-    unproven = dead[row] | ~written | (shards == 0)
-    verdict = np.select([unproven, found.failed, found.missing, late], [4, 2, 3, 1], 0)
+    unproven = dead[custodies.row] | ~written | (shards == 0)
+    late = found.ended > since + custodies.within
     destroyed = ~(unproven | found.failed | found.missing)
-    lag = np.where(destroyed, np.maximum(0, found.ended - np.maximum(due, retired)), -1)
     return JudgedUnits(
-        keys=keys,
-        blocks=blocks,
-        row=row,
+        keys=custodies.keys,
+        blocks=custodies.blocks,
+        row=custodies.row,
         due=due,
-        verdict=verdict,
+        verdict=np.select([unproven, found.failed, found.missing, late], [4, 2, 3, 1], 0),
         level=np.where(destroyed, found.level, -1),
         bytes=found.bytes,
-        lag=lag,
-        disputed=written & (due != claimed) & ~honest,
-        writer=writer,
+        lag=np.where(destroyed, np.maximum(0, found.ended - since), -1),
+        disputed=disputed,
+        writer=totals.writer,
     )
+
+
+def due_at(custodies: Custodies, totals: UseTotals, requests: Requests) -> Int64s:
+    """`max(last release, min(ceiling, end of the last hold, erasure))`; a hold ends when custody did at the latest."""
+    due = _until(totals, custodies.bound, totals.own_end)
+    # A reader of another tenant holds a segment's blocks and only refers to a grant's: the later end counts where it
+    # is claimed, and never without such a reader's own leaf.
+    later = _until(totals, custodies.bound, totals.any_end)
+    due = np.where(custodies.claimed == later, later, due)
+    # What an erasure covers was due at its request where that is claimed: never later than by its holds.
+    is_claimed, sooner = _by_request(custodies, totals, requests, totals.own_end)
+    due[requests.at[is_claimed]] = sooner[is_claimed]
+    return due
+
+
+def is_honest(custodies: Custodies, totals: UseTotals, requests: Requests) -> Flags:
+    """Where the recorded due time is that of a process that has not heard of an erasure yet: late by it, not false."""
+    honest: Flags = custodies.claimed == _until(totals, custodies.bound, totals.own_unasked)
+    honest |= custodies.claimed == _until(totals, custodies.bound, totals.any_unasked)
+    is_claimed, _ = _by_request(custodies, totals, requests, totals.own_unasked)
+    honest[requests.at[is_claimed]] = True
+    return honest
+
+
+def proved(custodies: Custodies, totals: UseTotals, cells: ReceiptCells, shards: int) -> Matched:
+    """Of each shard the first receipt that counts: of that block and generation, good, begun after the last use."""
+    last_use = np.maximum(totals.last_release, custodies.retired)
+    return _matched(custodies.keys, custodies.blocks, last_use, cells, shards)
+
+
+def _until(totals: UseTotals, bound: Int64s, end: Int64s) -> Int64s:
+    until: Int64s = np.maximum(totals.last_release, np.minimum(bound, end))
+    return until
+
+
+def _by_request(
+    custodies: Custodies, totals: UseTotals, requests: Requests, end: Int64s
+) -> tuple[Flags, Int64s]:
+    """Of each request: what its custody was due by it, and whether that is what its end claims."""
+    by_holds = np.minimum(custodies.bound, end)[requests.at]
+    due = np.maximum(totals.last_release[requests.at], np.minimum(by_holds, requests.asked))
+    return due == custodies.claimed[requests.at], due
+
+
+def _first_ends(ends: Evidence, chosen: Flags | None) -> Custodies:
+    """Of two ends of one custody the first (rule 2)."""
+    in_order = _in_order(ends)
+    if chosen is not None:
+        in_order = in_order[chosen[ends.owner[in_order]]]
+    keys, first = np.unique(unit_keys_of(ends)[in_order], return_index=True)
+    first = in_order[first]
+    row = ends.owner[first]
+    names = ("ended_boot_us", "retired_boot_us", "ceiling_boot_us", "due_boot_us", "scrub_within_us")
+    ended, retired, ceiling, claimed, within = (ends.column(name)[row] for name in names)
+    ceiling = np.where(ceiling == 0, NEVER, ceiling)
+    return Custodies(keys, ends.pairs.blocks[first], row, ended, retired, ceiling, claimed, within)
+
+
+def _use_totals(ends: Evidence, uses: BlockUses, custodies: Custodies) -> UseTotals:
+    size = len(custodies.keys)
+    place, known = _place(custodies.keys, uses.keys)
+    if not size:
+        return UseTotals(*(np.zeros(0, np.int64) for _ in UseTotals._fields))
+    known &= uses.blocks == custodies.blocks[place]
+    own = known & ~_foreign(ends, uses, custodies.row[place])
+    writer = np.full(size, NEVER)
+    wrote = known & uses.written
+    np.minimum.at(writer, place[wrote], uses.residency[wrote])
+
+    def last(values: Int64s, which: Flags) -> Int64s:
+        made = np.zeros(size, np.int64)
+        np.maximum.at(made, place[which], values[which])
+        return made
+
+    return UseTotals(
+        last(uses.released, known),
+        last(uses.hold_end, own),
+        last(uses.hold_end, known),
+        last(uses.unasked_end, own),
+        last(uses.unasked_end, known),
+        writer,
+    )
+
+
+def _requests(asked: ErasureDueTimes, custodies: Custodies) -> Requests:
+    place, covered = _place(custodies.keys, asked.keys)
+    if len(custodies.keys):
+        covered &= asked.blocks == custodies.blocks[place]
+    return Requests(place[covered], asked.at[covered])
 
 
 def _in_order(ends: Evidence) -> Int64s:
@@ -146,7 +239,6 @@ def _foreign(ends: Evidence, uses: BlockUses, row: Int64s) -> Flags:
 
 
 def _matched(keys: Int64s, blocks: Int64s, last_use: Int64s, cells: ReceiptCells, shards: int) -> Matched:
-    """Of each shard's receipts the first that counts: right block, good, begun after the last use."""
     size, width = len(keys), max(1, shards)
     place, hit = _place(keys, cells.keys)
     hit &= (cells.shard >= 0) & (cells.shard < width)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -47,6 +47,13 @@ class Evidence(NamedTuple):
             for name, column in self.columns.items()
         }
 
+    def kept(self, which: NDArray[np.bool_]) -> Evidence:
+        """The rows for which `which` is true, without their columns."""
+        flat = which[self.owner]
+        number = np.cumsum(which) - 1
+        pairs = Pairs(*(column[flat] for column in self.pairs))
+        return Evidence(int(which.sum()), {}, number[self.owner[flat]], pairs)
+
     def codes(self, *names: str) -> tuple[Int64s, list[tuple[Any, ...]]]:
         """Of each row the number of what these text columns say, and what each number stands for."""
         columns = [self.texts(name) for name in names]
@@ -54,6 +61,30 @@ class Evidence(NamedTuple):
         numbers = {each: number for number, each in enumerate(said)}
         codes = map(numbers.__getitem__, zip(*columns, strict=True))
         return np.fromiter(codes, np.int64, self.size), said
+
+
+class EvidenceBuilder:
+    """Evidence put together from rows as they are read: named columns, and so many lists of runs a row."""
+
+    def __init__(self, columns: Mapping[str, bool], lists: int = 1) -> None:
+        """`columns`: by name, whether it is one of numbers (decimal strings are numbers, too)."""
+        self._columns = columns
+        self._parts: dict[str, list[Any]] = {name: [] for name in columns}
+        self._flat: list[list[tuple[Int64s, Pairs]]] = [[] for _ in range(lists)]
+        self._size = 0
+
+    def add(self, values: Iterable[Sequence[Any]], lists: Sequence[Sequence[Any]]) -> None:
+        """Add rows: of each column its values, and of each list of runs every row's."""
+        for (name, is_number), column in zip(self._columns.items(), values, strict=True):
+            self._parts[name].append(np.array(column, np.int64) if is_number else column)
+        for flat, each in zip(self._flat, lists, strict=True):
+            flat.append(_flat(each, self._size))
+        self._size += len(lists[0])
+
+    def evidence(self) -> list[Evidence]:
+        """What was added, once for each list of runs."""
+        held = {name: _together(self._parts[name], is_number) for name, is_number in self._columns.items()}
+        return [Evidence(self._size, held, *_joined(each)) for each in self._flat]
 
 
 def read(
@@ -95,23 +126,13 @@ def _read(
     )
     if ordered:
         query = query.order_by(table.c.log, table.c.idx)
-    numbers = [isinstance(column.type, Integer | Boolean) for column in columns]
-    size = 0
-    parts: list[list[Any]] = [[] for _ in columns]
-    flat: list[list[tuple[Int64s, Pairs]]] = [[] for _ in lists]
+    kinds = {str(column.key): isinstance(column.type, Integer | Boolean) for column in columns}
+    made = EvidenceBuilder(kinds, len(lists))
     with gc_paused():
         for rows in _some_at_once(connection, query):
             *values, leaves = zip(*rows, strict=True)
-            for part, column, is_number in zip(parts, values, numbers, strict=True):
-                part.append(np.array(column, np.int64) if is_number else column)
-            for each, key in zip(flat, lists, strict=True):
-                each.append(_flat(leaves, key, size))
-            size += len(leaves)
-    held = {
-        str(column.key): _together(part, is_number)
-        for column, part, is_number in zip(columns, parts, numbers, strict=True)
-    }
-    return [Evidence(size, held, *_joined(each)) for each in flat]
+            made.add(values, [run_lists(leaves, key) for key in lists])
+    return made.evidence()
 
 
 def _some_at_once(connection: Connection, query: Select[Any]) -> Iterator[Sequence[Sequence[Any]]]:
@@ -128,9 +149,8 @@ def _some_at_once(connection: Connection, query: Select[Any]) -> Iterator[Sequen
     result.close()
 
 
-def _flat(leaves: Sequence[bytes], key: str, first_row: int) -> tuple[Int64s, Pairs]:
+def _flat(each: Sequence[Sequence[Any]], first_row: int) -> tuple[Int64s, Pairs]:
     """Owners and pairs of the run lists of some rows."""
-    each = run_lists(leaves, key)
     pairs, lengths = decode_flat(list(chain.from_iterable(each)))
     runs = np.fromiter(map(len, each), np.int64, len(each))
     rows = np.arange(first_row, first_row + len(each))
@@ -170,6 +190,7 @@ def run_lists(leaves: Sequence[bytes], key: str) -> list[Any]:
 _NONE = (b"", b"[]")
 _ROWS_AT_ONCE = 20_000  # so many leaves are held at once, beside what is kept of all
 POOL_SHIFT = 48  # 2^48 generations a pool, 2^15 pools
+GENERATION_MASK = (1 << POOL_SHIFT) - 1
 
 
 def distinct(values: Int64s) -> Int64s:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import orjson
@@ -20,7 +20,9 @@ from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.schema.ledger import events, releases
 
 
-class _Act(NamedTuple):
+class NarrowingAct(NamedTuple):
+    """A process made holds of a tenant end earlier: each that stands from then on, and until when (boot time)."""
+
     sequence: int
     at_us: int  # boot time
     holds: dict[int, int]
@@ -57,6 +59,15 @@ def read_narrowed(
     if among is not None:
         query = query.where(column.residency.in_(among))
     released = {residency: (tenant, sequence) for residency, tenant, sequence in connection.execute(query)}
+    return ended_by_acts(acts, released)
+
+
+def ended_by_acts(
+    acts: Mapping[str, Sequence[NarrowingAct]], released: Mapping[int, tuple[str, int]]
+) -> dict[int, int]:
+    """When holds ended at the latest, by residency. `acts`: of each tenant in their order; `released`: of each
+    residency its tenant, and where its release stands among the leaves of its process.
+    """
     order = {tenant: [act.sequence for act in every] for tenant, every in acts.items()}
     latest: dict[int, int] = {}
     for residency, (tenant, sequence) in released.items():
@@ -68,18 +79,18 @@ def read_narrowed(
     return latest
 
 
-def _acts(connection: Connection, incarnation: int, as_of: AsOf | None) -> dict[str, list[_Act]]:
+def _acts(connection: Connection, incarnation: int, as_of: AsOf | None) -> dict[str, list[NarrowingAct]]:
     """The narrowing acts of a process by tenant, in their order; the parts of each together."""
     query = (
         select(events.c.leaf)
         .where(events.c.kind == "holds-narrowed", events.c.incarnation == incarnation, is_in(as_of, events))
         .order_by(events.c.sequence, events.c.part)
     )
-    acts: dict[str, list[_Act]] = {}
+    acts: dict[str, list[NarrowingAct]] = {}
     for leaf in connection.scalars(query):
         body = orjson.loads(leaf)
         every = acts.setdefault(body["tenant"], [])
         if not every or every[-1].sequence != body["sequence"]:
-            every.append(_Act(body["sequence"], body["boot_us"], {}))
+            every.append(NarrowingAct(body["sequence"], body["boot_us"], {}))
         every[-1].holds.update(zip(body["holds"], body["until_boot_us"], strict=True))
     return acts

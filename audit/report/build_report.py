@@ -14,11 +14,9 @@ from sqlalchemy import Connection, func, select
 
 from kvcustody._version import __version__
 from kvcustody.audit.coverage.block_uses import NEVER
-from kvcustody.audit.coverage.compare_recount import differences
 from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, read_units
-from kvcustody.audit.coverage.recompute import Chosen
-from kvcustody.audit.coverage.recount_process import RecountProcess, open_recount
-from kvcustody.audit.coverage.summary import CoverageSummary, summary
+from kvcustody.audit.coverage.recount_process import RecountProcess, differences, open_recount
+from kvcustody.audit.coverage.summary import CoverageSummary, is_covered, summary
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.report.activity import read_activity
 from kvcustody.audit.report.exceptions import exceptions
@@ -37,7 +35,7 @@ from kvcustody.audit.report.model import (
     Timeliness,
     utc_text,
 )
-from kvcustody.audit.report.population import CustodyPopulation, is_covered
+from kvcustody.audit.report.population import CustodyPopulation
 from kvcustody.audit.report.reconciliation import reconcile
 from kvcustody.audit.report.sample import draw_sample
 from kvcustody.audit.report.system_boundary import read_boundary
@@ -102,7 +100,7 @@ def build_report(
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.checkpoint))
     if not asked.recount:
         return _build(connection, asked, state, proof, tell, None)
-    chosen = Chosen(asked.since_us, asked.until_us, asked.tenant)
+    chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
     with open_recount(connection, chosen, _last_us(connection, asked.checkpoint), state) as recount:
         return _build(connection, asked, state, proof, tell, recount)
 

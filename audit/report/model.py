@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from kvcustody.audit.coverage.compare_recount import Difference
+from kvcustody.audit.coverage.recount_process import Difference
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.report.activity import Activity
 from kvcustody.audit.report.framework import Framework
@@ -137,7 +137,7 @@ class Exceptional(NamedTuple):
 
 
 class Recounted(NamedTuple):
-    """The second implementation's answer, from leaf bytes alone."""
+    """The same figures once more, from leaf bytes alone."""
 
     leaves: int
     digest: str

@@ -1,10 +1,7 @@
 """The population: every custody that was due in the period, counted, digested, and drawn from by a seed.
 
 1. The order is that of incarnation id, then (pool, generation); custodies that ended come before overdue ones.
-2. The digest is SHA-256 over, for each incarnation that has any, its id in ASCII and a newline, and then seven
-   big-endian 64-bit integers a custody: pool, generation, block, due (boot-time microseconds), verdict (its place in
-   `VERDICTS`), 1 if covered, shards. Whoever has the leaves can compute it again (`recompute.recompute_digest` does).
-3. Draw `i` takes custody number SHA-256(seed, ":", i) modulo the size of the population, unless it was drawn before.
+2. Draw `i` takes custody number SHA-256(seed, ":", i) modulo the size of the population, unless it was drawn before.
 """
 
 from __future__ import annotations
@@ -17,13 +14,11 @@ import numpy as np
 
 from kvcustody.audit.coverage.block_uses import LEVELS
 from kvcustody.audit.coverage.custody_units import UNKNOWN, LifeUnits
+from kvcustody.audit.coverage.summary import population_digest
 from kvcustody.audit.coverage.verdicts import VERDICTS as ENDED
-from kvcustody.audit.events.block_runs import Int64s
-from kvcustody.audit.query.evidence_columns import POOL_SHIFT
+from kvcustody.audit.query.evidence_columns import GENERATION_MASK, POOL_SHIFT
 
 VERDICTS = (*ENDED, "overdue")
-_OVERDUE = VERDICTS.index("overdue")
-_GENERATION = (1 << POOL_SHIFT) - 1
 
 
 class PopulationMember(NamedTuple):
@@ -65,15 +60,11 @@ class CustodyPopulation:
         )
 
     def digest(self) -> str:
-        """SHA-256 of the population (rule 2), hexadecimal."""
-        made = hashlib.sha256()
-        for each in self.lives:
-            made.update(each.life.uuid.encode() + b"\n")
-            made.update(_rows(each).tobytes())
-        return made.hexdigest()
+        """SHA-256 of the population, hexadecimal (`coverage.summary`)."""
+        return population_digest(self.lives)
 
     def draw(self, seed: str, size: int) -> list[int]:
-        """The numbers of a sample (rule 3), in the order drawn; the whole population where it is no larger."""
+        """The numbers of a sample (rule 2), in the order drawn; the whole population where it is no larger."""
         return draw(seed, size, self.custodies)
 
     def custody(self, number: int) -> PopulationMember:
@@ -87,7 +78,7 @@ class CustodyPopulation:
 
 
 def draw(seed: str, size: int, population: int) -> list[int]:
-    """The numbers of a sample (rule 3) of a population, in the order drawn."""
+    """The numbers of a sample (rule 2) of a population, in the order drawn."""
     drawn: dict[int, None] = {}
     turn = 0
     while len(drawn) < min(size, population):
@@ -95,29 +86,6 @@ def draw(seed: str, size: int, population: int) -> list[int]:
         drawn.setdefault(int.from_bytes(picked, "big") % population)
         turn += 1
     return list(drawn)
-
-
-def is_covered(each: LifeUnits) -> Int64s:
-    """1 for each ended custody that is in time and not disputed."""
-    covered: Int64s = ((each.units.verdict == 0) & ~each.units.disputed).astype(np.int64)
-    return covered
-
-
-def _rows(each: LifeUnits) -> Int64s:
-    units, overdue = each.units, each.overdue
-    keys = np.concatenate((units.keys, overdue.keys))
-    late = np.full(len(overdue.keys), _OVERDUE)
-    columns = (
-        keys >> POOL_SHIFT,
-        keys & _GENERATION,
-        np.concatenate((units.blocks, overdue.blocks)),
-        np.concatenate((units.due, overdue.due)),
-        np.concatenate((units.verdict, late)),
-        np.concatenate((is_covered(each), np.zeros(len(late), np.int64))),
-        np.full(len(keys), each.life.shards or 1),
-    )
-    rows: Int64s = np.stack(columns, axis=1).astype(">i8")
-    return rows
 
 
 def _ended(each: LifeUnits, place: int) -> PopulationMember:
@@ -128,7 +96,7 @@ def _ended(each: LifeUnits, place: int) -> PopulationMember:
         incarnation=each.life.uuid,
         pool=int(units.keys[place]) >> POOL_SHIFT,
         block=int(units.blocks[place]),
-        generation=int(units.keys[place]) & _GENERATION,
+        generation=int(units.keys[place]) & GENERATION_MASK,
         shards=each.life.shards or 1,
         tenant=row["tenant"],
         classification=row["classification"],
@@ -147,7 +115,7 @@ def _overdue(each: LifeUnits, place: int) -> PopulationMember:
         incarnation=each.life.uuid,
         pool=int(late.keys[place]) >> POOL_SHIFT,
         block=int(late.blocks[place]),
-        generation=int(late.keys[place]) & _GENERATION,
+        generation=int(late.keys[place]) & GENERATION_MASK,
         shards=each.life.shards or 1,
         tenant=tenant,
         classification=classification,

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.coverage.compare_recount import Difference, differences
 from kvcustody.audit.coverage.custody_units import CustodySelection, last_event_us
-from kvcustody.audit.coverage.recompute import (
-    Chosen,
-    Recount,
-    Unaccounted,
-    read_history,
-    recount,
-    unaccounted,
+from kvcustody.audit.coverage.leaf_record import LeafRecord
+from kvcustody.audit.coverage.leaf_sources import leaves_in_export
+from kvcustody.audit.coverage.recount_process import (
+    Difference,
+    RecountResult,
+    differences,
+    open_recount,
+    recounted,
 )
-from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_export
-from kvcustody.audit.coverage.recount_process import open_recount
-from kvcustody.audit.coverage.summary import CoverageSummary, coverage
+from kvcustody.audit.coverage.summary import CoverageRow, CoverageSummary, coverage
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
 from kvcustody.audit.processes.marked_processes import history
@@ -94,11 +90,12 @@ def recompute(
     as_of: At = None,
     as_json: Json = False,
 ) -> None:
-    """Coverage once more, by a second implementation, from the canonical leaves alone.
+    """Coverage once more, from the canonical leaves alone.
 
-    It reads no column of the ledger, only leaf bytes, and shares no code with `show`. On a ledger both are
-    computed (of a large one side by side, in two processes) and compared figure by figure; exit code 1 says that
-    they differ. Verify an export first (`kvcustody audit verify`): this command believes the leaves that it is given.
+    It reads no column of the ledger, only leaf bytes. On a ledger, what `show` says by the tables is computed as well
+    (of a large one side by side, in two processes) and compared figure by figure; exit code 1 says that they differ:
+    a row says what no leaf does. Verify an export first (`kvcustody audit verify`): this command believes the leaves
+    that it is given.
     """
     chosen = selection(since, until, tenant, classification, model, tier)
     compared: tuple[Difference, ...] | None = None
@@ -107,21 +104,21 @@ def recompute(
             raise ConfigError("an export is as of its own checkpoint: leave out `--as-of`")
         _tell_marked(export)
         with gc_paused():
-            history = read_history(leaves_in_export(export))
-            again, missing = recount(history, Chosen(**chosen._asdict())), unaccounted(history)
+            record = LeafRecord(leaves_in_export(export))
+            again = recounted(record, chosen, record.last_us)
     else:
         with snapshot(ledger) as connection:
             chosen = chosen._replace(tenant=known_tenant(connection, tenant))
             state = state_of(connection, as_of)
             now_us = last_event_us(connection, state)
-            with open_recount(connection, Chosen(*chosen), now_us, state) as beside:
+            with open_recount(connection, chosen, now_us, state) as beside:
                 found = coverage(connection, **chosen._asdict(), as_of=state)
-                answer = beside.answer()
-            again, missing, compared = answer.figures, answer.missing, differences(found, answer.figures)
+                again = beside.answer()
+            compared = differences(found, again.figures)
     if as_json:
-        print_json(_recount_json(chosen, again, missing, compared))
+        print_json(_recount_json(chosen, again, compared))
     else:
-        print_recount(again, missing, compared)
+        print_recount(again, compared)
     if compared:
         raise typer.Exit(EXIT_DIFFERENT)
 
@@ -144,24 +141,24 @@ def coverage_json(found: CoverageSummary) -> dict[str, Any]:
 
 
 def _recount_json(
-    chosen: CustodySelection, again: Recount, missing: Unaccounted, compared: tuple[Difference, ...] | None
+    chosen: CustodySelection, again: RecountResult, compared: tuple[Difference, ...] | None
 ) -> dict[str, Any]:
-    from dataclasses import asdict
-
+    found = again.figures
     return {
         "selection": chosen._asdict(),
         "leaves": again.leaves,
         "as_of_us": again.as_of_us,
-        "total": asdict(again.total),
-        "rows": [
-            {"tenant": who[0], "classification": who[1], **asdict(row)}
-            for who, row in sorted(again.rows.items())
-        ],
-        "lag_us": {str(percent): again.lag_us(percent) for percent in (50, 99, 100)},
-        "unaccounted": missing._asdict(),
+        "total": _figures(found.total),
+        "rows": [row._asdict() for row in found.rows],
+        "lag_us": {"50": found.lag_us_p50, "99": found.lag_us_p99, "100": found.lag_us_max},
+        "unaccounted": again.missing._asdict(),
         "agrees": None if compared is None else not compared,
         "differences": [] if compared is None else [item._asdict() for item in compared],
     }
+
+
+def _figures(row: CoverageRow) -> dict[str, int]:
+    return dict(zip(row._fields[2:], row[2:], strict=True))
 
 
 _COLUMNS = ("due", "covered", "late", "failed", "missing", "unproven", "overdue", "disputed")
@@ -170,24 +167,15 @@ _LEVELS = ("full", "sampled", "retired", "launched")
 
 def print_coverage(found: CoverageSummary) -> None:
     """Units by tenant and classification, bytes by level, lags."""
-    rows: list[tuple[str, str, dict[str, Any]]] = [
-        (row.tenant, row.classification, row._asdict()) for row in found.rows
-    ]
-    _units([*rows, ("all", "", found.total._asdict())])
-    _bytes(found.total._asdict())
+    _units_and_bytes(found)
     lags = (found.lag_us_p50, found.lag_us_p99, found.lag_us_max)
     stdout().print(f"from due to destroyed: p50 {_ms(lags[0])}, p99 {_ms(lags[1])}, longest {_ms(lags[2])}")
 
 
-def print_recount(again: Recount, missing: Unaccounted, compared: tuple[Difference, ...] | None) -> None:
+def print_recount(again: RecountResult, compared: tuple[Difference, ...] | None) -> None:
     """The same tables from the leaves, what nothing accounts for, and where the tables say something else."""
-    _units(
-        [
-            *((*who, asdict(row)) for who, row in sorted(again.rows.items())),
-            ("all", "", asdict(again.total)),
-        ]
-    )
-    _bytes(asdict(again.total))
+    missing = again.missing
+    _units_and_bytes(again.figures)
     console = stdout()
     console.print(
         f"unaccounted: {missing.residencies:,} residencies without an opening, {missing.generations:,} generations "
@@ -210,21 +198,20 @@ def print_recount(again: Recount, missing: Unaccounted, compared: tuple[Differen
         console.print(table)
 
 
-def _units(rows: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
+def _units_and_bytes(found: CoverageSummary) -> None:
     table = make_table(
         "units: (block, generation, shard)", "tenant", "classification", *_COLUMNS, "share", left=2
     )
-    for tenant, classification, row in rows:
-        share = f"{row['covered'] / row['due']:.2%}" if row["due"] else "-"
-        table.add_row(tenant, classification, *(f"{row[name]:,}" for name in _COLUMNS), share)
+    for row in (*found.rows, found.total._replace(tenant="all", classification="")):
+        share = f"{row.coverage:.2%}" if row.due else "-"
+        table.add_row(
+            row.tenant, row.classification, *(f"{getattr(row, name):,}" for name in _COLUMNS), share
+        )
     stdout().print(table)
-
-
-def _bytes(row: dict[str, Any]) -> None:
     table = make_table("bytes destroyed, by the weakest verification of their shards", "level", "bytes")
     for level in _LEVELS:
-        table.add_row(level, f"{row[f'{level}_bytes']:,}")
-    table.add_row("blocks read back in full", f"{row['reread_blocks']:,}")
+        table.add_row(level, f"{getattr(found.total, f'{level}_bytes'):,}")
+    table.add_row("blocks read back in full", f"{found.total.reread_blocks:,}")
     stdout().print(table)
 
 

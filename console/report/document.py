@@ -125,8 +125,8 @@ def _recount(report: Report) -> Section:
         return Section("Recount from leaves", (Paragraph("Not done for this report.", "bad"),))
     blocks: list[Block] = [
         Paragraph(
-            "A second implementation computed every figure again from the canonical bytes of leaves alone. It shares "
-            "no code with the first."
+            "Every figure was computed again from the canonical bytes of leaves alone, without any table: where one "
+            "says what no leaf does, the two differ."
         ),
         Facts(
             [

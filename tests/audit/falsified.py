@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from recompute import EVERYTHING, History, judge, read_history
 
-from kvcustody.audit.coverage.recompute import EVERYTHING, History, judge, read_history
 from kvcustody.audit.events import (
     BlocksAttached,
     Context,

@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import falsified
 import report_ledger
+from recompute import Chosen, judge, read_history, recompute_digest, recount
 
 from kvcustody.audit.coverage import recount_process as recounting
-from kvcustody.audit.coverage.recompute import Chosen, judge, read_history, recompute_digest, recount
-from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_export
+from kvcustody.audit.coverage.leaf_sources import leaves_in_export
 from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.events.batch import batch_of
 from kvcustody.audit.exports.export_writer import write_export

@@ -1,4 +1,4 @@
-"""Deletion coverage a second time: from the canonical leaves alone, one incarnation after the other.
+"""Deletion coverage a second time, as an oracle: from the canonical leaves alone, one incarnation after the other.
 
 Leaves are read field by field (`reading`) into columns (`columns`, `history`); every generation that any names gets a
 place, and the entries at a place are folded into a verdict (`recount`, `verdict`).
@@ -11,17 +11,17 @@ place, and the entries at a place are folded into a verdict (`recount`, `verdict
 
 from __future__ import annotations
 
-from kvcustody.audit.coverage.recompute.completeness import Unaccounted, unaccounted
-from kvcustody.audit.coverage.recompute.figures import (
+from recompute.completeness import Unaccounted, unaccounted
+from recompute.figures import (
     CoverageFigures,
     Judged,
     Recount,
     count_up,
     recompute_digest,
 )
-from kvcustody.audit.coverage.recompute.history import History
-from kvcustody.audit.coverage.recompute.read_leaves import read_history
-from kvcustody.audit.coverage.recompute.recount import EVERYTHING, Chosen, judge, recount
+from recompute.history import History
+from recompute.read_leaves import read_history
+from recompute.recount import EVERYTHING, Chosen, judge, recount
 
 __all__ = [
     "EVERYTHING",

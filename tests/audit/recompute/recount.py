@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcustody.audit.coverage.recompute.columns import Directory, Flags, Groups, Numbers, Statements
-from kvcustody.audit.coverage.recompute.facts import DEVICE_TIER, OPEN, ErasureFact, Person
-from kvcustody.audit.coverage.recompute.figures import Judged, Recount, count_up
-from kvcustody.audit.coverage.recompute.history import History, RecomputedLife, StatementPlaces
-from kvcustody.audit.coverage.recompute.verdicts import (
+from kvcustody.errors import LedgerError
+from recompute.columns import Directory, Flags, Groups, Numbers, Statements
+from recompute.facts import DEVICE_TIER, OPEN, ErasureFact, Person
+from recompute.figures import Judged, Recount, count_up
+from recompute.history import History, RecomputedLife, StatementPlaces
+from recompute.verdicts import (
     IN_TIME,
     OVERDUE,
     Ends,
@@ -28,7 +29,6 @@ from kvcustody.audit.coverage.recompute.verdicts import (
     UseTotals,
     verdicts_on,
 )
-from kvcustody.errors import LedgerError
 
 
 def ended_by_erasures(life: RecomputedLife, erasures: Sequence[ErasureFact]) -> dict[int, int]:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from kvcustody.audit.coverage.recompute.columns import Numbers, numbers
-from kvcustody.audit.coverage.recompute.facts import LEVELS, ErasureFact, Narrowing
-from kvcustody.audit.coverage.recompute.history import History, RecomputedLife
 from kvcustody.errors import LedgerError
+from recompute.columns import Numbers, numbers
+from recompute.facts import LEVELS, ErasureFact, Narrowing
+from recompute.history import History, RecomputedLife
 
 Said = Mapping[str, Sequence[Any]]  # what some leaves of one kind say, field by field
 _AT_ONCE = 1_000  # leaves, whose fields a processor's cache holds

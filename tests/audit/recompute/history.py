@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcustody.audit.coverage.recompute.columns import (
+from kvcustody.errors import LedgerError
+from recompute.columns import (
     Columns,
     Entries,
     Numbers,
@@ -19,8 +20,7 @@ from kvcustody.audit.coverage.recompute.columns import (
     TextNumbers,
     distinct,
 )
-from kvcustody.audit.coverage.recompute.facts import ErasureFact, Narrowing, Person
-from kvcustody.errors import LedgerError
+from recompute.facts import ErasureFact, Narrowing, Person
 
 _TOP = 1 << 62
 

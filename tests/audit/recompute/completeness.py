@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcustody.audit.coverage.recompute.columns import Directory, distinct
-from kvcustody.audit.coverage.recompute.history import History, RecomputedLife
+from recompute.columns import Directory, distinct
+from recompute.history import History, RecomputedLife
 
 
 class Unaccounted(NamedTuple):

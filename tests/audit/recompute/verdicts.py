@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcustody.audit.coverage.recompute.columns import Flags, Groups, Numbers, distinct
-from kvcustody.audit.coverage.recompute.facts import LEVELS, OPEN
+from recompute.columns import Flags, Groups, Numbers, distinct
+from recompute.facts import LEVELS, OPEN
 
 VERDICTS = ("in_time", "late", "failed", "missing", "unproven", "overdue")
 IN_TIME, LATE, FAILED, MISSING, UNPROVEN, OVERDUE = range(len(VERDICTS))

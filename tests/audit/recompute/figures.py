@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcustody.audit.coverage.recompute.columns import Flags, Groups, Numbers
-from kvcustody.audit.coverage.recompute.facts import LEVELS
-from kvcustody.audit.coverage.recompute.verdicts import VERDICTS
+from recompute.columns import Flags, Groups, Numbers
+from recompute.facts import LEVELS
+from recompute.verdicts import VERDICTS
 
 
 def recompute_digest(every: Iterable[Judged]) -> str:
