@@ -136,8 +136,11 @@ class CustodyRecord(Protocol):
     def lives(self) -> list[IncarnationLife]:
         """Every incarnation, by uuid."""
 
-    def ends(self, life: IncarnationLife) -> Evidence:
-        """Ends of custody, each with what its leaf says."""
+    def ends(self, life: IncarnationLife, chosen: CustodySelection) -> Evidence:
+        """Ends of custody, each with what its leaf says: those of the chosen tenant and classification at least."""
+
+    def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
+        """The keys of everything that ended, in order, whosever it was; `ends` is what there is of the chosen."""
 
     def uses(self, life: IncarnationLife) -> BlockUses:
         """Who used which block until when."""
@@ -163,10 +166,18 @@ class LedgerRecord:
         """Every incarnation, by uuid."""
         return lives_of(self._connection)
 
-    def ends(self, life: IncarnationLife) -> Evidence:
-        """Ends of custody."""
-        here = and_(custody_ends.c.incarnation == life.id, is_in(self._as_of, custody_ends))
-        return read(self._connection, custody_ends, _END_COLUMNS, here, ordered=False)
+    def ends(self, life: IncarnationLife, chosen: CustodySelection) -> Evidence:
+        """Ends of custody of the chosen tenant and classification."""
+        column = custody_ends.c
+        here = [column.incarnation == life.id, is_in(self._as_of, custody_ends)]
+        for each, wanted in ((column.tenant, chosen.tenant), (column.classification, chosen.classification)):
+            here += [] if wanted is None else [each == wanted]
+        return read(self._connection, custody_ends, _END_COLUMNS, and_(*here), ordered=False)
+
+    def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
+        """The keys of everything that ended."""
+        whole = (chosen.tenant, chosen.classification) == (None, None)
+        return distinct(unit_keys_of(ends)) if whole else ended_keys(self._connection, life, self._as_of)
 
     def uses(self, life: IncarnationLife) -> BlockUses:
         """Who used which block until when."""
@@ -197,10 +208,10 @@ def units_of(
     for life in record.lives():
         if incarnation not in (None, life.uuid):
             continue
-        ends, uses = record.ends(life), record.uses(life)
+        ends, uses = record.ends(life, chosen), record.uses(life)
         cells, asked = record.receipts(life, ends), record.erasure_due_times(life)
         units = assess(ends, uses, cells, life.shards, asked, _selected(ends, chosen))
-        ended = distinct(unit_keys_of(ends))
+        ended = record.ended(life, ends, chosen)
         overdue = _overdue(uses, ended, now_us - life.offset_us)
         models = None if chosen.model is None else record.models(life)
         yield LifeUnits(

@@ -28,7 +28,7 @@ from kvcustody.audit.coverage.block_uses import (
     unit_keys_of,
     uses_of,
 )
-from kvcustody.audit.coverage.custody_units import IncarnationLife
+from kvcustody.audit.coverage.custody_units import CustodySelection, IncarnationLife
 from kvcustody.audit.events.batch import extents
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import (
@@ -280,9 +280,13 @@ class LeafRecord:
             for uuid, life in sorted(self._lives.items())
         ]
 
-    def ends(self, life: IncarnationLife) -> Evidence:
-        """Ends of custody."""
+    def ends(self, life: IncarnationLife, chosen: CustodySelection) -> Evidence:
+        """Every end of custody; `chosen` narrows nothing here."""
         return self._tables[life.uuid].ends
+
+    def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
+        """The keys of everything that ended."""
+        return distinct(unit_keys_of(ends))
 
     def uses(self, life: IncarnationLife) -> BlockUses:
         """Who used which block until when."""
