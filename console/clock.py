@@ -12,13 +12,14 @@ from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.opening import writing
-from kvcustody.console.options import DEFAULT, Ledger, shown
+from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.deadline_clock import ClockState, DeadlineClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.local_administration import local_name
 from kvcustody.governance.service.settings import load_service_settings
 from kvcustody.governance.settings import load_settings
+from kvcustody.times import readable
 
 _DAY_SECONDS = 86_400
 app = typer.Typer(
@@ -105,8 +106,8 @@ def _print(state: ClockState, as_json: bool) -> None:
     if as_json:
         print_json(state._asdict())
         return
-    print(f"deadlines   {shown(state.now_us)} UTC")
+    print(f"deadlines   {readable(state.now_us)} UTC")
     apart = state.ahead_us or -state.behind_us
-    print(f"this clock  {shown(state.wall_us)} UTC ({apart / MICROSECONDS:+.3f} s)")
+    print(f"this clock  {readable(state.wall_us)} UTC ({apart / MICROSECONDS:+.3f} s)")
     if state.in_doubt:
         print("in doubt: no grant is opened anew; set the clock right, or `kvcustody clock confirm`")

@@ -5,13 +5,13 @@ Importing this costs nothing: what opens a ledger or a connection is in `opening
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvcustody import times
 from kvcustody.errors import ConfigError
 
 DEFAULT = "sqlite:///kvcustody.db"
@@ -116,16 +116,9 @@ def moment_us(text: str | None, option: str = "time") -> int | None:
     if text is None:
         return None
     try:
-        found = datetime.fromisoformat(text)
+        return times.moment_us(text)
     except ValueError:
         raise ConfigError(
             f"{option} `{text}` is no ISO 8601 date or time; write `2026-11-20` or `2026-11-20T14:00:00Z`",
             text=text,
         ) from None
-    whole = (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return (whole.days * 86_400 + whole.seconds) * 1_000_000 + whole.microseconds
-
-
-def shown(at_us: int) -> str:
-    """UTC µs for people."""
-    return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S") if at_us else "-"

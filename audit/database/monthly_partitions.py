@@ -26,6 +26,7 @@ from sqlalchemy.exc import OperationalError
 
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE
+from kvcustody.times import utc
 
 MONTHS_AHEAD = 3
 REST = "events_rest"
@@ -73,13 +74,13 @@ def size_bytes(connection: Connection, part: MonthPartition) -> int:
 
 def month_of(at_us: int) -> MonthPartition:
     """The UTC month of an instant."""
-    moment = datetime.fromtimestamp(at_us // _MICROSECONDS, UTC)
+    moment = utc(at_us)
     return _month(moment.year, moment.month)
 
 
 def months_from(at_us: int, count: int) -> tuple[MonthPartition, ...]:
     """The month of an instant and those that follow it, `count` in all."""
-    moment = datetime.fromtimestamp(at_us // _MICROSECONDS, UTC)
+    moment = utc(at_us)
     start = 12 * moment.year + moment.month - 1
     return tuple(_month(number // 12, number % 12 + 1) for number in range(start, start + count))
 

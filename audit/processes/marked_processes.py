@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from sqlalchemy import Connection
 
 from kvcustody.audit.events import ORIGINS
 from kvcustody.audit.processes.work_periods import ENDS, STARTED, Body, about, ends, life_leaves
+from kvcustody.times import SECOND_US, iso
 
 _NAMED = 4
 
@@ -73,4 +73,4 @@ def history(marked: Marked) -> str:
 def _second(at_us: int | None) -> str:
     if at_us is None:
         return "no end on record"
-    return datetime.fromtimestamp(at_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return iso(at_us // SECOND_US * SECOND_US)

@@ -33,7 +33,6 @@ from kvcustody.audit.report.model import (
     Report,
     ReportParameters,
     Timeliness,
-    utc_text,
 )
 from kvcustody.audit.report.population import CustodyPopulation
 from kvcustody.audit.report.reconciliation import reconcile
@@ -43,6 +42,7 @@ from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.errors import ConfigError
+from kvcustody.times import iso
 
 Progress = Callable[[str], None]
 LAG_LIMITS_US = (1_000, 10_000, 100_000, 250_000, 1_000_000, 5_000_000, 30_000_000, 300_000_000)
@@ -174,8 +174,8 @@ def _query(asked: ReportParameters) -> str:
     tenant = f" and owner = {asked.tenant}" if asked.tenant else ""
     option = f" --tenant {asked.tenant}" if asked.tenant else ""
     return QUERY.format(
-        since=utc_text(asked.since_us),
-        until=utc_text(asked.until_us),
+        since=iso(asked.since_us),
+        until=iso(asked.until_us),
         tenant=tenant,
         checkpoint=asked.checkpoint,
         option=option,

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import orjson
@@ -19,6 +18,7 @@ from kvcustody.audit.report.framework import Framework
 from kvcustody.audit.report.gaps_and_spills import GapsAndSpills
 from kvcustody.audit.report.sample import SampleItem
 from kvcustody.audit.report.system_boundary import Boundary
+from kvcustody.times import iso
 
 SCHEMA = "kvcustody/report@1"
 
@@ -39,7 +39,7 @@ class ReportParameters(NamedTuple):
     def command(self) -> str:
         """The command that makes the report again; where the ledger is, `--ledger` says."""
         parts = [f"kvcustody report make --framework {self.framework} --as-of {self.checkpoint}"]
-        parts.append(f"--since {utc_text(self.since_us)} --until {utc_text(self.until_us)}")
+        parts.append(f"--since {iso(self.since_us)} --until {iso(self.until_us)}")
         parts.append(f"--seed {self.seed} --sample {self.sample}")
         if self.tenant is not None:
             parts.append(f"--tenant {self.tenant}")
@@ -196,15 +196,9 @@ class Report(NamedTuple):
         """What may be said of a control."""
         scope = f"tenant {self.asked.tenant}" if self.asked.tenant else "all tenants of the boundary"
         return (
-            f"Evidence supporting {control}, for {scope}, from {utc_text(self.asked.since_us)} to "
-            f"{utc_text(self.asked.until_us)}, under the limitations listed."
+            f"Evidence supporting {control}, for {scope}, from {iso(self.asked.since_us)} to "
+            f"{iso(self.asked.until_us)}, under the limitations listed."
         )
-
-
-def utc_text(at_us: int) -> str:
-    """UTC microseconds as ISO 8601, without a fraction where there is none."""
-    moment = datetime.fromtimestamp(at_us // 1_000_000, UTC).replace(microsecond=at_us % 1_000_000)
-    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _plain(value: Any) -> Any:

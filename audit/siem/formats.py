@@ -6,7 +6,6 @@ extension of ours: the registered `traceparent` also names a span, and a leaf is
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote
@@ -15,6 +14,7 @@ from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.ocsf import ocsf
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import SIEM_FORMATS, load, names_extension
+from kvcustody.times import utc
 
 BATCH_TYPE = "application/cloudevents-batch+json"
 
@@ -26,7 +26,7 @@ def cloud_event(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
         "id": str(row.idx),
         "source": f"urn:kvcustody:{quote(origin, safe='')}:{quote(row.log, safe='')}",
         "type": f"kvcustody.{row.kind}.v1",
-        "time": datetime.fromtimestamp(row.at_us / 1_000_000, UTC).isoformat(timespec="microseconds"),
+        "time": utc(row.at_us).isoformat(timespec="microseconds"),
         "datacontenttype": "application/json",
         "data": row.body,
     }

@@ -29,8 +29,9 @@ from kvcustody.console.audit.on_record import Unrecorded, record_taken
 from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout, tell_history
 from kvcustody.console.opening import key_texts, reading
-from kvcustody.console.options import DEFAULT, Keys, Ledger, Witnesses, moment_us, shown
+from kvcustody.console.options import DEFAULT, Keys, Ledger, Witnesses, moment_us
 from kvcustody.errors import ConfigError
+from kvcustody.times import readable
 
 EXIT_NOT_SOUND = 1
 
@@ -180,7 +181,12 @@ def _print(found: ExportVerdict, seconds: float) -> None:
     )
     for log in found.logs:
         table.add_row(
-            log.name, shown(log.first_us), shown(log.last_us), str(log.first), str(log.end), str(log.size)
+            log.name,
+            readable(log.first_us),
+            readable(log.last_us),
+            str(log.first),
+            str(log.end),
+            str(log.size),
         )
     stdout().print(table)
     for problem in found.problems:
@@ -188,9 +194,9 @@ def _print(found: ExportVerdict, seconds: float) -> None:
     if found.ok:
         print(f"sound: {found.leaves} leaves are what the ledger's key signed ({seconds:.1f} s)")
     for line in found.signed.witnesses if found.signed else ():
-        print(f"witness {line.key.name} signed at {shown(line.at_seconds * 1_000_000)} UTC")
+        print(f"witness {line.key.name} signed at {readable(line.at_seconds * 1_000_000)} UTC")
     for stamp in found.stamps:
-        print(f"{stamp.authority} saw the checkpoint of {stamp.size} at {shown(stamp.at_us)} UTC")
+        print(f"{stamp.authority} saw the checkpoint of {stamp.size} at {readable(stamp.at_us)} UTC")
     if found.handovers:
         print(f"{found.handovers} handovers of the signing key are on record")
     print("not shown:")

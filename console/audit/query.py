@@ -24,10 +24,11 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import reading
-from kvcustody.console.options import DEFAULT, Ledger, moment_us, shown
+from kvcustody.console.options import DEFAULT, Ledger, moment_us
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.identity.w3c_trace import check_trace
+from kvcustody.times import readable
 
 _HEAD = frozenset(
     {
@@ -192,7 +193,9 @@ def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     stdout().print(table)
     print(f"root log: {found.size} leaves, {found.signed_size} signed, {found.witnessed_size} witnessed")
     for seen in found.witnesses:
-        print(f"witness {seen.name}: {seen.size} at {shown(seen.at_us)} UTC, {seen.age_us / 1e6:.0f} s ago")
+        print(
+            f"witness {seen.name}: {seen.size} at {readable(seen.at_us)} UTC, {seen.age_us / 1e6:.0f} s ago"
+        )
     if found.warning:
         print(f"warning: {found.warning}")
 
@@ -237,7 +240,7 @@ def _show(rows: tuple[EventRow, ...], as_json: bool) -> None:
         return
     table = make_table(f"{len(rows)} leaves", "time (UTC)", "log", "idx", "event", "says", left=5)
     for row in rows:
-        table.add_row(shown(row.at_us), row.log, str(row.idx), row.kind, _says(row.body))
+        table.add_row(readable(row.at_us), row.log, str(row.idx), row.kind, _says(row.body))
     stdout().print(table, markup=False)
 
 
@@ -247,7 +250,7 @@ def _line(row: EventRow, as_json: bool) -> None:
 
         print(orjson.dumps(_facts(row)).decode(), flush=True)
     else:
-        print(shown(row.at_us), row.log, row.idx, row.kind, _says(row.body), flush=True)
+        print(readable(row.at_us), row.log, row.idx, row.kind, _says(row.body), flush=True)
 
 
 def _says(body: dict[str, Any]) -> str:

@@ -19,8 +19,9 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
 from kvcustody.audit.retention.unlink_subject import unlink_subject
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.console.opening import key_texts, reading, subject_store, writing
-from kvcustody.console.options import DEFAULT, Ledger, SubjectStore, moment_us, shown
+from kvcustody.console.options import DEFAULT, Ledger, SubjectStore, moment_us
 from kvcustody.errors import ConfigError
+from kvcustody.times import readable
 
 _Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
 _Reason = Annotated[str, typer.Option(help="Why, for the record.")]
@@ -135,7 +136,13 @@ def list_holds(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
         return
     table = make_table(f"{len(found)} legal holds", "hold", "on", "since (UTC)", "by", "reason", left=5)
     for each in found:
-        table.add_row(each.hold, each.tenant or "everything", shown(each.at_us), each.actor, each.reason)
+        table.add_row(
+            each.hold,
+            each.tenant or "everything",
+            readable(each.at_us),
+            each.actor,
+            each.reason,
+        )
     stdout().print(table, markup=False)
 
 

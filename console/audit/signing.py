@@ -17,7 +17,7 @@ from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import key_texts, reading, writing
-from kvcustody.console.options import DEFAULT, Ledger, shown
+from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
 from kvcustody.governance.keys.checkpoint_signing_key import (
     memory_of,
@@ -27,6 +27,7 @@ from kvcustody.governance.keys.checkpoint_signing_key import (
     sign_ledger,
 )
 from kvcustody.governance.settings import load_settings
+from kvcustody.times import readable
 
 
 def sign(
@@ -53,7 +54,7 @@ def sign(
     if as_json:
         print_json({"size": note.size, "signed_us": note.at_us, "key": str(periods[-1].key)})
     else:
-        print(f"signed: {note.size} root leaves, at {shown(note.at_us)} UTC, by {periods[-1].key}")
+        print(f"signed: {note.size} root leaves, at {readable(note.at_us)} UTC, by {periods[-1].key}")
 
 
 def rotate(
@@ -150,4 +151,4 @@ def timestamp(
     if as_json:
         print_json({"checkpoint": size, "authority": name, "at_us": at_us})
     else:
-        print(f"checkpoint {size} existed at {shown(at_us)} UTC, says {name}")
+        print(f"checkpoint {size} existed at {readable(at_us)} UTC, says {name}")

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
 from kvcustody.audit.processes.marked_processes import MarkedProcess, history
+from kvcustody.times import TO_THE_SECOND, readable
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;color:#1a1a1a;background:#fff;max-width:52rem;margin:2rem auto;padding:0 1rem}
@@ -43,7 +43,7 @@ def render(document: dict[str, Any]) -> str:
                 (
                     one["worker"],
                     one["outcome"] or "none yet",
-                    _time(one["at_us"]) if one["at_us"] else "",
+                    readable(one["at_us"], f"{TO_THE_SECOND} UTC", none=""),
                     one["blocks"],
                     one["remaining"],
                     one["reason"],
@@ -98,8 +98,8 @@ def _asked(asked: dict[str, Any]) -> list[tuple[str, str]]:
         *made,
         ("commitment", asked["commitment"]),
         ("requested by", asked["actor"]),
-        ("requested", _time(asked["at_us"])),
-        ("deadline", _time(asked["deadline_us"])),
+        ("requested", readable(asked["at_us"], f"{TO_THE_SECOND} UTC")),
+        ("deadline", readable(asked["deadline_us"], f"{TO_THE_SECOND} UTC")),
     ]
 
 
@@ -140,7 +140,3 @@ def _table(head: tuple[str, ...], rows: list[Any], nothing: str) -> str:
     lines = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _time(us: int) -> str:
-    return datetime.fromtimestamp(us / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -17,9 +17,9 @@ from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
-from kvcustody.policies.workbench.diff.obligation_changes import duration
 from kvcustody.policies.workbench.simulate import Simulation, simulate
 from kvcustody.policies.workbench.validate import load_table
+from kvcustody.times import span
 
 _EPILOG = (
     "Examples:\n\n    kvcustody policy simulate active.yaml policy.yaml --ledger kvcustody.db\n\n"
@@ -110,7 +110,7 @@ def _print(found: Simulation, block_tokens: int) -> None:
         row = change.data(block_tokens)
         share = f"{change.lost_blocks / change.hit_blocks:.1%}" if change.hit_blocks else "-"
         was, is_now = (
-            duration(row[name] // 1_000 * 1_000) for name in ("mean_idle_before_us", "mean_idle_after_us")
+            span(row[name] // 1_000 * 1_000) for name in ("mean_idle_before_us", "mean_idle_after_us")
         )
         table.add_row(
             change.tenant, f"{change.requests:,}", f"{change.refused:,}", f"{row['hit_tokens']:,}",

@@ -22,12 +22,12 @@ from kvcustody.console.principal.shared import (
     Days,
     Name,
     bound_to,
-    day,
     local_book,
     print_key,
 )
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.times import TO_THE_MINUTE, readable
 
 keys = typer.Typer(
     no_args_is_help=True,
@@ -188,6 +188,9 @@ def _print_keys(found: list[dict[str, Any]], as_json: bool) -> None:
         return
     table = make_table("", "prefix", "issued", "ends", "last used", "revoked", "bound to", left=6)
     for key in found:
-        days = [day(key[at]) for at in ("issued_us", "expires_us", "used_us", "revoked_us")]
+        days = [
+            readable(key[at], TO_THE_MINUTE, none="")
+            for at in ("issued_us", "expires_us", "used_us", "revoked_us")
+        ]
         table.add_row(key["prefix"], *days, key["certificate"] or "")
     stdout().print(table)

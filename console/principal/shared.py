@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from kvcustody.governance.service.access.certificate_thumbprint import thumbprin
 from kvcustody.governance.service.access.local_administration import open_administration
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.times import TO_THE_MINUTE, readable
 
 Name = Annotated[str, typer.Argument(help="The principal.", metavar="NAME")]
 AllowLast = Annotated[
@@ -47,14 +47,10 @@ def print_key(made: dict[str, Any], as_json: bool) -> None:
         print_json(made)
         return
     print(made["key"])
-    typer.echo(f"prefix {made['prefix']}, ends {day(made['expires_us'])}; shown this once", err=True)
-
-
-def day(at_us: int | None) -> str:
-    """A moment to the minute, in UTC; nothing where there is none."""
-    if at_us is None:
-        return ""
-    return datetime.datetime.fromtimestamp(at_us / 1e6, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    typer.echo(
+        f"prefix {made['prefix']}, ends {readable(made['expires_us'], TO_THE_MINUTE)}; shown this once",
+        err=True,
+    )
 
 
 @contextmanager

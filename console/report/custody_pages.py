@@ -10,9 +10,9 @@ from kvcustody.console.report import charts
 from kvcustody.console.report.number_format import count, duration, minute, moment, percent, second, size
 from kvcustody.console.report.page_model import Block, Chart, Facts, Literal, Paragraph, Section, Table
 from kvcustody.tenants import SEPARATOR
+from kvcustody.times import DAY_US, MINUTE_US
 
 _TENANTS_DRAWN = 20
-_MINUTE_US, _DAY_US = 60_000_000, 86_400_000_000
 _LEGEND = (("covered", 1), ("late", 2), ("failed or missing", 4), ("disputed", 3), ("unproven or overdue", 5))
 
 
@@ -268,10 +268,10 @@ def coverage_section(report: Report) -> Section:
 
 def _labels(starts_us: Sequence[int], period_us: int) -> list[str]:
     """When each part of the period begins: a day, a minute, or a second where parts are shorter than a minute."""
-    if period_us > 2 * _DAY_US:
+    if period_us > 2 * DAY_US:
         return [minute(start)[:10] for start in starts_us]
     step_us = starts_us[1] - starts_us[0] if len(starts_us) > 1 else period_us
-    return [second(start)[11:19] if step_us < _MINUTE_US else minute(start)[11:] for start in starts_us]
+    return [second(start)[11:19] if step_us < MINUTE_US else minute(start)[11:] for start in starts_us]
 
 
 def _by_tenant(report: Report) -> charts.Figure:

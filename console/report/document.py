@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcustody.audit.report.framework import SECTIONS, Control
-from kvcustody.audit.report.model import Report, utc_text
+from kvcustody.audit.report.model import Report
 from kvcustody.console.report.custody_pages import boundary_section, coverage_section, population_section
 from kvcustody.console.report.evidence_pages import (
     activity_section,
@@ -27,6 +27,7 @@ from kvcustody.console.report.page_model import (
     Tile,
 )
 from kvcustody.errors import ConfigError
+from kvcustody.times import iso
 
 FORMATS = ("html", "pdf", "json", "oscal")
 _ROLES = ("Prepared by", "Reviewed by", "Management response", "Auditor")
@@ -61,8 +62,8 @@ def page_of(report: Report) -> Page:
     scope = f"tenant {asked.tenant}" if asked.tenant else "all tenants"
     return Page(
         f"Evidence report: {report.framework.title}",
-        f"{report.framework.edition}. KV-cache custody of {scope}, due from {utc_text(asked.since_us)} to "
-        f"{utc_text(asked.until_us)}, as the ledger stood at checkpoint {asked.checkpoint}. "
+        f"{report.framework.edition}. KV-cache custody of {scope}, due from {iso(asked.since_us)} to "
+        f"{iso(asked.until_us)}, as the ledger stood at checkpoint {asked.checkpoint}. "
         + report.boundary.history,
         _tiles(report),
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.report.model import utc_text
+from kvcustody.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US, iso
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -22,22 +22,22 @@ def percent(part: int, whole: int) -> str:
 
 def moment(at_us: int) -> str:
     """A UTC time to the microsecond; nothing for 0."""
-    return utc_text(at_us) if at_us else ""
+    return iso(at_us) if at_us else ""
 
 
 def second(at_us: int) -> str:
     """A UTC time to the second; nothing for 0."""
-    return f"{utc_text(at_us)[:19]}Z" if at_us else ""
+    return f"{iso(at_us)[:19]}Z" if at_us else ""
 
 
 def minute(at_us: int) -> str:
     """A UTC time to the minute."""
-    return utc_text(at_us)[:16]
+    return iso(at_us)[:16]
 
 
 def duration(value_us: int) -> str:
     """A length of time in the unit that suits it."""
-    for unit, length in (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000)):
+    for unit, length in (("d", DAY_US), ("h", HOUR_US), ("min", MINUTE_US), ("s", SECOND_US)):
         if value_us >= length:
             return f"{value_us // length}.{value_us * 10 // length % 10} {unit}".replace(".0 ", " ")
     return f"{value_us // 1000} ms" if value_us >= 1000 else f"{value_us} µs"

@@ -15,8 +15,9 @@ from typing import Any
 import orjson
 
 from kvcustody.audit.report.framework import SECTIONS, Control
-from kvcustody.audit.report.model import Report, utc_text
+from kvcustody.audit.report.model import Report
 from kvcustody.console.report.number_format import percent
+from kvcustody.times import iso
 
 VERSION = "1.1.3"
 NAMESPACE = uuid.UUID("6f1f3a55-6d2f-5d5b-9a53-0d1c9c2b7a10")
@@ -32,12 +33,12 @@ def assessment_results(report: Report) -> bytes:
         return str(uuid.uuid5(NAMESPACE, f"{digest} {what}"))
 
     boundary, asked = report.boundary, report.asked
-    collected = utc_text(boundary.checkpoint.at_us)
+    collected = iso(boundary.checkpoint.at_us)
     body = {
         "uuid": name("results"),
         "metadata": {
             "title": f"Evidence report: {report.framework.title} ({report.framework.edition})",
-            "last-modified": utc_text(boundary.checkpoint.signed_us),
+            "last-modified": iso(boundary.checkpoint.signed_us),
             "version": f"checkpoint-{asked.checkpoint}",
             "oscal-version": VERSION,
             "props": [
@@ -54,8 +55,8 @@ def assessment_results(report: Report) -> bytes:
                 "title": "Custody of KV-cache blocks",
                 "description": "Evidence from the ledger as a signed checkpoint left it. "
                 + " ".join(report.limitations),
-                "start": utc_text(asked.since_us),
-                "end": utc_text(asked.until_us),
+                "start": iso(asked.since_us),
+                "end": iso(asked.until_us),
                 "reviewed-controls": {
                     "control-selections": [
                         {

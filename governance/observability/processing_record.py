@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.policies.document.model import Policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.times import span
 
 OPEN = "to be stated by the controller"
 
@@ -181,9 +182,4 @@ def _measures(policy: Policy) -> tuple[str, ...]:
 
 def _time(value_us: int) -> str:
     """A length of time as a policy writes it."""
-    if value_us == 0:
-        return "not kept"
-    for unit, length in (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000)):
-        if value_us % length == 0:
-            return f"{value_us // length}{unit}"
-    return f"{value_us // 1000}ms"
+    return span(value_us) if value_us else "not kept"

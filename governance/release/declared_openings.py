@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcustody.policies.document.model import Policy
+from kvcustody.times import DAY_US
 
-_SOON_US = 30 * 86_400_000_000
+_SOON_US = 30 * DAY_US
 OVER = ("expired", "revoked")
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import ALWAYS_US, NEVER_US, AccessRequest, Decision
+from kvcustody.times import DAY_US, iso, utc
 
 FRESH = ("~unlisted-1", "~unlisted-2")
 DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
@@ -73,11 +74,6 @@ def instant(utc_us: int) -> str:
     if utc_us >= NEVER_US:
         return "never"
     try:
-        moment = _EPOCH + dt.timedelta(microseconds=utc_us)
+        return iso(utc_us) if utc_us % DAY_US else utc(utc_us).date().isoformat()
     except OverflowError:
         return f"{utc_us} us"
-    if not utc_us % 86_400_000_000:
-        return moment.date().isoformat()
-    return moment.isoformat(timespec="microseconds" if utc_us % 1_000_000 else "seconds").replace(
-        "+00:00", "Z"
-    )

@@ -29,6 +29,7 @@ FOUNDATION = frozenset(
         "http_exchange",
         "ids",
         "tenants",
+        "times",
     }
 )
 # What a room may import from outside: the allocator knows no YAML, SQL or HTTP; kernels need torch and triton.

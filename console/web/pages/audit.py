@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
+from kvcustody import times
 from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.report.number_format import count, duration, moment
@@ -93,17 +94,13 @@ def event(visit: PageRequest) -> Response:
 
 def moment_us(visit: PageRequest, name: str) -> int | None:
     """A moment as the browser's field gives it, read as UTC; None where it is absent."""
-    from datetime import UTC, datetime
-
     text = visit.text(name)
     if text is None:
         return None
     try:
-        at = datetime.fromisoformat(text)
+        found = times.moment_us(text)
     except ValueError:
         raise ProblemError("invalid", f"`{name}` is no moment; write 2026-01-31T12:00") from None
-    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
-    found = int(at.timestamp()) * 1_000_000
     if not 0 <= found < LARGE:
         raise ProblemError("invalid", f"`{name}` is out of range")
     return found

@@ -12,6 +12,7 @@ from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.times import readable
 
 _HOUR_US = 3_600_000_000
 _PERIODS = {
@@ -51,10 +52,8 @@ def show(visit: PageRequest) -> Response:
 def _over_time(
     visit: PageRequest, tenant: str | None, since_us: int, until_us: int, step_us: int, form: str
 ) -> Figure:
-    from datetime import UTC, datetime
-
     with visit.service.reading(tenant) as connection:
         rows: Any = coverage_by_period(connection, since_us, until_us, step_us, tenant=tenant)
-    labels = [datetime.fromtimestamp(start / 1e6, UTC).strftime(form) for start, _ in rows]
+    labels = [readable(start, form) for start, _ in rows]
     values = [[row.covered, row.due - row.covered] for _, row in rows]
     return columns("Units due for deletion, by when they were due", labels, values, _LEGEND, "UTC")

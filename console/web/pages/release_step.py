@@ -26,8 +26,8 @@ from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.policies.bundle.bundle import SCHEMA as BUNDLE_SCHEMA
 from kvcustody.policies.bundle.bundle import manifest_of
 from kvcustody.policies.document.problems import PolicyRejected
+from kvcustody.times import DAY_US
 
-_DAY_US = 86_400_000_000
 _DAYS_MAX = 3660
 _ACTIONS = {
     "proposed": (Permission.WRITE_POLICY, "propose"),
@@ -105,7 +105,7 @@ def _proposed(visit: PageRequest, state: ReleaseState, at_us: int) -> tuple[dict
             audience=state.trust.audience,
             revision=state.highest + 1,
             issued_us=at_us,
-            expires_us=at_us + days * _DAY_US,
+            expires_us=at_us + days * DAY_US,
             revoked=state.revoked,
         )
     except PolicyRejected as error:

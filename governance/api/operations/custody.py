@@ -37,9 +37,9 @@ from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
+from kvcustody.times import DAY_US
 
 READ = Permission.READ_CUSTODY
-DAY_US = 86_400_000_000
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Place = Annotated[int, Path(ge=0, lt=LARGE, examples=[42])]
 Subject = Annotated[

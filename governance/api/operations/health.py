@@ -9,15 +9,13 @@ from fastapi import Response
 from kvcustody.audit.query.attempts import refused_identities
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.witness.status import witness_status
-from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, ServiceDep
 from kvcustody.governance.api.models.health import Alive, Health
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError
-
-_DAY_US = 86_400 * MICROSECONDS
+from kvcustody.times import DAY_US
 
 
 def add_health(api: Api) -> None:
@@ -57,7 +55,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
     with service.reading() as connection:
         seen = witness_status(connection, service.clock.utc_us())
         issuers = known_issuers(connection)
-        refused = refused_identities(connection, service.clock.utc_us() - _DAY_US)
+        refused = refused_identities(connection, service.clock.utc_us() - DAY_US)
     status = service.writer.status()
     signer = service.signer.status() if service.signer is not None else None
     workers = [worker for _, worker in service.fleet.listed(limit=1000) if worker.ended_us is None]

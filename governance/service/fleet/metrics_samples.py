@@ -26,8 +26,8 @@ from kvcustody.governance.service.fleet.workers import Fleet
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.times import DAY_US
 
-_DAY_US = 86_400 * MICROSECONDS
 _FRESH_SECONDS = 10.0
 
 
@@ -100,7 +100,7 @@ class ServiceMetrics:
         now_us = self._service.clock.utc_us()
         with self._service.reading() as connection:
             totals = queries.tenant_totals(connection)
-            found = coverage(connection, since_us=max(0, now_us - _DAY_US), until_us=now_us)
+            found = coverage(connection, since_us=max(0, now_us - DAY_US), until_us=now_us)
             denials = queries.denials_by_rule(connection)
             findings = queries.findings(connection)
         busiest = sorted(totals, key=lambda row: (-row.leaves, row.tenant))

@@ -16,6 +16,7 @@ from kvcustody.policies.table.obligations import Obligations
 from kvcustody.policies.workbench.diff.model import DutyChange
 from kvcustody.policies.workbench.prove.obligation_checks import looser
 from kvcustody.policies.workbench.prove.route_examples import routes
+from kvcustody.times import span
 
 _APART = (Profile.SHARED, Profile.STRICT, Profile.DEDICATED)
 
@@ -38,7 +39,7 @@ def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...
 def _erasure(old: Policy, new: Policy) -> Iterator[DutyChange]:
     one, two = old.erasure, new.erasure
     if one.within_us != two.within_us:
-        said = duration(one.within_us), duration(two.within_us)
+        said = span(one.within_us), span(two.within_us)
         yield DutyChange("every tenant", "erasure", "within", *said, two.within_us > one.within_us)
     if one.running is not two.running:
         yield DutyChange(
@@ -62,15 +63,7 @@ def _obligations(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterato
 def _said(field: str, value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(value) or "never"
-    return duration(value) if field.endswith("_us") and isinstance(value, int) else str(value)
-
-
-def duration(span_us: int) -> str:
-    """A duration as the language writes it."""
-    for unit, size in (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000)):
-        if span_us and span_us % size == 0:
-            return f"{span_us // size}{unit}"
-    return f"{span_us // 1_000}ms" if span_us else "0s"
+    return span(value) if field.endswith("_us") and isinstance(value, int) else str(value)
 
 
 def _distinct_tenants(one: Policy, other: Policy, tenants: tuple[str, ...]) -> list[str]:

@@ -29,14 +29,13 @@ from kvcustody.policies.document.problems import PolicyRejected, Problem, Proble
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest
 from kvcustody.policies.table.obligations import obligations_of
-from kvcustody.policies.workbench.diff.obligation_changes import duration
 from kvcustody.policies.workbench.lint.dead_rules import Finding, lint_rules
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner, without_effect
 from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import SHARED, instant
+from kvcustody.times import DAY_US, span
 
 SOON_DAYS = 30
-_DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +131,8 @@ def _ends(what: str, mark: SourceMark, end_us: int | None, now_us: int, soon_day
         return
     if end_us <= now_us:
         yield mark, "KVP711", f"{what} ended on {instant(end_us)}"
-    elif end_us - now_us <= soon_days * _DAY_US:
-        yield mark, "KVP712", f"{what} ends on {instant(end_us)}, in {-(-(end_us - now_us) // _DAY_US)} days"
+    elif end_us - now_us <= soon_days * DAY_US:
+        yield mark, "KVP712", f"{what} ends on {instant(end_us)}, in {-(-(end_us - now_us) // DAY_US)} days"
 
 
 def _grant_opens(table: DecisionTable, grant: Grant) -> bool:
@@ -201,7 +200,7 @@ def _lint_retention(policy: Policy) -> Iterator[Finding]:
     for (low, one), (high, two) in pairwise(enumerate(policy.retention)):
         for field in ("idle_us", "absolute_us", "active_max_us"):
             if getattr(two, field) > getattr(one, field):
-                longer, least = duration(getattr(two, field)), duration(getattr(one, field))
+                longer, least = span(getattr(two, field)), span(getattr(one, field))
                 said = f"{field.removesuffix('_us')} `{longer}`, longer than `{least}`"
                 yield two.mark, "KVP732", f"{names[high]} has {said} of {names[low]}"
     yield from _lint_parents(policy)
@@ -220,7 +219,7 @@ def _lint_parents(policy: Policy) -> Iterator[Finding]:
             if owed[reader][level].absolute_us > ceiling
         }
         if longer:
-            said = f"`{duration(ceiling)}`, so no {', '.join(sorted(longer))} block after it is kept longer"
+            said = f"`{span(ceiling)}`, so no {', '.join(sorted(longer))} block after it is kept longer"
             yield segment.mark, "KVP731", f"segment {quote(segment.id)} is kept {said}"
 
 
@@ -243,7 +242,7 @@ def _lint_scrub(policy: Policy, rate: ScrubRate | None) -> Iterator[Finding]:
         needed = rate.seconds(burst, float(scrub.verify))
         if needed * 1e6 > scrub.within_us:
             message = (
-                f"{policy.classifications[level]} is to be scrubbed within `{duration(scrub.within_us)}`, but the cap "
+                f"{policy.classifications[level]} is to be scrubbed within `{span(scrub.within_us)}`, but the cap "
                 f"of {quote(largest.id)} takes `{needed:.3g}s` at the measured rate"
             )
             yield scrub.mark, "KVP751", message
