@@ -11,17 +11,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
-
-import jwt
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import credential_refused as refused
 from kvcustody.governance.tokens.verification_keys import VerificationKey
 
+if TYPE_CHECKING:
+    from jwt import PyJWS
+
 CHARACTERS_MAX = 8_192
 Entry = TypeVar("Entry")
-_JWS = jwt.PyJWS()
+
+
+@cache
+def _jws() -> PyJWS:
+    """PyJWT is imported where a token is verified: commands load this module without it."""
+    from jwt import PyJWS
+
+    return PyJWS()
 
 
 class TrustedIssuer(NamedTuple, Generic[Entry]):
@@ -46,6 +55,8 @@ class TokenVerifier(Generic[Entry]):
         """Whose the token is, and its claims; `IdentityError` for a token that proves nothing."""
         if len(token) > CHARACTERS_MAX:
             raise refused(f"token longer than {CHARACTERS_MAX} characters")
+        import jwt
+
         try:
             header = jwt.get_unverified_header(token)
             issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
@@ -87,7 +98,7 @@ def _signed(token: str, header: dict[str, Any], trusted: TrustedIssuer[Entry]) -
     found = [key for key in trusted.keys(kid) if algorithm in key.algorithms]
     if len(found) != 1:
         raise refused("token names no key of its issuer")
-    claims = json.loads(_JWS.decode(token, found[0].key, algorithms=[algorithm]))
+    claims = json.loads(_jws().decode(token, found[0].key, algorithms=[algorithm]))
     if not isinstance(claims, dict):
         raise refused("token has no claims")
     return claims

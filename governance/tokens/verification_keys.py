@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -46,6 +45,8 @@ def read_verification_keys(path: Path) -> tuple[VerificationKey, ...]:
 
 def parse_verification_keys(content: bytes, place: str) -> tuple[VerificationKey, ...]:
     """The public keys in a JWKS (RFC 7517) or a PEM; `place` is what errors name."""
+    import jwt  # here: commands load this module without it
+
     try:
         if content.lstrip().startswith(b"{"):
             rows = json.loads(content)["keys"]
@@ -65,7 +66,9 @@ def parse_verification_keys(content: bytes, place: str) -> tuple[VerificationKey
 def _of_jwk(place: str, row: dict[str, Any]) -> VerificationKey:
     if row.get("kty") == "oct" or "d" in row or "k" in row:
         raise ConfigError(f"{place}: holds a symmetric or private key; give public keys only")
-    key = _of_key(place, row.get("kid"), jwt.PyJWK({**row, "alg": None}).key)
+    from jwt import PyJWK
+
+    key = _of_key(place, row.get("kid"), PyJWK({**row, "alg": None}).key)
     stated = row.get("alg")
     return key if stated is None else key._replace(algorithms=key.algorithms & {stated})
 
