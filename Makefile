@@ -12,12 +12,12 @@ unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each woul
 
 .PHONY: setup run test test-fast test-system test-engines check docs bench soak clean
 
-$(READY): pyproject.toml constraints.txt requirements.lock
+$(READY): pyproject.toml packaging/testkit/pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing kvcustody and its development tools into $(VENV)"
 	@$(PIP_INSTALL) -c constraints.txt torch
 	@$(PIP_INSTALL) --no-deps --require-hashes -r requirements.lock
-	@$(PIP_INSTALL) --no-deps -e .
+	@$(PIP_INSTALL) --no-deps -e . -e packaging/testkit
 	@$(BIN)/python -m pip check --quiet --disable-pip-version-check
 	@touch $(READY)
 

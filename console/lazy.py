@@ -20,7 +20,7 @@ import typer.core
 import typer.main
 
 from kvcustody.console.command import CustodyGroup, UsageError
-from kvcustody.console.plugins import add_command, installed, summary_of
+from kvcustody.console.plugins import add_absent, add_command, installed, summary_of
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,21 @@ class TableGroup(LazyGroup):
 
 
 class ExtendedGroup(TableGroup):
-    """The commands of the table, then those that other packages add; a name of the table cannot be taken."""
+    """The commands of the table, then those that other packages add; a name of the table cannot be taken.
+
+    `elsewhere` names commands of a distribution of ours that may not be installed, and what installs it.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """As for any group; a command that is not installed says how to install it."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None and cmd_name in self.elsewhere:
+            made = typer.Typer(cls=CustodyGroup)
+            add_absent(made, cmd_name, self.elsewhere[cmd_name])
+            found = typer.main.get_group(made).commands[cmd_name]
+        return found
 
     def names(self) -> list[str]:
         """Ours in the order of the table, then the others by name."""

@@ -92,6 +92,7 @@ class Kvcustody(ExtendedGroup):
     """Every command of this package."""
 
     table = COMMANDS
+    elsewhere = dict.fromkeys(("conformance", "demo"), "kvcustody[testkit]")
 
 
 app = typer.Typer(

@@ -65,14 +65,21 @@ def add_command(app: typer.Typer, entry: EntryPoint) -> None:
         _add_broken(app, entry, error)
 
 
+def add_absent(app: typer.Typer, name: str, requirement: str) -> None:
+    """Add a command that says which distribution brings it."""
+    says = f"`kvcustody {name}` is not installed: pip install '{requirement}'"
+    _add_refusal(app, name, says, f"(pip install '{requirement}')")
+
+
 def _add_broken(app: typer.Typer, entry: EntryPoint, error: Exception) -> None:
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    says = f"command `{entry.name}` from `{entry.value}` cannot be loaded: {reason}"
+    _add_refusal(app, entry.name, says, f"(cannot be loaded: {reason})")
 
-    def broken() -> None:
-        raise ConfigError(
-            f"command `{entry.name}` from `{entry.value}` cannot be loaded: {reason}", command=entry.name
-        )
 
-    help_text = f"(cannot be loaded: {reason})"
+def _add_refusal(app: typer.Typer, name: str, says: str, help_text: str) -> None:
+    def refused() -> None:
+        raise ConfigError(says, command=name)
+
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    app.command(name=entry.name, help=help_text, context_settings=settings)(broken)
+    app.command(name=name, help=help_text, context_settings=settings)(refused)

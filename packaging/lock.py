@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
 INDEX = "https://pypi.org/simple/{}/"
 ACCEPT = "application/vnd.pypi.simple.v1+json"
-LEFT_OUT = {"torch", "kvcustody", "pip", "setuptools", "wheel"}
+LEFT_OUT = {"torch", "kvcustody", "kvcustody-testkit", "pip", "setuptools", "wheel"}
 MARKERS = {"triton": 'sys_platform == "linux"', "uvloop": 'sys_platform != "win32"'}
 HEAD = "# Made by packaging/lock.py; `make setup` installs nothing else. Every file's hash is checked.\n"
 

@@ -1,8 +1,10 @@
-"""The wheel: built from a clean copy, installed without extras, imported; and what it must and must not contain."""
+"""Two wheels, built from a clean copy: what serves, installed without extras and imported, and what tests engines."""
 
+import ast
 import os
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -22,8 +24,8 @@ def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = Non
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of what git tracks or does not ignore, so that no stray build folder hides a missing file."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Wheels of what git tracks or does not ignore, so that no stray build folder hides a missing file."""
     copy = tmp_path_factory.mktemp("source")
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
     for name in filter(None, listed):
@@ -35,10 +37,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target.symlink_to(source.readlink())
         else:
             target.write_bytes(source.read_bytes())
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(copy))
-    (built,) = out.glob("*.whl")
-    return built
+    built = []
+    for project in (copy, copy / "packaging" / "testkit"):
+        out = tmp_path_factory.mktemp("dist")
+        run(sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(project))
+        built += out.glob("*.whl")
+    runtime, testkit = built
+    return runtime, testkit
+
+
+@pytest.fixture
+def wheel(wheels: tuple[Path, Path]) -> Path:
+    """What serves."""
+    return wheels[0]
 
 
 def test_wheel_holds_every_room_once_under_one_namespace(wheel: Path) -> None:
@@ -56,7 +67,47 @@ def test_wheel_holds_every_room_once_under_one_namespace(wheel: Path) -> None:
     assert not [name for name in names if "tests/" in name or "benchmarks/" in name or name.endswith(".db")]
 
 
-def test_wheel_installs_clean_without_extras_and_imports(wheel: Path, tmp_path: Path) -> None:
+def imported(source: bytes) -> set[str]:
+    """Every module that a file imports, wherever it does."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def of_the_testkit(names: set[str]) -> list[str]:
+    return sorted(name for name in names if f"{name}.".startswith("kvcustody.testkit."))
+
+
+def test_what_tests_engines_is_in_a_wheel_of_its_own(wheels: tuple[Path, Path]) -> None:
+    runtime, testkit = (zipfile.ZipFile(wheel) for wheel in wheels)
+    ours = {name for name in runtime.namelist() if name.endswith(".py")}
+    theirs = {name for name in testkit.namelist() if name.endswith(".py")}
+    assert not [name for name in ours if name.startswith("kvcustody/testkit/")]
+    assert not [name for name in ours if "mutant" in name or "toy_" in name or "modelless" in name]
+    assert theirs and all(name.startswith("kvcustody/testkit/") for name in theirs)
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "testkit").rglob("*.py")} == {
+        name.removeprefix("kvcustody/") for name in theirs
+    }
+    assert {name: bad for name in ours if (bad := of_the_testkit(imported(runtime.read(name))))} == {}
+    assert of_the_testkit(imported(b"def f():\n    from kvcustody.testkit import demo\n")), "the control"
+
+
+def test_both_are_of_one_version_and_ask_for_each_other() -> None:
+    main = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    kit = tomllib.loads((ROOT / "packaging" / "testkit" / "pyproject.toml").read_text())
+    from kvcustody._version import __version__
+
+    assert main["project"]["optional-dependencies"]["testkit"] == [f"kvcustody-testkit=={__version__}"]
+    assert kit["project"]["dependencies"] == [f"kvcustody=={__version__}"]
+    assert kit["tool"]["setuptools"]["dynamic"] == main["tool"]["setuptools"]["dynamic"]
+
+
+def test_wheel_installs_clean_without_extras_and_imports(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+    wheel, testkit = wheels
     place = tmp_path / "venv"
     venv.create(place)
     python = str(place / "bin" / "python")
@@ -74,3 +125,10 @@ def test_wheel_installs_clean_without_extras_and_imports(wheel: Path, tmp_path: 
     assert "replay" in run(str(place / "bin" / "kvcustody"), "--help", cwd=tmp_path, env=env)
     listed = run(*pip, "list", "--format=freeze", env=env).lower()
     assert "torch==" not in listed and "triton==" not in listed
+    demo = [str(place / "bin" / "kvcustody"), "demo", "attack", "--help"]
+    absent = subprocess.run(demo[:-1], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert absent.returncode != 0 and "pip install 'kvcustody[testkit]'" in absent.stderr
+    run(*pip, "install", "--quiet", "--no-compile", "--no-deps", str(testkit), env=env)
+    assert "Let one tenant attack" in run(*demo, cwd=tmp_path, env=env)
+    asked = [str(place / "bin" / "kvcustody"), "conformance", "--help"]
+    assert "--engine" in run(*asked, cwd=tmp_path, env=env)

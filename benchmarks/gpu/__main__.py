@@ -49,6 +49,7 @@ SOURCES = (
     "migrations",
     "policies",
     "src",
+    "testkit",
     "tests/device",
     "tests/engines",
     "tests/kernels",

@@ -21,6 +21,7 @@ from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.worker.engine_worker import EnginePlan, EngineWorker, open_engine_worker
 from kvcustody.integrations.identity.from_settings import check_issuers, open_verifier
+from kvcustody.integrations.vllm.conformance_record import check_record, load_subject
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -143,8 +144,6 @@ def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
     foreign = _foreign_connectors(config)
     if not foreign:
         return
-    from kvcustody.integrations.conformance.record import check_record
-
     records = _records(allowed)
     for child in foreign:
         name = str(child.get("kv_connector"))
@@ -175,8 +174,6 @@ def _records(allowed: str) -> dict[str, tuple[str, str]]:
 def _connector_class(child: Mapping[str, Any]) -> type:
     """The class that vLLM would load for this entry of `connectors`."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-
-    from kvcustody.integrations.conformance.record import load_subject
 
     name, module = str(child.get("kv_connector")), child.get("kv_connector_module_path")
     try:

@@ -11,7 +11,7 @@ nothing hides it. A name is imported when it is first used, so that `import kvcu
         admission = worker.governor.admit(principal, model, tokens)
 
 The rooms of the house are sub-packages: `kernels`, `allocator`, `policies`, `audit`, `migrations`, `governance`,
-`integrations`, `console` (docs/build/architecture.md).
+`integrations`, `console`, and `testkit`, which is installed apart (docs/build/architecture.md).
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ TIERS = ExtensionPoint(
 )
 ENGINES = ExtensionPoint(
     "kvcustody.engines",
-    "`python -m kvcustody.integrations.conformance --engine`",
+    "`kvcustody conformance --engine`",
     "what the conformance kit gives an engine: a deployment",
-    "kvcustody.integrations.conformance.engine_protocol.EngineUnderTest",
+    "kvcustody.testkit.conformance.engine_protocol.EngineUnderTest",
 )
 EVICTION_POLICIES = ExtensionPoint(
     "kvcustody.eviction_policies",
@@ -121,7 +121,8 @@ def load(point: ExtensionPoint, text: str) -> Extension:
     origins = sorted({_origin(entry) for entry in found})
     if not found:
         raise ConfigError(
-            f"no extension `{name}` is installed for `{point.group}`{_suggestion(point, name)}", extension=name
+            f"no extension `{name}` is installed for `{point.group}`{_suggestion(point, name)}",
+            extension=name,
         )
     if len(origins) > 1:
         raise ConfigError(

@@ -6,7 +6,17 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("kernels", "allocator", "policies", "audit", "migrations", "governance", "integrations", "console")
+ROOMS = (
+    "kernels",
+    "allocator",
+    "policies",
+    "audit",
+    "migrations",
+    "governance",
+    "integrations",
+    "console",
+    "testkit",
+)
 
 
 def sources() -> dict[str, Path]:

@@ -11,7 +11,7 @@ import pytest
 from kvcustody.policies.document.model import Action
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("governance", "integrations")
+ROOMS = ("governance", "integrations", "testkit")
 SEAMS = {  # who asks a table itself
     "governance/decisions/authorize.py": "a tenant's own acts",
     "governance/decisions/reuse_decision.py": "what a request reuses",

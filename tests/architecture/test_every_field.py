@@ -18,7 +18,7 @@ from kvcustody.governance.settings import Settings
 from kvcustody.policies.document import model
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("allocator", "audit", "console", "governance", "integrations", "kernels", "policies")
+ROOMS = ("allocator", "audit", "console", "governance", "integrations", "kernels", "policies", "testkit")
 SAYS_ONLY = (
     "policies/reading",
     "policies/document",

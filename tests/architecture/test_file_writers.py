@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("allocator", "audit", "console", "governance", "integrations", "kernels", "migrations", "policies")
+ROOMS = (
+    "allocator",
+    "audit",
+    "console",
+    "governance",
+    "integrations",
+    "kernels",
+    "migrations",
+    "policies",
+    "testkit",
+)
 # Who opens a file for writing by itself, and why nothing is replaced or half there.
 ALLOWED = {
     ("audit/tlog/checkpoint_signer.py", "_locked"): "a lock without content",
@@ -34,9 +44,9 @@ ALLOWED = {
     ): "blanks the file that was replaced, on purpose",
     ("governance/keys/wrapped_key_store.py", "exclusive"): "a lock without content",
     ("governance/service/ingest/reader_processes.py", "main"): "a pipe of the parent's",
-    ("integrations/demo/vllm_engine.py", "launch"): "a child's log, written while it runs",
+    ("testkit/demo/vllm_engine.py", "launch"): "a child's log, written while it runs",
     ("integrations/identity/api_keys.py", "_changing"): "a lock without content",
-    ("integrations/demo/vllm_process.py", ""): "a pipe of the parent's",
+    ("testkit/demo/vllm_process.py", ""): "a pipe of the parent's",
 }
 PATH_CALLS = {"write_text", "write_bytes", "touch", "symlink_to", "hardlink_to"}
 OS_CALLS = {"replace", "rename", "renames", "link", "symlink", "truncate", "mkfifo"}

@@ -16,6 +16,9 @@ LAYERS: dict[str, frozenset[str]] = {
     "migrations": frozenset({"audit"}),
     "governance": frozenset({"kernels", "allocator", "policies", "audit", "migrations"}),
     "integrations": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
+    "testkit": frozenset(
+        {"kernels", "allocator", "policies", "audit", "migrations", "governance", "integrations"}
+    ),
     "console": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
 }
 FOUNDATION = frozenset(
@@ -104,6 +107,8 @@ def test_no_arrow_points_upward(room: str) -> None:
         ("governance", "from kvcustody.console import main"),
         ("governance", "from kvcustody.integrations.vllm import plugin"),
         ("integrations", "from kvcustody.console import main"),
+        ("integrations", "from kvcustody.testkit.conformance import kit"),
+        ("console", "import kvcustody.testkit.demo.command"),
         ("allocator", "import kernels"),
     ],
 )

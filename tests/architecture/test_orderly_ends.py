@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("audit", "governance", "integrations", "console")
+ROOMS = ("audit", "governance", "integrations", "console", "testkit")
 WRITERS = {"EventWriter", "TracedWriter", "RemoteLedger", "recorder"}
 # Opened by their `with`, or by a stack's `enter_context`: the end is recorded by the writer itself.
 MANAGED = {
@@ -28,7 +28,7 @@ WITH_MEMORY = {
     "governance/worker/open_foundation.py": "governance/worker/worker.py",
     "governance/control_plane/opening.py": "governance/worker/engine_worker.py",
     "console/replay/run/environment.py": "console/replay/run/job.py",
-    "integrations/conformance/cases/evidence.py": "",  # a ledger of the kit's own, thrown away
+    "testkit/conformance/cases/evidence.py": "",  # a ledger of the kit's own, thrown away
 }
 
 

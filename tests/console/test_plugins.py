@@ -7,13 +7,15 @@ import tomllib
 import types
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from kvcustody.console.command import CustodyGroup
+from kvcustody.console.lazy import ExtendedGroup
+from kvcustody.console.main import Kvcustody
 from kvcustody.console.plugins import GROUP, add_command
 from kvcustody.errors import ConfigError
 
@@ -103,3 +105,22 @@ def test_observe_without_its_extra_says_what_to_install(monkeypatch: pytest.Monk
 
     with pytest.raises(ConfigError, match=r"kvcustody\[events\]"):
         observe(policy="regulated-saas")
+
+
+def test_a_command_of_ours_that_is_not_installed_says_what_installs_it() -> None:
+    """`demo` and `conformance` are of `kvcustody-testkit`; an entry point of that name comes first."""
+
+    class Group(ExtendedGroup):
+        elsewhere: ClassVar = {"far": "kvcustody[far]"}
+
+        def _others(self) -> dict[str, EntryPoint]:
+            return {}
+
+    app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False)
+    app.callback()(lambda: None)
+    result = run(app, "far", "attack", "--seed", "3")
+    assert result.exit_code == 2 and "pip install 'kvcustody[far]'" in result.stderr
+    assert "far" not in run(app, "--help").stdout
+    assert run(app, "further").exit_code == 2
+    declared = tomllib.loads((ROOT / "packaging" / "testkit" / "pyproject.toml").read_text())
+    assert set(declared["project"]["entry-points"][GROUP]) == set(Kvcustody.elsewhere)

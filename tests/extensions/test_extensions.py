@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from sqlalchemy import select
 from typer.testing import CliRunner
 
@@ -96,7 +97,7 @@ def bye() -> None:
     """Say bye."""
 
 def engine(deployment):
-    from kvcustody.integrations.conformance.engines.native_engine import NativeEngine
+    from kvcustody.testkit.conformance.engines.native_engine import NativeEngine
     return NativeEngine(deployment)
 
 class Half:
@@ -254,15 +255,14 @@ def test_leaves_are_told_in_a_shape_of_somebody_elses(acme: list[str]) -> None:
 def test_the_kit_runs_over_an_engine_of_somebody_elses(
     acme: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kvcustody.integrations.conformance.__main__ import main
+    from kvcustody.testkit.conformance.command import conformance
 
-    assert main(["--engine", "plugin:acme-engine", "--case", "scope/look-up", "--json"]) == 0
-    assert '"pass"' in capsys.readouterr().out
+    with pytest.raises(typer.Exit) as ended:
+        conformance(engine="plugin:acme-engine", case=["scope/look-up"], as_json=True)
+    assert ended.value.exit_code == 0 and '"pass"' in capsys.readouterr().out
 
 
 def test_a_command_of_somebody_elses(acme: list[str]) -> None:
-    import typer
-
     from kvcustody.console.command import CustodyGroup
     from kvcustody.console.plugins import add_command
 

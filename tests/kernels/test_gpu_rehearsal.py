@@ -21,7 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from gpu import __main__ as runner
 from gpu.lab import Lab
 from gpu.report import Reason, Report, is_explained, verdict
-from gpu.stages import STAGES, residue, sanitizer
+from gpu.stages import STAGES, conformance, residue, sanitizer
+
+from kvcustody.testkit.conformance.report import CaseVerdict, ConformanceReport
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.system
@@ -305,6 +307,18 @@ def test_a_tool_that_takes_too_long_has_failed_and_leaves_time_to_the_others(
     monkeypatch.setattr(sanitizer, "RESERVE", 1)
     said = sanitizer.Sanitizer(str(program), 3, seconds=3).run("memcheck")
     assert (said.errors, said.words) == (None, "it ran past 1 s")
+
+
+def test_a_case_of_the_kit_that_fails_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sized(Lab):
+        rehearsal = True
+
+    told = ConformanceReport("engine", (CaseVerdict("scope/look-up", "fail", "a foreign hit", 0.1, 1),))
+    monkeypatch.setattr("kvcustody.testkit.conformance.kit.run", lambda engine: told)
+    report = Report(tmp_path / "lines")
+    conformance.run(report, Sized())
+    failed = [line["check"] for line in report.lines if line["status"] == "FAIL"]
+    assert failed == ["the kit over ReferenceEngine", "the kit over NativeEngine"]
 
 
 def test_a_skip_has_to_be_foreseen(tmp_path: Path) -> None:

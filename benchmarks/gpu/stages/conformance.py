@@ -14,15 +14,16 @@ def run(report: Report, lab: Any) -> None:
     if absent := missing(*NEEDS):
         report.skip("the kit", Reason.NOT_INSTALLED, ", ".join(absent))
         return
-    from kvcustody.integrations.conformance import kill
-    from kvcustody.integrations.conformance.engines.native_engine import NativeEngine
-    from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
-    from kvcustody.integrations.conformance.kit import run as run_kit
-    from kvcustody.integrations.conformance.mutants import native, reference
+    from kvcustody.integrations.vllm.conformance_record import FAIL
+    from kvcustody.testkit.conformance import kill
+    from kvcustody.testkit.conformance.engines.native_engine import NativeEngine
+    from kvcustody.testkit.conformance.engines.reference_engine import ReferenceEngine
+    from kvcustody.testkit.conformance.kit import run as run_kit
+    from kvcustody.testkit.conformance.mutants import native, reference
 
     for engine, mutants in ((ReferenceEngine, reference.MUTANTS), (NativeEngine, native.MUTANTS)):
         found = run_kit(engine)
-        failed = [one.case for one in found.verdicts if one.verdict == "FAIL"]
+        failed = [one.case for one in found.of(FAIL)]
         report.check(
             f"the kit over {engine.__name__}", not failed, ", ".join(failed), cases=len(found.verdicts)
         )

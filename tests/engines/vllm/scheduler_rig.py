@@ -38,12 +38,12 @@ from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.tokens.scope_token import ScopeTokens
-from kvcustody.integrations.conformance.deployment import KeepingLedger, keyring, table
 from kvcustody.integrations.vllm import installed, plugin
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.connector import GovernedConnector
 from kvcustody.integrations.vllm.open_custody import OpenedCustody
 from kvcustody.integrations.vllm.scheduler import block_hasher as hasher
+from kvcustody.testkit.conformance.deployment import KeepingLedger, keyring, table
 
 BLOCK_TOKENS = 16
 LAYERS = 2

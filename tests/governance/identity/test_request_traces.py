@@ -18,7 +18,7 @@ from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import identify
-from kvcustody.integrations.conformance.deployment import KeepingLedger, keyring, table, toy_model
+from kvcustody.testkit.conformance.deployment import KeepingLedger, keyring, table, toy_model
 
 BLOCK = 16
 TRACE, OTHER = "4bf92f3577b34da6a3ce929d0e0e4736", "ab" * 16

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvcustody.integrations.conformance.case import Case
-from kvcustody.integrations.conformance.cases import ALL, BY_NAME
-from kvcustody.integrations.conformance.kit import capabilities_of, check, conformance_cases, why_skipped
-from kvcustody.integrations.conformance.mutants.catalogue import FAULTS
-from kvcustody.integrations.conformance.mutants.governance import ANYWHERE
-from kvcustody.integrations.conformance.mutants.runner import Mutant, kill, unaccounted
-from kvcustody.integrations.transformers.testing.conformance import engine
-from kvcustody.integrations.transformers.testing.mutants import MUTANTS, NOT_APPLICABLE
+from kvcustody.testkit.conformance.case import Case
+from kvcustody.testkit.conformance.cases import ALL, BY_NAME
+from kvcustody.testkit.conformance.kit import capabilities_of, check, conformance_cases, why_skipped
+from kvcustody.testkit.conformance.mutants.catalogue import FAULTS
+from kvcustody.testkit.conformance.mutants.governance import ANYWHERE
+from kvcustody.testkit.conformance.mutants.runner import Mutant, kill, unaccounted
+from kvcustody.testkit.transformers.conformance import engine
+from kvcustody.testkit.transformers.mutants import MUTANTS, NOT_APPLICABLE
 
 QUICK = (
     "scope/look-up",

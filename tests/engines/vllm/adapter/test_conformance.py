@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvcustody.integrations.conformance.case import Case
-from kvcustody.integrations.conformance.cases import BY_NAME
-from kvcustody.integrations.conformance.kit import capabilities_of, check, conformance_cases, why_skipped
-from kvcustody.integrations.conformance.mutants.catalogue import FAULTS
-from kvcustody.integrations.conformance.mutants.governance import ANYWHERE, PORT
-from kvcustody.integrations.conformance.mutants.runner import Mutant, kill, unaccounted
-from kvcustody.integrations.vllm.testing.conformance import engine
-from kvcustody.integrations.vllm.testing.mutants import MUTANTS, NOT_APPLICABLE
+from kvcustody.testkit.conformance.case import Case
+from kvcustody.testkit.conformance.cases import BY_NAME
+from kvcustody.testkit.conformance.kit import capabilities_of, check, conformance_cases, why_skipped
+from kvcustody.testkit.conformance.mutants.catalogue import FAULTS
+from kvcustody.testkit.conformance.mutants.governance import ANYWHERE, PORT
+from kvcustody.testkit.conformance.mutants.runner import Mutant, kill, unaccounted
+from kvcustody.testkit.vllm.conformance import engine
+from kvcustody.testkit.vllm.mutants import MUTANTS, NOT_APPLICABLE
 
 
 @conformance_cases()

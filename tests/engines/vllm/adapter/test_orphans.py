@@ -11,10 +11,10 @@ import pytest
 
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
 from kvcustody.clock import VirtualClock
-from kvcustody.integrations.conformance.case import Bench, CaseHarness, person
-from kvcustody.integrations.conformance.engine_protocol import FINISHED, Setup
-from kvcustody.integrations.conformance.policy import policy
-from kvcustody.integrations.vllm.testing.conformance import engine
+from kvcustody.testkit.conformance.case import Bench, CaseHarness, person
+from kvcustody.testkit.conformance.engine_protocol import FINISHED, Setup
+from kvcustody.testkit.conformance.policy import policy
+from kvcustody.testkit.vllm.conformance import engine
 
 ANN, BOB = person("alpha"), person("beta", "bob")
 

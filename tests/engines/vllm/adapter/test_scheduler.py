@@ -340,9 +340,10 @@ def test_a_connector_is_allowed_by_the_record_of_its_own_code(tmp_path: Path) ->
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 
-    from kvcustody.integrations.conformance import ALL, CaseVerdict, ConformanceReport
-    from kvcustody.integrations.conformance.record import digest_of, record, subject_of
+    from kvcustody.integrations.vllm.conformance_record import digest_of, subject_of
     from kvcustody.integrations.vllm.open_custody import refuse_foreign_connectors
+    from kvcustody.testkit.conformance import ALL, CaseVerdict, ConformanceReport
+    from kvcustody.testkit.conformance.report import record
 
     children = [{"kv_connector": "KVCustody"}, {"kv_connector": "ExampleConnector"}]
     transfer = KVTransferConfig("MultiConnector", kv_role="kv_both")

@@ -14,10 +14,10 @@ from random import Random
 
 import pytest
 
-from kvcustody.integrations.demo.attacks import probe
-from kvcustody.integrations.demo.deployment import Deployment
-from kvcustody.integrations.demo.vllm_engine import VllmDemoEngine
-from kvcustody.integrations.demo.vocabulary import draw_secret, note
+from kvcustody.testkit.demo.attacks import probe
+from kvcustody.testkit.demo.deployment import Deployment
+from kvcustody.testkit.demo.vllm_engine import VllmDemoEngine
+from kvcustody.testkit.demo.vocabulary import draw_secret, note
 
 COMMAND = [sys.executable, "-m", "kvcustody.console.main", "demo", "attack", "--engine", "vllm", "--json"]
 SECONDS = 1200  # many times what it takes: the machine may be busy

@@ -1,0 +1,281 @@
+"""The part of a toy engine that governance does not touch: a door, a queue, chunked prefill, steps in flight.
+
+`ReferenceEngine` (its own allocator, through the engine port) and `NativeEngine` (our block manager, through the
+Governor) add where blocks come from. A toy engine is its own harness: it implements `EngineUnderTest`.
+
+1. A request's identity is proved at the door by a signed token, spent there; what fails the door is nobody's.
+2. A request that cannot start waits by itself: the queue goes on to the next one.
+3. What a device step computed counts only when it has retired. A request that is over or preempted ignores the
+   answer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kvcustody.audit.events import Event
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.request import NO_HINTS, Hints
+from kvcustody.governance.tokens.scope_token import ScopeTokens, VerifiedToken
+from kvcustody.testkit.conformance.deployment import KeepingLedger
+from kvcustody.testkit.conformance.engine_protocol import (
+    ABORTED,
+    FINISHED,
+    OVER,
+    REFUSED,
+    RUNNING,
+    WAITING,
+    Capabilities,
+    FirstWrite,
+    RequestOutcome,
+    RequestSpec,
+    Setup,
+    TierObject,
+)
+from kvcustody.testkit.conformance.engines.toy_device import Call, Say, ToyDevice, Work, Write
+from kvcustody.testkit.conformance.engines.toy_model import canary_of, prefix_states
+
+BLOCK_TOKENS = 4
+CHUNK_TOKENS = 10  # prefilled in one step of one request: not a multiple of a block
+ANONYMOUS = "anonymous"
+
+
+class ToyRequest:
+    """One request in the engine's own books. `sent`: tokens whose computation was submitted; `landed`: has retired."""
+
+    def __init__(self, number: int, ask: RequestSpec, principal: Principal | None, hints: Hints) -> None:
+        self.number = number
+        self.ask = ask
+        self.principal = principal
+        self.hints = hints
+        self.tokens = list(ask.tokens)
+        self.output: list[int] = []
+        self.states: list[int] = []
+        self.canary = canary_of(ANONYMOUS if principal is None else principal.tenant)
+        self.state = WAITING
+        self.error = self.reason = ""
+        self.cached_tokens = 0
+        self.table: list[int] = []
+        self.sent = self.landed = 0
+        self.is_speaking = False
+        self.epoch = 0  # rises at every preemption
+
+    @property
+    def is_over(self) -> bool:
+        """Finished, aborted or refused."""
+        return self.state in OVER
+
+    def restart(self) -> None:
+        """Back to the queue: everything is computed or attached again."""
+        self.epoch += 1
+        self.table, self.sent, self.landed, self.is_speaking = [], 0, 0, False
+        self.state = WAITING
+
+
+class ToyEngine(ABC):
+    """The scheduler. Subclasses say where blocks come from, and what is told to governance."""
+
+    def __init__(self, setup: Setup, blocks: int) -> None:
+        self.setup = setup
+        self.clock = setup.clock
+        self.device = ToyDevice(blocks, BLOCK_TOKENS, setup.shards, setup.clock)
+        self.ledger_port = KeepingLedger()
+        self.door = ScopeTokens(KeyBuffer.random(KEY_BYTES), setup.clock)
+        self.requests: dict[object, ToyRequest] = {}
+        self.waiting: list[ToyRequest] = []
+        self.running: list[ToyRequest] = []
+        self.revision = 1
+
+    # -- what a subclass adds ------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """See `EngineUnderTest`."""
+
+    @abstractmethod
+    def start(self, request: ToyRequest) -> bool:
+        """Attach and allocate for all of the request's tokens: `table`, `sent`, `cached_tokens`. False: it waits."""
+
+    @abstractmethod
+    def grow(self, request: ToyRequest) -> bool:
+        """Room for the token that was just accepted. False: there is none, preempt."""
+
+    @abstractmethod
+    def computed(self, request: ToyRequest) -> None:
+        """The K/V of the first `landed` tokens is in memory."""
+
+    @abstractmethod
+    def give_back(self, request: ToyRequest, cause: str) -> None:
+        """Give up all its blocks, whatever its state; a second time changes nothing."""
+
+    @abstractmethod
+    def dispatch(self, work: list[Work]) -> None:
+        """Submit one device step of `work`, after whatever governance wants done first; retire those that are due."""
+
+    # -- the door and the queue ----------------------------------------------------------------------------------------
+
+    def mint(self, principal: Principal, valid_us: int) -> str:
+        """A valid raw token for one request."""
+        return self.door.issue(principal, ttl_seconds=-(-valid_us // 1_000_000))
+
+    def submit(self, ask: RequestSpec) -> object:
+        """Queue a request under whatever identity it can prove."""
+        identity = ask.identity
+        if isinstance(identity, Principal):
+            identity = self.door.issue(identity, route=ask.route, client_salt=ask.salt)
+        verified = self.door.verify(identity)
+        if isinstance(verified, VerifiedToken):
+            return self.queue(ask, verified.principal, verified.hints)
+        return self.queue(ask, None, NO_HINTS)
+
+    def queue(
+        self, ask: RequestSpec, principal: Principal | None, hints: Hints, like: ToyRequest | None = None
+    ) -> object:
+        """Put a request behind the others, one that goes on from another (`like`) too; returns its handle."""
+        request = ToyRequest(len(self.requests) + 1, ask, principal, hints)
+        if like is not None:
+            request.tokens, request.output = list(like.tokens), list(like.output)
+        self.requests[request.number] = request
+        self.waiting.append(request)
+        self.arrive(request)
+        return request.number
+
+    def arrive(self, request: ToyRequest) -> None:  # noqa: B027 (not every engine admits at arrival)
+        """Admission at arrival, where an engine has it."""
+
+    def outcome(self, request: object) -> RequestOutcome:
+        """What is known of a request."""
+        one = self.requests[request]
+        return RequestOutcome(
+            one.state, one.cached_tokens, tuple(one.output), one.error, tuple(one.table), one.reason
+        )
+
+    def abort(self, request: object) -> None:
+        """The client cancels."""
+        self.end(self.requests[request], ABORTED, "aborted")
+
+    def disconnect(self, request: object) -> None:
+        """The client is gone."""
+        self.end(self.requests[request], ABORTED, "disconnected")
+
+    def end(self, request: ToyRequest, state: str, cause: str) -> None:
+        """End a request in whatever state it is; nothing where it is over."""
+        if request.is_over:
+            return
+        self._leave(request)
+        request.state, request.reason = state, cause
+        self.give_back(request, cause)
+        request.table = []
+
+    def refuse(self, request: ToyRequest, reason: str) -> None:
+        """It can never be served."""
+        self._leave(request)
+        request.state, request.error, request.reason = REFUSED, "refused", reason
+
+    def preempt(self, request: object) -> None:
+        """Take a running request's blocks; it resumes by itself."""
+        one = self.requests[request]
+        if one.state != RUNNING:
+            return
+        self._leave(one)
+        self.give_back(one, "preempted")
+        one.restart()
+        self.waiting.insert(0, one)
+        self.arrive(one)
+
+    def _leave(self, request: ToyRequest) -> None:
+        for queue in (self.waiting, self.running):
+            if request in queue:
+                queue.remove(request)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Start what can start, compute one chunk or one token of everything that runs."""
+        if not (self.waiting or self.running or self.device.stream):
+            return False
+        for request in list(self.waiting):
+            if request.state == WAITING and self.start(request):
+                self.waiting.remove(request)
+                self.running.append(request)
+                request.state = RUNNING
+        self.dispatch(self._schedule())
+        return True
+
+    def _schedule(self) -> list[Work]:
+        work: list[Work] = []
+        for request in self.running:
+            if self.is_loading(request) or request.is_speaking or request.sent == len(request.tokens):
+                continue
+            first, last = request.sent, min(request.sent + CHUNK_TOKENS, len(request.tokens))
+            prefix_states(request.canary, request.tokens, request.states)
+            table = tuple(request.table)
+            work.append(Write(table, first, tuple(request.states[first:last])))
+            work.append(Call(partial(self._landed, request, request.epoch, last)))
+            if last == len(request.tokens):
+                request.is_speaking = True
+                work.append(Say(table, last, partial(self._said, request, request.epoch)))
+            request.sent = last
+        return work
+
+    def is_loading(self, request: ToyRequest) -> bool:
+        """Whether a transfer into its blocks is under way."""
+        return False
+
+    def _landed(self, request: ToyRequest, epoch: int, landed: int) -> None:
+        if request.state == RUNNING and request.epoch == epoch:
+            request.landed = landed
+            self.computed(request)
+
+    def _said(self, request: ToyRequest, epoch: int, token: int) -> None:
+        if request.state != RUNNING or request.epoch != epoch:
+            return
+        request.is_speaking = False
+        request.tokens.append(token)
+        request.output.append(token)
+        if len(request.output) >= request.ask.max_tokens:
+            self.end(request, FINISHED, "finished")
+        elif not self.grow(request):
+            self.preempt(request.number)
+
+    def retire_due(self, *, submitted: bool) -> None:
+        """Do the device steps that are more than `steps_in_flight` behind; one where there was nothing to submit."""
+        depth = self.setup.steps_in_flight if submitted and (self.waiting or self.running) else 0
+        while len(self.device.stream) > depth:
+            self.device.retire()
+            if not submitted:
+                break
+
+    # -- evidence ------------------------------------------------------------------------------------------------------
+
+    def watch(self, probe: Callable[[FirstWrite], None]) -> None:
+        """Call `probe` before each first write."""
+        self.device.probe = probe
+
+    def read(self, blocks: Sequence[int]) -> list[bytes]:
+        """All bytes of each block, every shard."""
+        return [self.device.get(block) for block in blocks]
+
+    def stick(self, block: int) -> None:
+        """This block refuses to become zero on the last shard."""
+        self.device.memory.stuck.add((self.setup.shards - 1, block))
+
+    def ledger(self) -> list[Event]:
+        """Every ledger event so far."""
+        return list(self.ledger_port.events)
+
+    # -- an engine without a tier --------------------------------------------------------------------------------------
+
+    def hold_transfers(self, held: bool) -> None:  # noqa: B027 (not asked)
+        """No tier: nothing to hold."""
+
+    def tier(self) -> list[TierObject]:
+        """No tier: nothing in it."""
+        return []
+
+    def drop_index(self) -> None:  # noqa: B027 (not asked)
+        """No tier: not asked."""

@@ -1,0 +1,190 @@
+"""Workers without a model under vLLM's own engine: the kit's toy device stands where the forward pass would be.
+
+1. A step is one piece of work on one stream: first what the connector of every shard is told (its scrubs), then every
+   write of the step, then every read. What was submitted is done when somebody waits for it, or for a later step.
+2. K/V of a position is a function of the request's canary and of every token up to it; a token that is said is a
+   function of all K/V that was read through the block table (`conformance.toy_model`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from kvcustody.clock import Clock
+from kvcustody.integrations.vllm.connector import GovernedConnector
+from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
+from kvcustody.testkit.conformance.engines.toy_device import Call, Say, ToyDevice, Work, Write
+from kvcustody.testkit.conformance.engines.toy_model import prefix_states
+
+
+class WorkerRequest:
+    """What the workers know of one request."""
+
+    def __init__(self, canary: int, tokens: list[int], table: list[int]) -> None:
+        self.canary = canary
+        self.tokens = tokens
+        self.table = table
+        self.states: list[int] = []
+
+    def resume(self, tokens: list[int], table: list[int]) -> None:
+        """It starts again with these blocks, from what the scheduler has of it."""
+        self.tokens, self.table, self.states = tokens, table, []
+
+
+class SubmittedStep:
+    """One submitted step, as vLLM's future of its output."""
+
+    def __init__(self, executor: BareExecutor, scheduled: Any) -> None:
+        self.scheduled = scheduled
+        self.outputs: list[ModelRunnerOutput] = []  # of each worker, once it is done
+        self._executor = executor
+
+    def result(self) -> Any:
+        """Do everything up to this step; the output of all workers, put together as vLLM does it."""
+        while not self.outputs:
+            self._executor.workers.retire()
+        return self._executor.kv_output_aggregator.aggregate(self.outputs, 0)
+
+    def done(self) -> bool:
+        """It was waited for."""
+        return bool(self.outputs)
+
+
+class Workers:
+    """Every shard of one engine: its memory, its half of the connector, and the stream that they share."""
+
+    def __init__(self, config: Any, cache: Any, block_tokens: int, shards: int, clock: Clock) -> None:
+        self.block_tokens = block_tokens
+        self.device = ToyDevice(cache.num_blocks, block_tokens, shards, clock)
+        self.canaries: dict[str, int] = {}
+        self.connectors: list[GovernedConnector] = []
+        for shard, tensor in enumerate(self.device.tensors):
+            connector = GovernedConnector(config, KVConnectorRole.WORKER, cache)
+            connector.worker_side = WorkerSide(shard, clock)
+            connector.register_kv_caches({"layer": tensor})
+            self.connectors.append(connector)
+        self._stream: deque[SubmittedStep] = deque()
+        self._sequences: dict[str, WorkerRequest] = {}
+        self._said: dict[str, int] = {}
+
+    def submit(self, step: SubmittedStep) -> None:
+        """Put one step on the stream."""
+        self._stream.append(step)
+
+    def retire(self) -> None:
+        """Do the oldest step on the stream."""
+        step = self._stream.popleft()
+        self._said = {}
+        self.device.submit(
+            [Call(partial(self.execute, step.scheduled.kv_connector_metadata)), *self._work(step.scheduled)]
+        )
+        self.device.retire()
+        step.outputs = [self._output(step.scheduled, connector) for connector in self.connectors]
+
+    def _output(self, scheduled: Any, connector: GovernedConnector) -> ModelRunnerOutput:
+        names = list(scheduled.num_scheduled_tokens)
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: at for at, name in enumerate(names)},
+            sampled_token_ids=[[self._said[name]] if name in self._said else [] for name in names],
+            kv_connector_output=KVConnectorOutput(
+                kv_connector_worker_meta=connector.build_connector_worker_meta()
+            ),
+        )
+
+    def execute(self, order: Any) -> None:
+        """Each shard does what the connector is told."""
+        for connector in self.connectors:
+            connector.handle_preemptions(order)
+
+    # -- a step's writes and reads ------------------------------------------------------------------------------------
+
+    def _work(self, scheduled: Any) -> list[Work]:
+        starts = self._update(scheduled)
+        writes: list[Work] = []
+        says: list[Work] = []
+        for name, count in scheduled.num_scheduled_tokens.items():
+            one, first = self._sequences[name], starts[name]
+            last = min(first + count, len(one.tokens))
+            prefix_states(one.canary, one.tokens, one.states)
+            table = tuple(one.table)
+            writes.append(Write(table, first, tuple(one.states[first:last])))
+            if last == len(one.tokens):
+                says.append(Say(table, last, partial(self._say, name)))
+        return writes + says
+
+    def _say(self, name: str, token: int) -> None:
+        self._sequences[name].tokens.append(token)
+        self._said[name] = token
+
+    def _update(self, scheduled: Any) -> dict[str, int]:
+        """Bring the sequences up to date; where each of the step begins."""
+        for name in scheduled.finished_req_ids:
+            self._sequences.pop(name, None)
+        starts: dict[str, int] = {}
+        for new in scheduled.scheduled_new_reqs:
+            name, start = new.req_id, new.num_computed_tokens
+            table = list(new.block_ids[0])
+            self._sequences[name] = WorkerRequest(self.canaries[name], list(new.prompt_token_ids), table)
+            self._hand_out(name, table[start // self.block_tokens :])
+            starts[name] = start
+        cached = scheduled.scheduled_cached_reqs
+        for name, groups, start in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            starts[name] = start
+            blocks = list(groups[0]) if groups is not None else []
+            one = self._sequences[name]
+            if name in cached.resumed_req_ids:
+                one.resume(list(cached.all_token_ids[name]), blocks)
+                blocks = blocks[start // self.block_tokens :]
+            else:
+                one.table += blocks
+            self._hand_out(name, blocks)
+        return starts
+
+    def _hand_out(self, name: str, blocks: list[int]) -> None:
+        for block in blocks:
+            self.device.handed_out(block, name)
+
+
+class BareExecutor(Executor):  # type: ignore[misc]
+    """vLLM's executor over `Workers`."""
+
+    uses_ray = False
+    supports_pp = False
+    workers: Workers
+
+    def _init_executor(self) -> None:
+        self.cached: dict[str, int] = {}
+        self._latest: SubmittedStep | None = None
+
+    def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        """No worker has anything to say."""
+        return [None]
+
+    def check_health(self) -> None:
+        """There is no process that could die."""
+
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        """Submit a step."""
+        for new in scheduler_output.scheduled_new_reqs:
+            self.cached[new.req_id] = new.num_computed_tokens
+        more = scheduler_output.scheduled_cached_reqs
+        for name, computed in zip(more.req_ids, more.num_computed_tokens, strict=True):
+            if name in more.resumed_req_ids:
+                self.cached[name] = computed
+        self._latest = SubmittedStep(self, scheduler_output)
+        self.workers.submit(self._latest)
+        return self._latest if non_block else self._latest.result()
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """The answer of the step that was submitted last."""
+        assert self._latest is not None, "a step was submitted before"
+        return self._latest if non_block else self._latest.result()

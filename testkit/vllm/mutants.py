@@ -1,0 +1,186 @@
+"""Historic bugs in the vLLM adapter: its own code, the engine port below it, and vLLM's where the adapter relies on it.
+
+`kvcustody conformance --engine kvcustody.testkit.vllm.conformance:engine \
+    --mutants kvcustody.testkit.vllm.mutants`
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+from vllm.v1.request import Request
+
+from kvcustody.allocator.prefix.node import KEY_BYTES
+from kvcustody.governance.tokens.scope_token import VerifiedToken
+from kvcustody.integrations.events.block_event import BlockEvent, EventScope
+from kvcustody.integrations.vllm.connector import GovernedConnector
+from kvcustody.integrations.vllm.engine_patch import EngineHandle
+from kvcustody.integrations.vllm.scheduler import kv_events as block_events
+from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
+from kvcustody.integrations.vllm.scheduler.cache_manager import GovernedKVCacheManager
+from kvcustody.integrations.vllm.scheduler.engine_control import VllmControl
+from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
+from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
+from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
+from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
+from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
+from kvcustody.testkit.conformance.mutants.governance import ANYWHERE, PORT, unscoped_keys
+from kvcustody.testkit.conformance.mutants.runner import Mutant, constant, patch, together
+from kvcustody.testkit.conformance.mutants.toys import TOY
+from kvcustody.testkit.vllm.block_mutants import (
+    answers_early,
+    finishes_again,
+    first_shard_only,
+    frees_one_twice,
+    no_slots,
+    preempts_anybody,
+    published_at_schedule,
+    releases_again,
+    remembers,
+    scrubs_at_once,
+    scrubs_last,
+    takes_late_answers,
+)
+from kvcustody.testkit.vllm.modelless_workers import Workers
+
+# Of the device and the ledger: the same patches as in the toy engines.
+_BELOW = ("never scrubbed", "verify skipped", "end not recorded", "receipt not recorded")
+
+# -- keys and identity -------------------------------------------------------------------------------------------------
+
+
+def _hashed(salt: Any) -> Any:
+    """After the look-up's keys were made, hashes take their place: of all tokens up to a block, and of `salt`."""
+
+    def make(original: Any) -> Any:
+        def begin_look_up(self: SchedulerState, request: Request) -> bool:
+            reads = bool(original(self, request))
+            size, tokens = self.block_tokens, np.array(request._all_token_ids, dtype="<i4")
+            ends = range(size, len(request.block_hashes) * size + 1, size)
+            request.block_hashes = [
+                hashlib.sha256(salt(request) + tokens[:end].tobytes()).digest() for end in ends
+            ]
+            return reads
+
+        return begin_look_up
+
+    return make
+
+
+def _last_known(original: Any) -> Any:
+    """Who cannot be verified is taken for the last one who could."""
+
+    def verify(self: SchedulerSide, request: Request) -> Any:
+        answer = original(self, request)
+        if isinstance(answer, VerifiedToken):
+            self.__dict__["last_known"] = answer
+        return self.__dict__.get("last_known", answer)
+
+    return verify
+
+
+def _resumed_as_nobody(original: Any) -> Any:
+    def resume(self: SchedulerState, governed: GovernedRequest, residency: Any) -> Any:
+        self.port.release(residency, "preempted")
+        tokens = governed.request._all_token_ids
+        again: Any = self.port.admit(None, governed.model, tokens, request_id=governed.request_id)
+        governed.residency, governed.reported_tokens = again, len(tokens)
+        return again
+
+    return resume
+
+
+def _attaches_all(original: Any) -> Any:
+    """What the look-up found is attached."""
+
+    def attachable_tokens(
+        self: SchedulerState, governed: GovernedRequest, found: Any, hit_tokens: int
+    ) -> int:
+        return hit_tokens
+
+    return attachable_tokens
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+_NOBODY = EventScope("*", "request", "", 0, 0)
+
+
+def _of_nobody(original: Any) -> Any:
+    return lambda scope, keys, **more: original(_NOBODY, keys, **more)
+
+
+def _with_tokens(original: Any) -> Any:
+    def stored(scope: EventScope, keys: bytes, *, block_tokens: int, **more: Any) -> BlockEvent:
+        event: BlockEvent = original(scope, keys, block_tokens=block_tokens, **more)
+        return event._replace(tokens=(7,) * (len(keys) // KEY_BYTES * block_tokens))
+
+    return stored
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    *ANYWHERE,
+    *PORT,
+    *(mutant for mutant in TOY if mutant.fault in _BELOW),
+    Mutant("unscoped keys", patch(SchedulerState, "begin_look_up", _hashed(lambda request: b""))),
+    Mutant(
+        "unscoped keys",
+        patch(SchedulerState, "begin_look_up", _hashed(lambda request: request.request_id.encode())),
+    ),
+    Mutant(
+        "scope dropped at look-up",
+        together(unscoped_keys, patch(SchedulerState, "attachable_tokens", _attaches_all)),
+    ),
+    Mutant("no identity falls to a tenant", patch(SchedulerSide, "_verify", _last_known)),
+    Mutant("scope dropped after preemption", patch(SchedulerState, "_resume", _resumed_as_nobody)),
+    Mutant("late sweep serves the expired", patch(SchedulerState, "attachable_tokens", _attaches_all)),
+    Mutant(
+        "uncomputed block published", patch(SingleTypeKVCacheManager, "cache_blocks", published_at_schedule)
+    ),
+    Mutant("double free in one list", patch(GovernedBlockPool, "free_blocks", frees_one_twice)),
+    Mutant("release not idempotent", patch(Scheduler, "finish_requests", finishes_again)),
+    Mutant("release not idempotent", patch(SchedulerState, "release", releases_again)),
+    Mutant("late answer of a preempted request", patch(Scheduler, "_preempt_request", takes_late_answers)),
+    Mutant("order to forget ignored", constant(VllmControl, "evict", None)),
+    Mutant(
+        "free while in flight",
+        together(patch(Workers, "submit", scrubs_at_once), patch(WorkerSide, "_scrub", answers_early)),
+    ),
+    Mutant(
+        "scrub after hand-out",
+        together(
+            patch(GovernedConnector, "handle_preemptions", remembers),
+            patch(GovernedConnector, "build_connector_worker_meta", scrubs_last),
+        ),
+    ),
+    Mutant("scrub of the first shard only", patch(WorkerSide, "_scrub", first_shard_only)),
+    Mutant("failed block handed out", constant(VllmControl, "withhold", None)),
+    Mutant("TTL does not fire while idle", constant(EngineHandle, "tick", None)),
+    Mutant("TTL does not fire while idle", constant(SchedulerSide, "has_work", False)),
+    Mutant(
+        "quota stalls others",
+        together(
+            constant(SchedulerSide, "must_wait", False),
+            patch(GovernedKVCacheManager, "allocate_slots", no_slots),
+        ),
+    ),
+    Mutant("quota preempts others", patch(Scheduler, "schedule", preempts_anybody)),
+    Mutant("scope dropped at event", patch(block_events, "stored", _of_nobody)),
+    Mutant("unscoped removal", patch(block_events, "removed", _of_nobody)),
+    Mutant("removal not told", constant(SchedulerBlockEvents, "_on_removed", None)),
+    Mutant("tokens in events", patch(block_events, "stored", _with_tokens)),
+)
+
+_NO_TIER = "a connector that keeps blocks elsewhere is refused (tests/engines/vllm/adapter/test_scheduler.py)"
+NOT_APPLICABLE: dict[str, str] = {
+    "scope dropped at store": _NO_TIER,
+    "scope dropped at prefetch": _NO_TIER,
+    "async store of a re-used block": _NO_TIER,
+    "tier outlives the deadline": _NO_TIER,
+    "erase misses the tier": _NO_TIER,
+    "scope dropped at fork": "vLLM has none: `n` samples are requests of their own, under a use of the request's token",
+}
