@@ -20,17 +20,15 @@ is away. C: aggregated into counters. A residency id is unique inside its incarn
 
 from __future__ import annotations
 
+from kvcustody.audit.events.batch_encoder import leaf, leaves
 from kvcustody.audit.events.block_runs import Runs
 from kvcustody.audit.events.canonical_leaf import (
     HANDOVER_BYTES_MAX,
     LEAF_BYTES_MAX,
-    SCHEMA,
     Context,
     Leaf,
     PseudonymSource,
     canonical,
-    leaf,
-    leaves,
     parse,
 )
 from kvcustody.audit.events.control_events import (
@@ -95,6 +93,7 @@ from kvcustody.audit.events.ledger_events import (
 from kvcustody.audit.events.registry import (
     KINDS,
     LEAF_KEYS,
+    SCHEMA,
     SYSTEM,
     Event,
     EventKind,

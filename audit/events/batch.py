@@ -1,25 +1,37 @@
-"""Leaves in order, column by column: what a transaction appends.
+"""Leaves in order, column by column: what a transaction appends, and how it is read from bytes.
 
-1. Every column is a function of the leaves' bytes: `batch_of(parse(data) …)` gives the batch that the encoder gave.
-   Values of `LeafGroup.columns` are as in the leaf, except that decimal strings of large integers are integers.
-2. A group has no column of a key in `UNREAD`: no row is made of them.
+1. Every column is a function of the leaves' bytes: `read_leaves` of them gives the batch that the encoder gave.
+   Values of `LeafGroup.columns` are as in the leaf, except that decimal strings of large integers are integers, and
+   that a leaf which lacks a field says its default (`leaf_schema`).
+2. A group has no column of a key in `UNREAD`: no row is made of them. It has one of traces where a leaf has a trace.
+3. A few leaves are read at a time, and equal texts are kept once: the values of a whole batch are more than a
+   processor's cache holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import astuple
+
 from kvcustody.audit.events.block_run_text import Extents
-from kvcustody.audit.events.canonical_leaf import Leaf
-from kvcustody.audit.events.registry import FIELD_KEYS, KINDS, TOTALS, field_types
+from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME, LeafSchema, numbers_of
+from kvcustody.audit.events.registry import TOTALS, TRACE
 from kvcustody.audit.tlog.merkle import leaf_hashes
+from kvcustody.errors import LedgerError
 
 Columns = Mapping[str, Sequence[Any]]
 
 # What these say is in the columns of the whole batch, in extents, or in the leaf alone.
 UNREAD = frozenset({"schema", "kind", "outage", "incarnation", "sequence", "parts", "domains", *TOTALS})
+_CHUNK = 128
+_encode = msgspec.json.Encoder().encode
 
 
 class LeafGroup(NamedTuple):
@@ -57,63 +69,140 @@ class LeafBatch(NamedTuple):
 
 
 EMPTY = LeafBatch((), (), (), (), (), (), (), (), (), (), {}, ())
+_HEAD = attrgetter("log", "incarnation", "sequence", "part", "parts", "kind", "outage", "at_us")
 
 
-def _integer_keys(kind: type) -> frozenset[str]:
-    """Keys whose values may be decimal strings in a leaf."""
-    keys = dict(zip(FIELD_KEYS[kind], field_types(kind), strict=True))
-    named = [key for key, annotation in keys.items() if annotation in ("int", "float")]
-    return frozenset({"at_us", *named, *(TOTALS[key] for key in keys if key in TOTALS)})
+_KIND = re.compile(rb',"kind":"([^"]*)"')
+_WHERE = re.compile(r"at `\$[^`]*`$")
 
 
-_INTEGER_KEYS = {KINDS[kind].name: _integer_keys(kind) for kind in KINDS}
+class _Unknown(msgspec.Struct):
+    """A leaf of a kind that a later version added: nothing is derived from it."""
+
+    at_us: int
+    boot_us: int
+    incarnation: str
+    kind: str
+    log: str
+    outage: str
+    part: int
+    parts: int
+    sequence: int
 
 
-def batch_of(leaves: Sequence[Leaf]) -> LeafBatch:
-    """The batch of leaves that are there already, as a replay reads them; raises `KeyError` on a strange body."""
-    bodies = [leaf.body for leaf in leaves]
-    by_kind: dict[str, list[int]] = {}
-    founders: dict[str, IncarnationStart] = {}
-    for place, body in enumerate(bodies):
-        by_kind.setdefault(body["kind"], []).append(place)
-        if body["incarnation"] not in founders:
-            at_us = int(body["at_us"])
-            worker = str(body.get("worker", "unknown"))
-            founders[body["incarnation"]] = IncarnationStart(worker, at_us - int(body["boot_us"]), at_us)
-    return LeafBatch(
-        [leaf.log for leaf in leaves],
-        [body["incarnation"] for body in bodies],
-        [int(body["sequence"]) for body in bodies],
-        [body["part"] for body in bodies],
-        [body["parts"] for body in bodies],
-        [body["kind"] for body in bodies],
-        [body["outage"] for body in bodies],
-        [int(body["at_us"]) for body in bodies],
-        [leaf.data for leaf in leaves],
-        [_group(kind, places, [bodies[place] for place in places]) for kind, places in by_kind.items()],
-        founders,
-        leaf_hashes(leaf.data for leaf in leaves),
-    )
+class _Decoders(dict[bytes, Callable[[bytes], Any]]):
+    """How leaves of a kind are read."""
+
+    def __missing__(self, kind: bytes) -> Callable[[bytes], Any]:
+        return msgspec.json.Decoder(_Unknown).decode
 
 
-def _group(kind: str, places: list[int], bodies: list[dict[str, Any]]) -> LeafGroup:
-    integers = _INTEGER_KEYS.get(kind, frozenset())
-    keys = dict.fromkeys(key for body in bodies for key in body)
-    columns = {
-        key: [_integer(body.get(key)) if key in integers else body.get(key) for body in bodies]
-        for key in keys
-        if key not in UNREAD
-    }
-    # Leaves of earlier versions have no `written`: the list is empty.
-    lists = [key for key in TOTALS if key in keys or (key == "written" and kind == "residency-opened")]
-    return LeafGroup(
-        kind, places, columns, {key: extents([body.get(key, []) for body in bodies]) for key in lists}
-    )
+_DECODE = _Decoders((name.encode(), schema.decode) for name, schema in SCHEMA_OF_NAME.items())
 
 
-def _integer(value: Any) -> Any:
-    """A large integer from its decimal string; whatever else stands there is for the database to refuse."""
-    return int(value) if value.__class__ is str and value.removeprefix("-").isdecimal() else value
+def read_leaves(lines: Sequence[bytes], *, canonical: bool = False) -> LeafBatch:
+    """The batch of leaves that are there already; raises `LedgerError` where one is not what its kind is.
+
+    `canonical`: each must be the canonical bytes of what was read of it, so that no byte says anything else.
+    """
+    reading = _Reading()
+    try:
+        for start in range(0, len(lines), _CHUNK):
+            some = lines[start : start + _CHUNK]
+            joined = b",".join(some)
+            kinds = _KIND.findall(joined)
+            # A key of this name that is not the leaf's own can only make a leaf be refused: its kind is in its schema.
+            leaves = [_DECODE[kind](line) for kind, line in zip(kinds, some, strict=True)]
+            # All at once: no object's text is the beginning of another's, so each meets its own line.
+            if canonical and _encode(leaves) != b"[%b]" % joined:
+                raise LedgerError("is not in its canonical form")
+            reading.take(start, leaves)
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        LookupError,
+        TypeError,
+        ArithmeticError,
+        RecursionError,
+    ) as problem:
+        where = _WHERE.search(str(problem))  # what stands there may be anybody's name
+        raise LedgerError(f"is not a leaf of its kind{f', {where[0]}' if where else ''}") from problem
+    return reading.batch(lines)
+
+
+class _Kind(NamedTuple):
+    """What the leaves of one kind say, so far."""
+
+    schema: LeafSchema
+    places: list[int]
+    columns: dict[str, list[Any]]
+    extents: dict[str, Extents]
+
+
+class _Reading:
+    """The leaves of a batch on their way into columns, some at a time (rule 3)."""
+
+    def __init__(self) -> None:
+        self._head: list[list[Any]] = [[] for _ in range(8)]
+        self._kinds: dict[str, _Kind] = {}
+        self._texts: dict[Any, Any] = {}
+        self._founders: dict[str, IncarnationStart] = {}
+
+    def take(self, first: int, leaves: list[Any]) -> None:
+        """The next leaves, the first of them at this place."""
+        logs, lives, *numbers, kinds, outages, at_us = zip(*map(_HEAD, leaves), strict=True)
+        for uuid in {*lives} - self._founders.keys():
+            founder = leaves[lives.index(uuid)]
+            moment, worker = int(founder.at_us), getattr(founder, "worker", "unknown")
+            self._founders[uuid] = IncarnationStart(worker, moment - int(founder.boot_us), moment)
+        texts = map(self._shared, (logs, lives, kinds, outages))
+        columns = (next(texts), next(texts), *map(numbers_of, numbers), *texts, numbers_of(at_us))
+        for whole, values in zip(self._head, columns, strict=True):
+            whole.extend(values)
+        by_kind: dict[str, list[int]] = {}
+        for place, kind in enumerate(kinds):
+            by_kind.setdefault(kind, []).append(place)
+        for kind, places in by_kind.items():
+            if kind in SCHEMA_OF_NAME:
+                self._take_kind(
+                    kind, [first + place for place in places], [leaves[place] for place in places]
+                )
+
+    def _take_kind(self, kind: str, places: list[int], leaves: list[Any]) -> None:
+        known = self._kinds.get(kind)
+        if known is None:
+            schema = SCHEMA_OF_NAME[kind]
+            columns: dict[str, list[Any]] = {key: [] for key in schema.order if key not in UNREAD}
+            nothing = {key: Extents([], [], []) for key in schema.lists}
+            known = self._kinds[kind] = _Kind(schema, [], columns, nothing)
+        schema = known.schema
+        said = dict(zip(schema.order, zip(*map(astuple, leaves), strict=True), strict=True))
+        known.places.extend(places)
+        for key, default in schema.absent.items():
+            if msgspec.UnsetType in set(map(type, said[key])):
+                said[key] = tuple(default if value is UNSET else value for value in said[key])
+        for key, whole in known.columns.items():
+            values = said[key]
+            if key in schema.texts:
+                whole.extend(self._shared(values))
+            else:
+                whole.extend(numbers_of(values) if key in schema.numbers else values)
+        for key, found in known.extents.items():
+            for whole, more in zip(found, extents(said[key]), strict=True):
+                whole.extend(more)
+
+    def batch(self, lines: Sequence[bytes]) -> LeafBatch:
+        """The batch of all that was taken, which are these lines."""
+        groups = []
+        for schema, places, columns, found in self._kinds.values():
+            if TRACE in columns and columns[TRACE].count(None) == len(places):
+                del columns[TRACE]
+            groups.append(LeafGroup(schema.name, places, columns, found))
+        return LeafBatch._make((*self._head, lines, groups, self._founders, leaf_hashes(lines)))
+
+    def _shared(self, values: Sequence[Any]) -> Iterator[Any]:
+        """The same texts, and for each the one object that came first: the others' memory is free again."""
+        return map(self._texts.setdefault, values, values)
 
 
 def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
@@ -121,22 +210,16 @@ def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
     widths = set(map(len, lists))
     if widths == {0}:
         return Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
-    if widths == {1}:  # the rule: one run a list
-        items = list(map(itemgetter(0), lists))
-        firsts = list(map(int, map(itemgetter(0), items)))
-        blocks = [sum(item[2]) if item[2] else len(item[1]) for item in items]
-        if 0 not in blocks:
-            return Extents(
-                blocks,
-                firsts,
-                [first + length - 1 if first else 0 for first, length in zip(firsts, blocks, strict=True)],
-            )
-    made = Extents([], [], [])
+    items = list(chain.from_iterable(lists))
+    firsts = numbers_of(list(map(itemgetter(0), items)))
+    lengths = [sum(counts) if counts else len(deltas) for _, deltas, counts, *_ in items]
+    if widths == {1} and 0 not in lengths:  # the rule: one run a list
+        highs = [first + length - 1 if first else 0 for first, length in zip(firsts, lengths, strict=True)]
+        return Extents(lengths, list(firsts), highs)
+    made, every = Extents([], [], []), zip(firsts, lengths, strict=True)
     for runs in lists:
         total, low, high = 0, 1 << 62, -1
-        for item in runs:
-            length = sum(item[2]) if item[2] else len(item[1])
-            first = int(item[0])
+        for first, length in islice(every, len(runs)):
             total, low = total + length, min(low, first)
             high = max(high, first + length - 1 if first else 0)
         made.blocks.append(total)

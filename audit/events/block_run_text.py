@@ -1,20 +1,22 @@
 """Run lists of many events as canonical text, all at once.
 
-1. `texts[i]` is byte for byte the JSON of `[encode(run) for run in lists[i] if len(run.blocks)]`.
-2. What only the one-by-one form can write (numpy scalars, generations from 2^53 on) is refused, never altered.
+1. `texts[i]` is the JSON of the encoded form of the runs in `lists[i]` that have blocks (`block_runs`).
+2. Generations and pools are whole numbers from 0 on, block indices integers; anything else is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from kvcustody.audit.events.block_runs import EXACT, Runs
+from kvcustody.audit.events.leaf_schema import ints
+from kvcustody.errors import LedgerError
 
 _BLOCKS_AT_ONCE = 1 << 18  # 2 MiB of indices
 _NEIGHBOURS = b"[%d,[%d,1],[1,%d]]"
@@ -28,12 +30,8 @@ class Extents(NamedTuple):
     high: list[int]
 
 
-class NotPlainError(Exception):
-    """A value is right but not of the exact type that the bulk form takes; write its event by itself."""
-
-
 def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
-    """The JSON text of every run list, and its extent; raises `NotPlainError` (rule 2)."""
+    """The JSON text of every run list, and its extent; raises `LedgerError` (rule 2)."""
     runs = list(chain.from_iterable(lists))
     if not runs:
         return [b"[]"] * len(lists), Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
@@ -45,19 +43,14 @@ def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
         half = len(lists) // 2
         (texts, extents), (more, others) = run_texts(lists[:half]), run_texts(lists[half:])
         return texts + more, Extents(*map(list.__add__, extents, others))
-    _check_plain(firsts, pools)
+    firsts, pools = ints(firsts), ints(pools)
+    if min(firsts) < 0 or min(pools) < 0 or max(pools) >= EXACT:
+        raise LedgerError("a run has a negative generation or pool, or a pool from 2^53 on")
     items = _items(blocks, firsts, pools, lengths)
     if len(runs) == len(lists) and all(lists):  # the rule: one run a list
         highs = [low + length - 1 if low else 0 for low, length in zip(firsts, lengths, strict=True)]
         return [b"[%b]" % item for item in items], Extents(lengths, list(firsts), highs)
     return [b"[%b]" % b",".join(islice(items, len(some))) for some in lists], _extents(lists)
-
-
-def _check_plain(firsts: Sequence[int], pools: Sequence[int]) -> None:
-    if {*map(type, firsts), *map(type, pools)} != {int}:
-        raise NotPlainError
-    if max(firsts) >= EXACT or min(firsts) < 0 or max(pools) >= EXACT or min(pools) < 0:
-        raise NotPlainError
 
 
 def _items(
@@ -68,9 +61,9 @@ def _items(
 ) -> Iterator[bytes]:
     """The text of every run: run-length tokens of the differences, each run's first from 0."""
     try:
-        flat: NDArray[np.int64] = np.concatenate(blocks, dtype=np.int64, casting="safe")
-    except (TypeError, ValueError):
-        raise NotPlainError from None
+        flat: NDArray[np.int64] = np.concatenate(blocks, dtype=np.int64, casting="same_kind")
+    except (TypeError, ValueError) as problem:
+        raise LedgerError(f"a run's blocks are not integers: {problem}") from problem
     ends = np.cumsum(lengths)
     starts = ends - lengths
     steps = np.empty_like(flat)
@@ -84,11 +77,13 @@ def _items(
     counts = np.diff(places, append=len(flat)).tolist()
     lows = np.searchsorted(places, starts).tolist()
     highs = [*lows[1:], len(places)]
-    for first, pool, length, low, high in zip(firsts, pools, lengths, lows, highs, strict=True):
-        if high - low == 2 and length > 2 and not pool and deltas[low + 1] == counts[low] == 1:
+    exact = max(firsts) < EXACT
+    heads = firsts if exact else [first if first < EXACT else str(first) for first in firsts]
+    for first, pool, length, low, high in zip(heads, pools, lengths, lows, highs, strict=True):
+        if high - low == 2 and length > 2 and not pool and deltas[low + 1] == counts[low] == 1 and exact:
             yield _NEIGHBOURS % (first, deltas[low], length - 1)  # in order, what a pool gives first
             continue
-        item = [first, deltas[low:high], counts[low:high] if high - low != length else []]
+        item: list[Any] = [first, deltas[low:high], counts[low:high] if high - low != length else []]
         if pool:
             item.append(pool)
         yield orjson.dumps(item)
@@ -98,8 +93,13 @@ def _extents(lists: Sequence[Runs]) -> Extents:
     made = Extents([], [], [])
     for runs in lists:
         made.blocks.append(sum(len(run.blocks) for run in runs))
-        made.low.append(min((run.generation for run in runs), default=0))
+        made.low.append(int(min((run.generation for run in runs), default=0)))
         made.high.append(
-            max((run.generation + len(run.blocks) - 1 if run.generation else 0 for run in runs), default=-1)
+            int(
+                max(
+                    (run.generation + len(run.blocks) - 1 if run.generation else 0 for run in runs),
+                    default=-1,
+                )
+            )
         )
     return made

@@ -2,7 +2,8 @@
 
 1. In a run, `blocks[i]` carries generation `generation + i`: a pool's generations come from one counter, so the
    blocks of one allocation are one run however scattered their indices are.
-2. `decode(encode(run)) == run` exactly; the encoded form holds integers only (decimal strings at or above 2^53).
+2. What `run_texts` writes of a run, `decode` reads exactly; the encoded form holds integers only (decimal strings
+   from 2^53 on).
 3. A pool's counter starts at 1. A run at generation 0 is memory that was never in custody (a boot scrub): all of its
    blocks have generation 0.
 4. Within one incarnation and one pool a generation names one block, so a set of generations is a set of custodies.
@@ -15,7 +16,7 @@ that every count is 1, which is how scattered blocks avoid paying for counts the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -47,55 +48,6 @@ class Pairs(NamedTuple):
     pools: Int64s
     blocks: Int64s
     generations: Int64s
-
-
-def count(runs: Iterable[Run]) -> int:
-    """How many (block, generation) pairs the runs hold."""
-    return sum(len(run.blocks) for run in runs)
-
-
-def encode(run: Run) -> list[Any]:
-    """The canonical form of one run."""
-    blocks = run.blocks
-    length = len(blocks)
-    generation = int(run.generation)
-    head = generation if generation < EXACT else str(generation)
-    first = int(blocks[0]) if length else 0
-    counts: list[int]
-    if length < 2:
-        deltas, counts = ([first] if length else []), []
-    elif length <= _SHORT:
-        deltas, counts = _tokens(blocks.tolist())
-    else:
-        steps = np.subtract(blocks[1:], blocks[:-1], dtype=np.int64)
-        changes = (steps[1:] != steps[:-1]).nonzero()[0]
-        if not len(changes) and int(steps[0]) != first:
-            deltas, counts = [first, int(steps[0])], [1, length - 1]
-        elif len(changes) == length - 2 and int(steps[0]) != first:
-            deltas, counts = [first, *steps.tolist()], []
-        else:
-            deltas, counts = _tokens(blocks.tolist())
-    return [head, deltas, counts, run.pool] if run.pool else [head, deltas, counts]
-
-
-_SHORT = 16  # below this a loop is faster than an array's overhead
-
-
-def _tokens(indices: list[int]) -> tuple[list[int], list[int]]:
-    """Run-length tokens of the differences, the first from 0; no counts when every one is 1."""
-    deltas: list[int] = []
-    counts: list[int] = []
-    before = 0
-    step = None
-    for index in indices:
-        if index - before == step:
-            counts[-1] += 1
-        else:
-            step = index - before
-            deltas.append(step)
-            counts.append(1)
-        before = index
-    return deltas, ([] if len(deltas) == len(indices) else counts)
 
 
 def decode(item: Sequence[Any]) -> Run:

@@ -59,6 +59,7 @@ from kvcustody.audit.events.ledger_events import (
 )
 
 SYSTEM = "system"
+SCHEMA = "kvcustody/event@1"
 
 Event = (
     WorkerStarted

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, Table, func, select
 
 from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.schema.trees import tree_nodes
@@ -269,7 +269,7 @@ class LogCheck:
                     self._named(idx, leaves[idx], f"its row in `{table.name}` {what}")
 
     def _derive(self, sound: list[tuple[int, Leaf]]) -> dict[Table, dict[int, tuple[Any, ...]]]:
-        batch = batch_of([leaf for _, leaf in sound])
+        batch = read_leaves([leaf.data for _, leaf in sound])
         places = [idx for idx, _ in sound]
         made: dict[Table, dict[int, tuple[Any, ...]]] = {}
         for group in batch.groups:

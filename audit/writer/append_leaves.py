@@ -17,8 +17,8 @@ from sqlalchemy import Connection, Table, insert, select, update
 
 from kvcustody.audit.database.bulk_insert import Columns, Inserts
 from kvcustody.audit.database.engine import with_placeholders
-from kvcustody.audit.events import SYSTEM, parse
-from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, batch_of
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
 from kvcustody.audit.schema import ledger as schema
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_trees import LockedLog, Trees
@@ -164,7 +164,7 @@ class Appender:
             return batch
         names = zip(batch.incarnations, batch.sequences, batch.parts, batch.logs, strict=True)
         fresh = [data for name, data in zip(names, batch.data, strict=True) if name not in known]
-        return batch_of([parse(data) for data in fresh]) if fresh else EMPTY
+        return read_leaves(fresh) if fresh else EMPTY
 
 
 def leaf_hashes(batch: LeafBatch) -> dict[str, list[bytes]]:

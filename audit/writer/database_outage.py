@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.engine import describe
 from kvcustody.audit.events import Context, Event, ReplayCompleted, SpillStarted, leaves
-from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.batch_encoder import Entry
 from kvcustody.audit.events.column_encoder import Item
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
@@ -146,7 +146,7 @@ class DatabaseOutage:
         sequence = self._intake.next_sequence()
         done = ReplayCompleted(self._clock.now_us(), *found)
         try:
-            self._committer.write(batch_of(leaves(done, self._context, sequence)))
+            self._committer.write(read_leaves([leaf.data for leaf in leaves(done, self._context, sequence)]))
         except BaseException:
             self._intake.requeue(sequence, done)
             raise

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import orjson
 
-from kvcustody.audit.events import parse
-from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.subjects.subject_table import row_of
 from kvcustody.audit.writer.committer import Committer
 from kvcustody.audit.writer.spill_file import SpillFile, SpillSegment
@@ -63,6 +62,6 @@ def _replay_one(segment: SpillSegment, committer: Committer, batch: int) -> tupl
 
 def _commit(records: list[bytes], committer: Committer) -> int:
     names = [row_of(orjson.loads(record[1:])) for record in records if record[:1] == b"P"]
-    found = [parse(record[1:]) for record in records if record[:1] == b"L"]
+    found = [record[1:] for record in records if record[:1] == b"L"]
     committer.write_names(names, own=True)
-    return committer.write(batch_of(found), skip_known=True)
+    return committer.write(read_leaves(found), skip_known=True)

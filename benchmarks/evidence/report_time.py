@@ -31,7 +31,7 @@ from kvcustody.audit.events import (
     WorkerStarted,
     leaves,
 )
-from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.model import ReportParameters
@@ -98,13 +98,13 @@ def fill(path: Path, events: int) -> int:
     appender, held, sequence = Appender(), [], 0
     with engine.connect().execution_options(**WRITE) as connection:
         for sequence, event in enumerate(story(events), 1):
-            held += leaves(event, context, sequence)
+            held += [leaf.data for leaf in leaves(event, context, sequence)]
             if len(held) >= 20 * BATCH:
                 with connection.begin():
-                    appender.append(connection, batch_of(held))
+                    appender.append(connection, read_leaves(held))
                 held.clear()
         with connection.begin():
-            appender.append(connection, batch_of(held))
+            appender.append(connection, read_leaves(held))
     key = SigningKey.generate("bench.example/ledger")
     CheckpointSigner(engine, [key], memory=path.with_suffix(".last"), clock=SystemClock()).sign_once()
     engine.dispose()

@@ -21,8 +21,8 @@ from kvcustody.audit.events import (
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
-    leaves,
 )
+from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.events.block_runs import Run, Runs, flatten, gather
 
 OFFSET_US = 1_700_000_000_000_000
@@ -31,15 +31,11 @@ Forge = Callable[[list[Event], Unit, random.Random], list[Event]]
 
 
 def leaf_bytes(events: list[Event], uuid: str) -> list[bytes]:
-    return [leaf.data for leaf in leaf_set(events, uuid)]
-
-
-def leaf_set(events: list[Event], uuid: str) -> list[Any]:
     def pseudonym(tenant: str, subject: str, session: str = "") -> str:
         return f"{tenant}.{subject}.{session}"
 
     context = Context(uuid, OFFSET_US, pseudonym)
-    return [leaf for number, event in enumerate(events, 1) for leaf in leaves(event, context, number)]
+    return [*BatchEncoder(context).encode([*enumerate(events, 1)]).batch.data]
 
 
 def history_of(events: list[Event], uuid: str = "ab" * 16) -> History:

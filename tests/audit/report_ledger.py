@@ -24,7 +24,7 @@ from kvcustody.audit.events import (
     SpillStarted,
     WorkerStopped,
 )
-from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
@@ -71,7 +71,7 @@ def fill(store: Engine, world: Callable[..., Any], folder: Path, *, seed: bytes 
         appender = Appender()
         for number, events in enumerate(histories(world)):
             with connection.begin():
-                appender.append(connection, batch_of(falsified.leaf_set(events, f"{number + 1:032x}")))
+                appender.append(connection, read_leaves(falsified.leaf_bytes(events, f"{number + 1:032x}")))
     key = SigningKey.from_seed(ORIGIN, KeyKind.ED25519, seed)
     sign(store, key, folder)
     return key

@@ -27,7 +27,7 @@ from kvcustody.audit.schema.service import service_workers
 from kvcustody.audit.writer.append_leaves import register
 from kvcustody.audit.writer.crash_recovery import close_dead
 from kvcustody.clock import MICROSECONDS, Clock
-from kvcustody.governance.service.ingest.check_columns import Sender
+from kvcustody.governance.service.ingest.check_leaves import Sender
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 _FLUSH_SECONDS = 1.0

@@ -1,28 +1,29 @@
 """What a worker's batch must be before any of it is written: its own leaves, canonical, of kinds that workers write.
 
-1. A leaf's bytes are the canonical form of what they say: a forged, repeated or reordered key does not survive the
-   comparison with their own canonical form.
+1. A leaf has the fields and the types of its kind (`leaf_schema`), and its bytes are the canonical form of what they
+   say: a forged, further, repeated or reordered key does not survive the comparison.
 2. A worker writes for its own incarnation alone. Of others' it may only say that one of its own predecessors died.
 3. Kinds that the control plane writes (access, principals, policies, keys of others) are refused from a worker.
 4. A tenant's leaf goes to that tenant's log, and to no other.
-5. A batch is checked column by column (`leaf_columns`). Whatever that does not take is checked leaf by leaf here,
-   which defines what is refused and says which leaf it is.
+5. A batch is checked as a whole; of one that is refused, the first leaf that is refused alone is named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from operator import sub
 from typing import Any, NamedTuple
 
 import orjson
 
-from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, ORIGINS, SCHEMA, SYSTEM, Leaf, log_of
-from kvcustody.audit.events.batch import EMPTY, LeafBatch, batch_of
+from kvcustody.audit.events import LEAF_BYTES_MAX, LEAF_KEYS, ORIGINS, log_of
+from kvcustody.audit.events.batch import EMPTY, Columns, LeafBatch, read_leaves
+from kvcustody.audit.events.block_runs import EXACT
 from kvcustody.audit.events.registry import TRACE
 from kvcustody.audit.subjects.subject_table import is_proved, row_of
+from kvcustody.errors import LedgerError
 from kvcustody.governance.identity.w3c_trace import is_trace
-from kvcustody.governance.service.ingest.check_columns import Sender, read_columns
 from kvcustody.governance.service.problem_details import ProblemError
 
 LEAVES_MAX = 20_000
@@ -31,14 +32,22 @@ CONTROL_KINDS = frozenset(  # what only the control plane writes
     {"access", "principal-changed", "signing-key", "release-step", "retention-purged"}
     | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered", "clock-confirmed"}
 )
-_OUTAGES = {kind.name: kind.outage for kind in KINDS.values()}
-_CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
+_WORKERS_KINDS = LEAF_KEYS.keys() - CONTROL_KINDS
 _HEX = frozenset("0123456789abcdef")
 _SECRET_CHARACTERS = 32
-_NAMES = {str, type(None)}
-_OPTIONAL = frozenset({"written", "written_blocks", "origin", TRACE})
+_PARTS_MAX = 1 << 20
+_PARTIES = ("tenant", "owner", "reader")
 
 Name = tuple[str, str, str, str, str | None]  # pseudonym, tenant, subject, session, secret
+
+
+class Sender(NamedTuple):
+    """Who sends a batch: the worker, its incarnation, and its incarnations of old."""
+
+    worker: str
+    incarnation: str
+    offset_us: int
+    predecessors: frozenset[str]
 
 
 class Received(NamedTuple):
@@ -55,7 +64,10 @@ def read_batch(body: bytes, sender: Sender) -> Received:
     head, lines = lines_of(body)
     if not lines:
         return Received(_names(head), EMPTY, 0, 0)
-    batch = read_columns(lines, sender, CONTROL_KINDS) or _singly(lines, sender)
+    try:
+        batch = _checked(lines, sender)
+    except LedgerError as problem:
+        raise _refused(lines, sender, problem) from None
     return Received(_names(head), batch, min(batch.sequences), max(batch.sequences))
 
 
@@ -71,16 +83,6 @@ def lines_of(body: bytes) -> tuple[bytes, list[bytes]]:
     return lines.pop(0), lines
 
 
-def _singly(lines: list[bytes], sender: Sender) -> LeafBatch:
-    """The same, leaf by leaf."""
-    seen: set[tuple[Any, ...]] = set()  # logs with their tenants that were found right in this batch
-    found = [_leaf(line, sender, place, seen) for place, line in enumerate(lines)]
-    try:
-        return batch_of(found)
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-        raise unwritable() from None
-
-
 def unwritable() -> ProblemError:
     """Some leaf of a batch that only its own writing can find."""
     return ProblemError("refused-leaf", "the ledger refuses a leaf of this batch; send them one by one")
@@ -91,63 +93,63 @@ def write_batch(names: Iterable[Name], leaves: Iterable[bytes]) -> bytes:
     return b"\n".join((orjson.dumps(list(names)), *leaves))
 
 
-def _leaf(line: bytes, sender: Sender, place: int, seen: set[tuple[Any, ...]]) -> Leaf:
-    if len(line) > LEAF_BYTES_MAX:
-        raise _refused(place, "is longer than a leaf may be")
+def _refused(lines: list[bytes], sender: Sender, problem: LedgerError) -> ProblemError:
+    """The refusal of a batch, whose first wrong leaf is looked for by halves."""
+    place = 0
+    while len(lines) > 1:
+        half = len(lines) // 2
+        try:
+            _checked(lines[:half], sender)
+        except LedgerError as found:
+            lines, problem = lines[:half], found
+        else:
+            place, lines = place + half, lines[half:]
     try:
-        body = orjson.loads(line)
-        canonical = orjson.dumps(body, option=_CANONICAL)
-    except (ValueError, TypeError):
-        raise _refused(place, "is not canonical JSON") from None
-    if canonical != line or body.__class__ is not dict:
-        raise _refused(place, "is not in its canonical form")
-    kind: Any = body.get("kind")
-    keys = LEAF_KEYS.get(kind) if kind.__class__ is str else None
-    if keys is None or kind in CONTROL_KINDS:
-        raise _refused(place, "is of a kind that workers do not write")
-    if body.keys() != keys and not (body.keys() <= keys and keys - body.keys() <= _OPTIONAL):
-        raise _refused(place, "has other fields than its kind")
-    if (
-        body["schema"] != SCHEMA
-        or body["incarnation"] != sender.incarnation
-        or body["outage"] != _OUTAGES[kind]
-        or body.get("worker", sender.worker) != sender.worker
+        _checked(lines, sender)
+    except LedgerError as found:
+        problem = found
+    return ProblemError("refused-leaf", f"leaf {place} {problem.message}", leaf=place)
+
+
+def _checked(lines: list[bytes], sender: Sender) -> LeafBatch:
+    """The batch of these leaves; raises `LedgerError` with what is wrong with one of them."""
+    if max(map(len, lines)) > LEAF_BYTES_MAX:
+        raise LedgerError("is longer than a leaf may be")
+    batch = read_leaves(lines, canonical=True)
+    if not _WORKERS_KINDS.issuperset(batch.kinds):
+        raise LedgerError("is of a kind that workers do not write")
+    if set(batch.incarnations) != {sender.incarnation}:
+        raise LedgerError("is not of this worker's incarnation")
+    if min(batch.sequences) < 1 or max(batch.sequences) >= EXACT:
+        raise LedgerError("has an impossible sequence")
+    if not all(
+        1 <= part <= of <= _PARTS_MAX for part, of in set(zip(batch.parts, batch.of_parts, strict=True))
     ):
-        raise _refused(place, "is not of this worker's incarnation")
-    if body.get("origin", "") not in tuple(ORIGINS):  # whatever its type is
-        raise _refused(place, "has an origin that is none")
-    if TRACE in body and not is_trace(body[TRACE]):
-        raise _refused(place, "names a trace that is none")
-    if float in set(map(type, body.values())):
-        raise _refused(place, "carries a float")
-    _check_numbers(body, sender, place)
-    log = body["log"]
-    parties = (log, body.get("tenant"), body.get("owner"), body.get("reader"))
-    if set(map(type, parties)) - _NAMES:
-        raise _refused(place, "names a tenant that is no name")
-    if parties not in seen and parties != (SYSTEM, None, None, None):
-        _check_log(body, place)
-        seen.add(parties)
-    about = body.get("of_incarnation")
-    if about and about != sender.incarnation and about not in sender.predecessors:
-        raise _refused(place, "is about an incarnation that is not this worker's")
-    return Leaf(log, body, line)
+        raise LedgerError("has an impossible place")
+    for group in batch.groups:
+        _check_kind(group.columns, sender)
+    return batch
 
 
-def _check_numbers(body: dict[str, Any], sender: Sender, place: int) -> None:
-    numbers = (body["sequence"], body["part"], body["parts"], body["at_us"], body["boot_us"])
-    if {number.__class__ for number in numbers} != {int} or min(numbers) < 0 or not body["sequence"]:
-        raise _refused(place, "has a head that is not of whole numbers")
-    if not 1 <= body["part"] <= body["parts"] <= 1 << 20 or body["sequence"] >= 1 << 53:
-        raise _refused(place, "has an impossible place")
-    if body["at_us"] - body["boot_us"] != sender.offset_us:
-        raise _refused(place, "has a time that is not of this incarnation")
-
-
-def _check_log(body: dict[str, Any], place: int) -> None:
-    parties = {body[name] for name in ("tenant", "owner", "reader") if name in body}
-    if body["log"] not in {log_of(party) for party in parties or {None}}:
-        raise _refused(place, "is in a log that is not its tenant's")
+def _check_kind(columns: Columns, sender: Sender) -> None:
+    """Leaves of one kind are their sender's, in their time and in their log."""
+    at_us, boot_us = columns["at_us"], columns["boot_us"]
+    if min(at_us) < 0 or min(boot_us) < 0 or max(at_us) >= EXACT or max(boot_us) >= EXACT:
+        raise LedgerError("has an impossible time")
+    if set(map(sub, at_us, boot_us)) != {sender.offset_us}:
+        raise LedgerError("has a time that is not of this incarnation")
+    named = [columns[key] for key in _PARTIES if key in columns]
+    for log, *parties in set(zip(columns["log"], *named, strict=True)):
+        if log not in {log_of(party) for party in set(parties) or {None}}:
+            raise LedgerError("is in a log that is not its tenant's")
+    if set(columns.get("worker", ())) - {sender.worker}:
+        raise LedgerError("is not of this worker")
+    if not ORIGINS.issuperset(columns.get("origin", ())):
+        raise LedgerError("has an origin that is none")
+    if set(columns.get("of_incarnation", ())) - {"", sender.incarnation} - sender.predecessors:
+        raise LedgerError("is about an incarnation that is not this worker's")
+    if not all(trace is None or is_trace(trace) for trace in columns.get(TRACE, ())):
+        raise LedgerError("names a trace that is none")
 
 
 def _names(line: bytes) -> list[Name]:
@@ -191,7 +193,3 @@ def _are_secrets(secrets: Sequence[Any]) -> bool:
 
 def _are_texts(texts: Sequence[Any]) -> bool:
     return set(map(type, texts)) == {str} and max(map(len, texts)) <= 256 and "\0" not in "".join(texts)
-
-
-def _refused(place: int, reason: str) -> ProblemError:
-    return ProblemError("refused-leaf", f"leaf {place} {reason}", leaf=place)

@@ -26,8 +26,7 @@ from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.errors import LedgerError
-from kvcustody.governance.service.ingest.check_columns import Sender
-from kvcustody.governance.service.ingest.check_leaves import Received, read_batch, unwritable
+from kvcustody.governance.service.ingest.check_leaves import Received, Sender, read_batch, unwritable
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
 from kvcustody.governance.service.problem_details import ProblemError
 

@@ -28,8 +28,7 @@ import structlog
 from kvcustody.audit.events.batch import IncarnationStart, LeafBatch, LeafGroup
 from kvcustody.audit.events.block_run_text import Extents
 from kvcustody.governance.service.gc_tuning import gc_seldom
-from kvcustody.governance.service.ingest.check_columns import Sender
-from kvcustody.governance.service.ingest.check_leaves import Received, lines_of, read_batch
+from kvcustody.governance.service.ingest.check_leaves import Received, Sender, lines_of, read_batch
 from kvcustody.governance.service.problem_details import ProblemError
 
 SMALL_BYTES = 64 << 10  # a batch of some hundred leaves: sooner read than sent

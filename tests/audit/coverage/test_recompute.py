@@ -36,7 +36,7 @@ from kvcustody.audit.events import (
     ReceiptRecorded,
     ResidencyReleased,
 )
-from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.schema.ledger import custody_ends
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.errors import LedgerError
@@ -86,7 +86,7 @@ def store_all(store: Engine, histories: Iterable[list[Event]]) -> None:
     with store.connect().execution_options(**WRITE) as connection, connection.begin():
         appender = Appender()
         for number, events in enumerate(histories):
-            appender.append(connection, batch_of(falsified.leaf_set(events, f"{number:032x}")))
+            appender.append(connection, read_leaves(falsified.leaf_bytes(events, f"{number:032x}")))
 
 
 @pytest.mark.parametrize("cases", [range(72), pytest.param(range(72, CASES), marks=pytest.mark.soak)])

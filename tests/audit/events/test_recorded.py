@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcustody.audit.events import KINDS, Context, Event, leaves, parse
-from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.events import KINDS, Context, Event, leaves
+from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.writer.projection import IncarnationRow, project
 
@@ -50,7 +50,7 @@ def run_of(numbers: list[int]) -> Run:
 def rows_of(data: list[bytes]) -> dict[str, list[Any]]:
     """Every row of these leaves, by table; their log is 1."""
     found: dict[str, list[Any]] = {}
-    for group in batch_of([parse(each) for each in data]).groups:
+    for group in read_leaves(data).groups:
         for made in project(group, [IncarnationRow(5, CONTEXT.offset_us)] * len(group.places)):
             rows = made.rows([1] * len(data), range(len(data)))
             found.setdefault(made.table.name, []).extend(map(list, rows))

@@ -27,7 +27,7 @@ from recompute import Chosen, judge, read_history, recompute_digest, recount
 from kvcustody.audit.coverage import recount_process as recounting
 from kvcustody.audit.coverage.leaf_sources import leaves_in_export
 from kvcustody.audit.database.engine import WRITE, open_store
-from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
@@ -148,8 +148,8 @@ def test_what_is_written_later_changes_nothing(world_class: Any, tmp_path: Path)
     with engine.connect() as connection:
         before = build_report(connection, asked).to_bytes()
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-        more = falsified.leaf_set(world_class(9).run(80).events, "f" * 32)
-        Appender().append(connection, batch_of(more))
+        more = falsified.leaf_bytes(world_class(9).run(80).events, "f" * 32)
+        Appender().append(connection, read_leaves(more))
     report_ledger.sign(engine, ledger.key, tmp_path)
     with engine.connect() as connection:
         assert newest_checkpoint(connection) > asked.checkpoint
@@ -189,7 +189,7 @@ def test_an_identity_that_does_not_hold_is_shown_with_both_sides(world_class: An
     gone = next(e for e in events if type(e).__name__ == "ResidencyOpened" and e.written)
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
         Appender().append(
-            connection, batch_of(falsified.leaf_set([e for e in events if e is not gone], "1" * 32))
+            connection, read_leaves(falsified.leaf_bytes([e for e in events if e is not gone], "1" * 32))
         )
     key = report_ledger.SigningKey.generate(report_ledger.ORIGIN)
     report_ledger.sign(engine, key, tmp_path)

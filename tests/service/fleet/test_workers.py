@@ -27,9 +27,8 @@ from kvcustody.audit.events import (
     KeyEvent,
     ResidencyOpened,
     WorkerStarted,
-    parse,
 )
-from kvcustody.audit.events.batch import LeafBatch, batch_of
+from kvcustody.audit.events.batch import LeafBatch, read_leaves
 from kvcustody.audit.query.custody import custody_of, gaps
 from kvcustody.audit.schema.ledger import events, incarnations, releases, subjects
 from kvcustody.audit.subjects import pseudonym_directory
@@ -44,8 +43,7 @@ from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.ingest import ingest
-from kvcustody.governance.service.ingest.check_columns import Sender, read_columns
-from kvcustody.governance.service.ingest.check_leaves import CONTROL_KINDS, write_batch
+from kvcustody.governance.service.ingest.check_leaves import Sender, read_batch, write_batch
 from kvcustody.governance.service.ingest.ingest import merge_batches
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
@@ -225,15 +223,14 @@ def _sender(worker: Worker) -> Sender:
 
 
 @pytest.mark.parametrize("forgery", FORGED)
-def test_a_forged_leaf_is_not_plain(forgery: str) -> None:
-    """What reads a batch by columns takes no forgery on its own, whatever looks at it afterwards."""
+def test_a_forged_leaf_is_named_wherever_it_is(forgery: str) -> None:
     worker = Worker()
     honest = worker.batch([event for event in worker.request("acme") if isinstance(event, ResidencyOpened)])
-    forged = FORGED[forgery](honest.leaves[0])
-    assert read_columns([honest.leaves[0], forged], _sender(worker), CONTROL_KINDS) is None
-    assert read_columns(honest.leaves * 2, _sender(worker), CONTROL_KINDS) is not None
-    late = [*honest.leaves * MANY, forged]  # not among the first that are read
-    assert read_columns(late, _sender(worker), CONTROL_KINDS) is None
+    late = [*honest.leaves * MANY, FORGED[forgery](honest.leaves[0]), *honest.leaves]
+    with pytest.raises(ProblemError) as refused:
+        read_batch(write_batch([], late), _sender(worker))
+    assert refused.value.extra["leaf"] == MANY * len(honest.leaves)
+    assert len(read_batch(write_batch([], honest.leaves * 2), _sender(worker)).batch.data) == 2
 
 
 @pytest.mark.parametrize("cut", sorted(CUTS))
@@ -241,12 +238,12 @@ def test_leaves_are_compared_each_with_its_own_line(cut: str) -> None:
     """Lines whose text, put together, is that of as many canonical objects, but that are not one object each."""
     worker = Worker()
     first, second = worker.batch(worker.request("acme")).leaves[:2]
-    assert read_columns([first, second], _sender(worker), CONTROL_KINDS) is not None
-    assert read_columns(CUTS[cut](first, second), _sender(worker), CONTROL_KINDS) is None
+    read_batch(write_batch([], [first, second]), _sender(worker))
+    with pytest.raises(ProblemError):
+        read_batch(write_batch([], CUTS[cut](first, second)), _sender(worker))
 
 
-def test_columns_say_what_the_leaves_say() -> None:
-    """The batch of the plain way is the one that leaf by leaf gives; several together are their leaves' batch."""
+def test_batches_together_are_the_batch_of_their_leaves() -> None:
     worker = Worker()
     now = worker.now_us
     decision = DecisionRecorded(
@@ -258,12 +255,8 @@ def test_columns_say_what_the_leaves_say() -> None:
     lists.append([*worker.request("acme"), *worker.request("labs", None, 9)] * MANY)
     lists.append([KeyEvent(now, None, "made", 1, "governor"), *worker.request("acme")])
     data = [worker.batch(made).leaves for made in lists]
-    batches = []
-    for lines in data:
-        found = read_columns(lines, _sender(worker), CONTROL_KINDS)
-        assert found is not None and _plain(found) == _plain(batch_of([parse(line) for line in lines]))
-        batches.append(found)
-    whole = batch_of([parse(line) for lines in data for line in lines])
+    batches = [read_batch(write_batch([], lines), _sender(worker)).batch for lines in data]
+    whole = read_leaves([line for lines in data for line in lines])
     assert _plain(merge_batches(batches)) == _plain(whole)
 
 

@@ -1,0 +1,188 @@
+"""What the leaf of every kind of event is: derived from the event's own declaration, and from nothing else.
+
+1. An event's fields give the keys of its leaf (`registry`), the types of their values, the canonical bytes (keys in
+   order, `Row`), the check of a leaf that comes from elsewhere (`Said`) and the columns that rows are made of.
+2. A field with a default was added after the first version, or may have been: a leaf that lacks it says the default.
+   A leaf that is written has every field, but for a trace where there is none.
+3. Keys that nothing here knows are passed over, as a later version may have added them; whoever must refuse them
+   compares bytes (`batch.read_leaves`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Meta
+
+from kvcustody.audit.events.block_runs import EXACT
+from kvcustody.audit.events.registry import (
+    FIELD_KEYS,
+    HEAD_KEYS,
+    KINDS,
+    SCHEMA,
+    TOTALS,
+    TRACE,
+    field_types,
+)
+from kvcustody.errors import LedgerError
+
+Column = Sequence[Any]
+
+_Exact = Annotated[int, Meta(gt=-EXACT, lt=EXACT)]
+_Number = (
+    _Exact | str
+)  # a decimal string from 2^53 on, as `numbers_of` checks: no pattern, whose types crash at exit
+_Runs = list[list[_Number | list[_Exact]]]
+
+
+class Value(NamedTuple):
+    """What an annotation of a field means: its type in a leaf, and the check of a column of events' values."""
+
+    said: Any
+    column: Callable[[Column], Column]
+
+
+class LeafSchema(NamedTuple):
+    """The leaf of one kind of event; `keys` and `values` are in the order of the event's fields."""
+
+    name: str
+    outage: str
+    keys: tuple[str, ...]
+    values: tuple[Value, ...]
+    lists: tuple[str, ...]  # keys of run lists
+    numbers: frozenset[str]  # keys of integers, which may be decimal strings in a leaf
+    texts: frozenset[str]
+    order: tuple[str, ...]  # every key, as it is in bytes
+    absent: dict[str, Any]  # what a leaf says that lacks these keys (rule 2)
+    row: Callable[..., msgspec.Struct]  # of the values in `order`: what is encoded
+    said: type[msgspec.Struct]  # what is decoded; a key that the leaf lacks is UNSET
+    decode: Callable[[bytes], Any]
+
+
+def ints(values: Column) -> Column:
+    """A column of integers."""
+    return values if {*map(type, values)} == {int} else list(map(_int, values))
+
+
+def numbers_of(said: Column) -> Column:
+    """Integers as leaves say them, with the large ones from their decimal strings."""
+    if str not in set(map(type, said)):
+        return said
+    found = list(map(int, said))
+    texts = [(text, number) for text, number in zip(said, found, strict=True) if text.__class__ is str]
+    if any(text != str(number) or -EXACT < number < EXACT for text, number in texts):
+        raise LedgerError("is no decimal string of a large integer")
+    return found
+
+
+def _int(value: Any) -> int:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise LedgerError(f"a leaf has an integer here, and not a {_named(value)}")
+    return int(value)
+
+
+def _flags(values: Column) -> Column:
+    if {*map(type, values)} != {bool} and not all(isinstance(value, (bool, np.bool_)) for value in values):
+        raise LedgerError("a leaf has a truth value here")
+    return list(map(bool, values))
+
+
+def _shares(values: Column) -> Column:
+    return [round(float(share) * 1_000_000) for share in values]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise LedgerError(f"a leaf has a text here, and not a {_named(value)}")
+    return str.__str__(value)
+
+
+def _texts(values: Column) -> Column:
+    return values if {*map(type, values)} == {str} else list(map(_text, values))
+
+
+def _names(values: Column) -> Column:
+    if {*map(type, values)} <= {str, type(None)}:
+        return values
+    return [None if value is None else _text(value) for value in values]
+
+
+def _lists_of(check: Callable[[Column], Column]) -> Callable[[Column], Column]:
+    def lists(values: Column) -> Column:
+        if not {*map(type, values)} <= {tuple, list}:
+            raise LedgerError("a leaf has a list here")
+        found = [*chain.from_iterable(values)]
+        checked = check(found) if found else found
+        return values if checked is found else [check(some) if some else some for some in values]
+
+    return lists
+
+
+def _exact_ints(values: Column) -> Column:
+    found = ints(values)
+    if min(found) <= -EXACT or max(found) >= EXACT:
+        raise LedgerError("a list in a leaf has no integer from 2^53 on")
+    return found
+
+
+def _named(value: object) -> str:
+    return "float" if isinstance(value, float) else type(value).__name__
+
+
+def _as_given(values: Column) -> Column:
+    return values
+
+
+VALUES = {  # by the annotation of an event's field
+    "int": Value(_Number, ints),
+    "float": Value(_Number, _shares),  # parts per million by then
+    "bool": Value(bool, _flags),
+    "str": Value(str, _texts),
+    "str | None": Value(str | None, _names),
+    "tuple[int, ...]": Value(list[_Exact], _lists_of(_exact_ints)),
+    "tuple[str, ...]": Value(list[str], _lists_of(_texts)),
+    "Runs": Value(_Runs, _as_given),
+}
+
+
+def schema_of(kind: type) -> LeafSchema:
+    """The schema of a kind of event."""
+    name, outage = KINDS[kind]
+    keys, values = FIELD_KEYS[kind], tuple(VALUES[annotation] for annotation in field_types(kind))
+    lists = tuple(key for key in TOTALS if key in keys)
+    numbers = ["sequence", "part", "parts", "at_us"]
+    said: dict[str, Any] = dict.fromkeys(HEAD_KEYS, str) | dict.fromkeys(numbers, _Number)
+    said |= {"schema": Literal[SCHEMA], "kind": Literal[name], "outage": Literal[outage]}
+    said |= dict(zip(keys, (value.said for value in values), strict=True))
+    said |= {TOTALS[key]: _Number for key in lists}
+    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
+    absent = {key: defaults[field] for key, field in zip(keys, fields, strict=True) if field in defaults}
+    absent |= {TOTALS[key]: 0 for key in lists if key in absent}
+    order = tuple(sorted(said))
+    optional = [
+        (key, said[key] | msgspec.UnsetType, UNSET) if key in absent else (key, said[key]) for key in order
+    ]
+    read = msgspec.defstruct(kind.__name__, optional, kw_only=True, gc=False)
+    return LeafSchema(
+        name,
+        outage,
+        keys,
+        values,
+        lists,
+        frozenset(key for key in order if said[key] is _Number),
+        frozenset(key for key in order if said[key] in (str, str | None)),
+        order,
+        absent | ({TRACE: None} if TRACE in absent else {}),
+        msgspec.defstruct(kind.__name__, order, gc=False),
+        read,
+        msgspec.json.Decoder(read).decode,
+    )
+
+
+SCHEMAS = {kind: schema_of(kind) for kind in KINDS}
+SCHEMA_OF_NAME = {schema.name: schema for schema in SCHEMAS.values()}
