@@ -130,8 +130,8 @@ _KINDS = {
 _FEW = frozenset({"worker-started", "erasure-requested", "holds-narrowed"})  # bodies are kept whole
 
 
-def _all(value: bool, said: Mapping[str, Sequence[Any]]) -> list[bool]:
-    return [value] * len(said["at_us"])
+def _all(value: bool, said: Mapping[str, Sequence[Any]]) -> Any:
+    return np.full(len(said["at_us"]), value)
 
 
 def _share_of_parts(said: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
@@ -175,7 +175,8 @@ class _Life:
         """Take leaves of one kind about it."""
         entry = _KINDS[kind]
         said = dict(zip((*_EVERY, *entry.fields), zip(*rows, strict=True), strict=True))
-        columns = {name: [0] * len(rows) for name in _PLACE} | said | dict(entry.derive(said, self.uuid))
+        places: dict[str, Any] = dict.fromkeys(_PLACE, np.zeros(len(rows), np.int64))
+        columns = places | said | dict(entry.derive(said, self.uuid))
         table = self.tables.get(entry.table)
         if table is None:
             table = self.tables[entry.table] = EvidenceBuilder(entry.columns, len(entry.lists))
@@ -214,6 +215,7 @@ class LeafRecord:
         self.leaves = 0
         self.last_us = 0
         self._lives: dict[str, _Life] = {}
+        self._uses: dict[str, BlockUses] = {}
         self._erasures: list[ErasureAsked] = []
         source = iter(leaves)
         try:
@@ -290,9 +292,14 @@ class LeafRecord:
 
     def uses(self, life: IncarnationLife) -> BlockUses:
         """Who used which block until when."""
+        if life.uuid in self._uses:
+            return self._uses[life.uuid]
         found, tables = self._lives[life.uuid], self._tables[life.uuid]
         rows = (tables.releases, tables.opened, tables.handed, tables.attachments)
-        return uses_of(UseRows(life.offset_us, *rows, found.narrowed(), self._erasures))
+        made = self._uses[life.uuid] = uses_of(
+            UseRows(life.offset_us, *rows, found.narrowed(), self._erasures)
+        )
+        return made
 
     def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
         """Every receipt; `ends` narrows nothing here."""

@@ -231,10 +231,13 @@ def _foreign(ends: Evidence, uses: BlockUses, row: Int64s) -> Flags:
     """Which uses are by another tenant than the owner of the custody that they are about."""
     owner, names = ends.codes("tenant")
     numbers = {name: number for number, (name,) in enumerate(names)}
-    ids, where = np.unique(uses.residency, return_inverse=True)
-    users = [uses.tenants.get(item, ("", ""))[0] for item in ids.tolist()]
-    user = np.array([numbers.setdefault(name, len(numbers)) for name in users], np.int64)
-    different: Flags = user[where] != owner[row]
+    count = len(uses.tenants)
+    ids = np.fromiter(uses.tenants, np.int64, count)
+    users = (numbers.setdefault(name, len(numbers)) for name, _ in uses.tenants.values())
+    user, order = np.fromiter(users, np.int64, count), np.argsort(ids)
+    place, known = _place(ids[order], uses.residency)
+    who = np.where(known, user[order][place], -1) if count else np.full(len(place), -1)
+    different: Flags = who != owner[row]
     return different
 
 

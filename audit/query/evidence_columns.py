@@ -56,11 +56,26 @@ class Evidence(NamedTuple):
 
     def codes(self, *names: str) -> tuple[Int64s, list[tuple[Any, ...]]]:
         """Of each row the number of what these text columns say, and what each number stands for."""
-        columns = [self.texts(name) for name in names]
-        said = list(dict.fromkeys(zip(*columns, strict=True)))
-        numbers = {each: number for number, each in enumerate(said)}
-        codes = map(numbers.__getitem__, zip(*columns, strict=True))
-        return np.fromiter(codes, np.int64, self.size), said
+        code, said = np.zeros(self.size, np.int64), list[tuple[Any, ...]]([()])
+        for name in names:  # column by column: a tuple for every row costs more than all else here
+            column = self.texts(name)
+            values = list(dict.fromkeys(column))
+            numbers = {value: number for number, value in enumerate(values)}
+            both = code * len(values) + np.fromiter(map(numbers.__getitem__, column), np.int64, self.size)
+            is_there = np.zeros(len(said) * len(values), np.bool_)
+            is_there[both] = True
+            code = (np.cumsum(is_there) - 1)[both]
+            pairs = (divmod(each, len(values)) for each in np.flatnonzero(is_there).tolist())
+            said = [(*said[before], values[number]) for before, number in pairs]
+        return code, said
+
+
+class _Texts(dict[Any, Any]):
+    """One object for every text: a million leaves say the same few, and what is compared is then close at hand."""
+
+    def __missing__(self, text: Any) -> Any:
+        self[text] = text
+        return text
 
 
 class EvidenceBuilder:
@@ -72,11 +87,13 @@ class EvidenceBuilder:
         self._parts: dict[str, list[Any]] = {name: [] for name in columns}
         self._flat: list[list[tuple[Int64s, Pairs]]] = [[] for _ in range(lists)]
         self._size = 0
+        self._texts = _Texts()
 
     def add(self, values: Iterable[Sequence[Any]], lists: Sequence[Sequence[Any]]) -> None:
         """Add rows: of each column its values, and of each list of runs every row's."""
         for (name, is_number), column in zip(self._columns.items(), values, strict=True):
-            self._parts[name].append(np.array(column, np.int64) if is_number else column)
+            held = np.array(column, np.int64) if is_number else list(map(self._texts.__getitem__, column))
+            self._parts[name].append(held)
         for flat, each in zip(self._flat, lists, strict=True):
             flat.append(_flat(each, self._size))
         self._size += len(lists[0])
