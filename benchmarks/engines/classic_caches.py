@@ -27,13 +27,13 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, QuantizedCache, StaticCache
 
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import open_worker
 from kvcustody.integrations.transformers.classic.custodian import Custodian
 from kvcustody.integrations.transformers.classic.governed_cache import governed_cache
 from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory
+from kvcustody.testkit.tiny_model import tiny_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
@@ -43,16 +43,12 @@ from spread import ratio
 
 KINDS = ("dynamic", "static", "quantized", "offloaded")
 PERSON = identify(issuer="idp", tenant="org", verified={"subject": "ada"})
-IDENTITY = ModelIdentity(
+IDENTITY = tiny_model(
     weights_digest="sha256:w",
-    weights_epoch=1,
     tokenizer_digest="sha256:t",
     chat_template="none",
-    quantization="none",
     kv_dtype="fp32",
     kv_layout="bhtd",
-    block_tokens=16,
-    rope={"base": 10_000},
     attention={"heads": 4},
 )
 POLICY = """\

@@ -36,6 +36,7 @@ from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
+from kvcustody.testkit.tiny_model import tiny_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
@@ -204,16 +205,13 @@ def build_model(shape: Shape, device: str) -> Any:
 
 def identity(shape: Shape, page: int) -> ModelIdentity:
     """What conditions this model's keys and values."""
-    return ModelIdentity(
+    return tiny_model(
         weights_digest="sha256:random",
-        weights_epoch=1,
         tokenizer_digest="none",
         chat_template="none",
-        quantization="none",
         kv_dtype=str(shape.dtype),
         kv_layout="paged",
         block_tokens=page,
-        rope={"base": 10000},
         attention={"heads": shape.heads, "kv_heads": shape.kv_heads},
     )
 

@@ -28,7 +28,6 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
@@ -38,21 +37,11 @@ from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.tenants import Issuers
+from kvcustody.testkit.tiny_model import tiny_model
 
 ISSUER, READER = "idp", "reader"
 RESERVE_LOW, RESERVE_HIGH = 1024, 2048  # blocks, at any size of pool
-MODEL = ModelIdentity(
-    weights_digest="sha256:aa",
-    weights_epoch=1,
-    tokenizer_digest="sha256:bb",
-    chat_template="v1",
-    quantization="none",
-    kv_dtype="bf16",
-    kv_layout="NHD",
-    block_tokens=16,
-    rope={"base": 10000},
-    attention={"heads": 8},
-)
+MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})
 
 
 class RequestPhases(NamedTuple):

@@ -22,6 +22,7 @@ from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.tenants import Issuers
+from kvcustody.testkit.tiny_model import tiny_model
 
 
 class MemoryKeyStore:
@@ -89,15 +90,11 @@ def table(policy: str, revision: int = 1) -> DecisionTable:
 
 def toy_model(block_tokens: int) -> ModelIdentity:
     """The identity of the toy model."""
-    return ModelIdentity(
+    return tiny_model(
         weights_digest="sha256:toy",
-        weights_epoch=1,
         tokenizer_digest="sha256:toy",
         chat_template="none",
-        quantization="none",
         kv_dtype="int32",
         kv_layout="2-blocks-tokens-lanes",
         block_tokens=block_tokens,
-        rope={"base": 10_000},
-        attention={"heads": 1},
     )

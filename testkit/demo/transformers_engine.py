@@ -25,6 +25,7 @@ from kvcustody.testkit.demo.deployment import Deployment
 from kvcustody.testkit.demo.engine import ATTACKER, VICTIM, Served, Values
 from kvcustody.testkit.demo.model import HEAD_DIM, HEADS, LAYERS, SEED, make_model
 from kvcustody.testkit.demo.vocabulary import note, token_ids
+from kvcustody.testkit.tiny_model import tiny_model
 
 PAGE_TOKENS = 16
 BLOCKS = 192
@@ -211,15 +212,12 @@ def _unpinned() -> Iterator[None]:
 
 
 def _identity() -> ModelIdentity:
-    return ModelIdentity(
+    return tiny_model(
         weights_digest=f"seed:{SEED}",
-        weights_epoch=1,
         tokenizer_digest="words",
         chat_template="none",
-        quantization="none",
         kv_dtype="float32",
         kv_layout="paged",
         block_tokens=PAGE_TOKENS,
-        rope={"base": 10000},
         attention={"layers": LAYERS, "heads": HEADS, "head_dim": HEAD_DIM},
     )

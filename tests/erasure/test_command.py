@@ -17,22 +17,13 @@ from kvcustody.console import clock as command_clock
 from kvcustody.console.main import app
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.admission_outcome import Admission
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import load_settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
+from kvcustody.testkit.tiny_model import tiny_model
 
-MODEL = ModelIdentity(
-    weights_digest="sha256:w",
-    weights_epoch=1,
-    tokenizer_digest="sha256:t",
-    chat_template="template-1",
-    quantization="none",
-    kv_dtype="fp16",
-    kv_layout="nhd",
-    block_tokens=16,
-    rope={"base": 10_000},
-    attention={"heads": 1},
+MODEL = tiny_model(
+    weights_digest="sha256:w", tokenizer_digest="sha256:t", chat_template="template-1", kv_layout="nhd"
 )
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=8, block_tokens=16, dtype=torch.float16)
 POLICY = Path(__file__).parents[2] / "policies" / "library" / "single-org.yaml"

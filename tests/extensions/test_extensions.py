@@ -24,26 +24,15 @@ from kvcustody.console.documentation import render
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import POINTS, Extension, load
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.worker.engine_worker import EnginePlan, open_engine_worker
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
+from kvcustody.testkit.tiny_model import tiny_model
 
-MODEL = ModelIdentity(
-    weights_digest="sha256:aa",
-    weights_epoch=1,
-    tokenizer_digest="sha256:bb",
-    chat_template="v1",
-    quantization="none",
-    kv_dtype="fp16",
-    kv_layout="NHD",
-    block_tokens=16,
-    rope={"base": 10000},
-    attention={"heads": 1},
-)
+MODEL = tiny_model()
 ACME = '''
 import typer
 from kvcustody.allocator.prefix.eviction_policy import Lru

@@ -27,7 +27,6 @@ from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission, Deferred
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
@@ -35,6 +34,7 @@ from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.testkit.tiny_model import tiny_model
 
 POLICY = """\
 schema: kvcustody/policy@1
@@ -55,18 +55,7 @@ audit:
 """
 SPILL_BYTES = 256 << 10
 QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.05, spill_bytes=SPILL_BYTES)
-MODEL = ModelIdentity(
-    weights_digest="sha256:aa",
-    weights_epoch=1,
-    tokenizer_digest="sha256:bb",
-    chat_template="v1",
-    quantization="none",
-    kv_dtype="fp16",
-    kv_layout="NHD",
-    block_tokens=16,
-    rope={"base": 10000},
-    attention={"heads": 1},
-)
+MODEL = tiny_model()
 ROUNDS = 400  # several times what greedy's quarter of the spill holds
 
 

@@ -12,26 +12,15 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import events
 from kvcustody.errors import ConfigError, CustodyError
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
 from kvcustody.policies import library
+from kvcustody.testkit.tiny_model import tiny_model
 
 BLOCKS = 64
 SPEC = TensorSpec(layers=2, kv_heads=1, head_dim=8, dtype=torch.float16)
-MODEL = ModelIdentity(
-    weights_digest="sha256:aa",
-    weights_epoch=1,
-    tokenizer_digest="sha256:bb",
-    chat_template="v1",
-    quantization="none",
-    kv_dtype="fp16",
-    kv_layout="NHD",
-    block_tokens=16,
-    rope={"base": 10000},
-    attention={"heads": 1},
-)
+MODEL = tiny_model()
 
 
 def settings(folder: Path, **values: object) -> Settings:

@@ -15,7 +15,6 @@ from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
@@ -30,6 +29,7 @@ from kvcustody.governance.release.trust import trust_of, write_trust
 from kvcustody.governance.release.worker_follow import PolicyFeed, ReleaseReader
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.policies.bundle.trust import Trust
+from kvcustody.testkit.tiny_model import tiny_model
 
 POLICY = """\
 schema: kvcustody/policy@1
@@ -59,18 +59,7 @@ audit:
 READS = "  - {id: reads, owner: holder, reader: reader, at_most: low, until: 2027-01-01, reason: test}\n"
 THIRD = "  - {id: third-reads, owner: holder, reader: third, at_most: low, until: 2027-01-01, reason: test}\n"
 FORBID = "  - {id: no-high, effect: forbid, action: reuse, when: {classification: high}}"
-MODEL = ModelIdentity(
-    weights_digest="sha256:aa",
-    weights_epoch=1,
-    tokenizer_digest="sha256:bb",
-    chat_template="v1",
-    quantization="none",
-    kv_dtype="bf16",
-    kv_layout="NHD",
-    block_tokens=16,
-    rope={"base": 10000},
-    attention={"heads": 8},
-)
+MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})
 
 
 def policy(*grants: str, idle: str = "1h", rules: str = "", name: str = "released") -> str:

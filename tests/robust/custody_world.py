@@ -28,7 +28,6 @@ from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
@@ -38,6 +37,7 @@ from kvcustody.ids import SessionId, SubjectId, TenantId
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.tenants import Issuers
+from kvcustody.testkit.tiny_model import tiny_model
 
 BLOCK = 16
 SHARDS = 2
@@ -71,16 +71,12 @@ audit:
   on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
 eviction: {policy: lru}
 """
-MODEL = ModelIdentity(
+MODEL = tiny_model(
     weights_digest="sha256:w",
-    weights_epoch=1,
     tokenizer_digest="sha256:t",
     chat_template="template-1",
-    quantization="none",
-    kv_dtype="fp16",
     kv_layout="nhd",
     block_tokens=BLOCK,
-    rope={"base": 10_000},
     attention={"heads": 1, "head_dim": 8},
 )
 

@@ -24,7 +24,6 @@ from kvcustody.governance.api.http.server import serve
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import WorkflowReleaseStore
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
@@ -36,6 +35,7 @@ from kvcustody.governance.service.service import Service, open_service
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
+from kvcustody.testkit.tiny_model import tiny_model
 
 POLICY = """\
 schema: kvcustody/policy@1
@@ -63,18 +63,7 @@ _GRANT = (
     "grants:\n  - {id: reads, owner: holder, reader: reader, at_most: low, until: 2099-01-01, reason: test}\n"
 )
 READS, APART = POLICY.replace("GRANTS", _GRANT), POLICY.replace("GRANTS", "")
-MODEL = ModelIdentity(
-    weights_digest="sha256:aa",
-    weights_epoch=1,
-    tokenizer_digest="sha256:bb",
-    chat_template="v1",
-    quantization="none",
-    kv_dtype="bf16",
-    kv_layout="NHD",
-    block_tokens=16,
-    rope={"base": 10000},
-    attention={"heads": 8},
-)
+MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})
 PROMPT = [*range(1, 65), 7]
 _PEOPLE: dict[str, tuple[Role, str | None, str]] = {  # role, tenant, role of the signing key
     "ada": (Role.AUTHOR, None, "author"),

@@ -12,7 +12,6 @@ from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
@@ -20,19 +19,9 @@ from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.testkit.tiny_model import tiny_model
 
-MODEL = ModelIdentity(
-    weights_digest="sha256:aa",
-    weights_epoch=1,
-    tokenizer_digest="sha256:bb",
-    chat_template="v1",
-    quantization="none",
-    kv_dtype="bf16",
-    kv_layout="NHD",
-    block_tokens=4,
-    rope={"base": 10000},
-    attention={"heads": 8},
-)
+MODEL = tiny_model(kv_dtype="bf16", block_tokens=4, attention={"heads": 8})
 POLICY = """
 schema: kvcustody/policy@1
 name: simulated

@@ -17,7 +17,6 @@ from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import SystemClock
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
@@ -35,19 +34,15 @@ from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.tenants import Issuers
+from kvcustody.testkit.tiny_model import tiny_model
 
 _numbers = itertools.count()
-MODEL = ModelIdentity(
+MODEL = tiny_model(
     weights_digest="sha256:w",
-    weights_epoch=1,
     tokenizer_digest="sha256:t",
     chat_template="t",
-    quantization="none",
     kv_dtype="bf16",
     kv_layout="default",
-    block_tokens=16,
-    rope={"base": 10_000},
-    attention={"heads": 1},
 )
 
 

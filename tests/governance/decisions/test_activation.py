@@ -13,7 +13,6 @@ from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
@@ -21,6 +20,7 @@ from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.testkit.tiny_model import tiny_model
 
 POLICY = """\
 schema: kvcustody/policy@1
@@ -48,18 +48,7 @@ audit:
 GRANT = (
     "grants:\n  - {id: reads, owner: holder, reader: reader, at_most: low, until: 2027-01-01, reason: test}"
 )
-MODEL = ModelIdentity(
-    weights_digest="sha256:aa",
-    weights_epoch=1,
-    tokenizer_digest="sha256:bb",
-    chat_template="v1",
-    quantization="none",
-    kv_dtype="bf16",
-    kv_layout="NHD",
-    block_tokens=16,
-    rope={"base": 10000},
-    attention={"heads": 8},
-)
+MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})
 PROMPT = [*range(1, 65), 7]
 
 

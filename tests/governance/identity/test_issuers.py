@@ -33,7 +33,6 @@ from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.decisions.tenant_names import TenantNames
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
@@ -48,21 +47,11 @@ from kvcustody.ids import TenantId
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.tenants import OWN, Issuers
+from kvcustody.testkit.tiny_model import tiny_model
 
 BLOCKS, PROMPT = 64, list(range(1, 100))
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=8, dtype=torch.float16)
-MODEL = ModelIdentity(
-    weights_digest="sha256:aa",
-    weights_epoch=1,
-    tokenizer_digest="sha256:bb",
-    chat_template="v1",
-    quantization="none",
-    kv_dtype="fp16",
-    kv_layout="NHD",
-    block_tokens=16,
-    rope={"base": 10000},
-    attention={"heads": 1},
-)
+MODEL = tiny_model()
 POLICY = """\
 schema: kvcustody/policy@1
 name: issuers

@@ -28,7 +28,6 @@ from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
@@ -39,21 +38,18 @@ from kvcustody.governance.worker.worker import MemoryPlan
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.testkit.tiny_model import tiny_model
 
 PAGE = 8
 VOCABULARY = 97
 IDLE_US = 20_000_000
 
-IDENTITY = ModelIdentity(
-    weights_digest="sha256:aa",
-    weights_epoch=1,
+IDENTITY = tiny_model(
     tokenizer_digest="none",
     chat_template="none",
-    quantization="none",
     kv_dtype="float32",
     kv_layout="paged",
     block_tokens=PAGE,
-    rope={"base": 10000},
     attention={"heads": 4},
 )
 TENANTS = """\

@@ -24,13 +24,13 @@ from kvcustody.audit.coverage.conservation import conservation
 from kvcustody.audit.coverage.summary import CoverageSummary, coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.clock import SystemClock, VirtualClock
-from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import Worker, open_worker
 from kvcustody.integrations.transformers.classic.custodian import Custodian
 from kvcustody.integrations.transformers.classic.governed_cache import GovernedCache, governed_cache
 from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory
+from kvcustody.testkit.tiny_model import tiny_model
 
 MAX_TOKENS = 96
 BLOCK_BYTES = 4096
@@ -67,16 +67,12 @@ audit:
   on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
 eviction: {policy: lru}
 """
-MODEL = ModelIdentity(
+MODEL = tiny_model(
     weights_digest="sha256:w",
-    weights_epoch=1,
     tokenizer_digest="sha256:t",
     chat_template="none",
-    quantization="none",
     kv_dtype="fp32",
     kv_layout="bhtd",
-    block_tokens=16,
-    rope={"base": 10_000},
     attention={"heads": 2},
 )
 

@@ -1,0 +1,24 @@
+"""The identity of a model that nobody trained: what a test says of it, and defaults for the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcustody.governance.identity.model_identity import ModelIdentity
+
+
+def tiny_model(**stated: Any) -> ModelIdentity:
+    """A model's identity; `stated` are fields of `ModelIdentity`."""
+    fields: dict[str, Any] = {
+        "weights_digest": "sha256:aa",
+        "weights_epoch": 1,
+        "tokenizer_digest": "sha256:bb",
+        "chat_template": "v1",
+        "quantization": "none",
+        "kv_dtype": "fp16",
+        "kv_layout": "NHD",
+        "block_tokens": 16,
+        "rope": {"base": 10000},
+        "attention": {"heads": 1},
+    }
+    return ModelIdentity(**fields | stated)
