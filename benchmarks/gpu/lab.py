@@ -53,6 +53,10 @@ class Lab:
         """One of two sizes."""
         return rehearsal if self.rehearsal else device
 
+    def by_torch(self) -> Any:
+        """Only the stand-in has another way."""
+        return contextlib.nullcontext()
+
     def synchronize(self) -> None:
         """The host waits for everything; refused while anything is recorded."""
         raise NotImplementedError
@@ -134,10 +138,6 @@ class Cuda(Lab):
     def return_memory(self) -> None:
         """What is not referenced goes back to the driver."""
         torch.cuda.empty_cache()
-
-    def by_torch(self) -> Any:
-        """Only the stand-in has another way."""
-        return contextlib.nullcontext()
 
 
 class Rehearsal(Lab):
