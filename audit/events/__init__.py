@@ -1,6 +1,6 @@
-"""What happened to custody: plain tuples on the hot path, canonical leaf bytes in the ledger.
+"""What happened to custody: small records on the hot path, canonical leaf bytes in the ledger.
 
-1. Emitting an event costs one tuple. `leaves()` turns it into canonical bytes, later and on the writer's thread.
+1. Emitting an event costs one record. `leaves()` turns it into canonical bytes, later and on the writer's thread.
 2. A leaf is JCS (RFC 8785) for our closed schema: ASCII keys in order, no floats, integers below 2^53 (else decimal
    strings), at most 8 KiB. The bytes are the truth; every column elsewhere is derived from them.
 3. Run lists too long for one leaf continue in numbered leaves (`part` of `parts`, each repeating the head and
@@ -77,6 +77,8 @@ from kvcustody.audit.events.custody_events import (
     ResidencyOpened,
     ResidencyReleased,
 )
+from kvcustody.audit.events.event import Event
+from kvcustody.audit.events.leaf_schema import LEAF_KEYS
 from kvcustody.audit.events.ledger_events import (
     GapRecorded,
     HitCounted,
@@ -92,10 +94,8 @@ from kvcustody.audit.events.ledger_events import (
 )
 from kvcustody.audit.events.registry import (
     KINDS,
-    LEAF_KEYS,
     SCHEMA,
     SYSTEM,
-    Event,
     EventKind,
     log_of,
     logs_of,

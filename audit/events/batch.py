@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from msgspec import UNSET
 from msgspec.structs import astuple
 
 from kvcustody.audit.events.block_run_text import Extents
-from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME, LeafSchema, numbers_of
+from kvcustody.audit.events.leaf_schema import DECODE, SCHEMA_OF_NAME, LeafSchema, numbers_of
 from kvcustody.audit.events.registry import TOTALS, TRACE
 from kvcustody.audit.tlog.merkle import leaf_hashes
 from kvcustody.errors import LedgerError
@@ -76,30 +76,6 @@ _KIND = re.compile(rb',"kind":"([^"]*)"')
 _WHERE = re.compile(r"at `\$[^`]*`$")
 
 
-class _Unknown(msgspec.Struct):
-    """A leaf of a kind that a later version added: nothing is derived from it."""
-
-    at_us: int
-    boot_us: int
-    incarnation: str
-    kind: str
-    log: str
-    outage: str
-    part: int
-    parts: int
-    sequence: int
-
-
-class _Decoders(dict[bytes, Callable[[bytes], Any]]):
-    """How leaves of a kind are read."""
-
-    def __missing__(self, kind: bytes) -> Callable[[bytes], Any]:
-        return msgspec.json.Decoder(_Unknown).decode
-
-
-_DECODE = _Decoders((name.encode(), schema.decode) for name, schema in SCHEMA_OF_NAME.items())
-
-
 def read_leaves(lines: Sequence[bytes], *, canonical: bool = False) -> LeafBatch:
     """The batch of leaves that are there already; raises `LedgerError` where one is not what its kind is.
 
@@ -112,7 +88,7 @@ def read_leaves(lines: Sequence[bytes], *, canonical: bool = False) -> LeafBatch
             joined = b",".join(some)
             kinds = _KIND.findall(joined)
             # A key of this name that is not the leaf's own can only make a leaf be refused: its kind is in its schema.
-            leaves = [_DECODE[kind](line) for kind, line in zip(kinds, some, strict=True)]
+            leaves = [DECODE[kind](line) for kind, line in zip(kinds, some, strict=True)]
             # All at once: no object's text is the beginning of another's, so each meets its own line.
             if canonical and _encode(leaves) != b"[%b]" % joined:
                 raise LedgerError("is not in its canonical form")

@@ -17,9 +17,10 @@ from kvcustody.audit.events.batch import EMPTY, IncarnationStart, LeafBatch, Lea
 from kvcustody.audit.events.canonical_leaf import LEAF_BYTES_MAX, Context, Leaf, parse
 from kvcustody.audit.events.column_encoder import Item, Written, leaves_of, written
 from kvcustody.audit.events.control_events import DecisionRecorded
+from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.leaf_schema import SCHEMAS
 from kvcustody.audit.events.ledger_events import HitCounters
-from kvcustody.audit.events.registry import KINDS, Event
+from kvcustody.audit.events.registry import KINDS
 from kvcustody.audit.tlog.merkle import leaf_hashes
 from kvcustody.errors import LedgerError
 
@@ -173,7 +174,7 @@ class BatchEncoder:
             _put(of_parts, more.of_parts, wide)
             _put(events, [items[place] for place, width in wide.items() for _ in range(width)], wide)
         kinds = [event.__class__ for _, event in events]
-        names = {kind: KINDS[kind] for kind in set(kinds)}
+        names = {kind: SCHEMAS[kind] for kind in set(kinds)}
         batch = LeafBatch(
             logs,
             [context.incarnation] * len(events),
@@ -189,7 +190,8 @@ class BatchEncoder:
             leaf_hashes(data),
         )
         kept = [item for item, width in zip(items, widths, strict=True) if width] if draft.refused else items
-        return Encoded(kept, [width for width in widths if width], batch, draft.refused)
+        widths = [width for width in widths if width] if several else widths
+        return Encoded(kept, widths, batch, draft.refused)
 
 
 def _put(column: list[_ValueT], values: Sequence[_ValueT], wide: dict[int, int]) -> None:

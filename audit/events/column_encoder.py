@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from kvcustody.audit.events.block_run_text import Extents, run_texts
 from kvcustody.audit.events.block_runs import EXACT, Runs, split
 from kvcustody.audit.events.canonical_leaf import HANDOVER_BYTES_MAX, LEAF_BYTES_MAX, Context, PseudonymSource
 from kvcustody.audit.events.control_events import SigningKeyRecorded
+from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.leaf_schema import SCHEMAS, LeafSchema
-from kvcustody.audit.events.registry import ROWS, SCHEMA, TOTALS, TRACE, Event, log_of, logs_of
+from kvcustody.audit.events.registry import ROWS, SCHEMA, TOTALS, TRACE, log_of, logs_of
 from kvcustody.errors import LedgerError
 
 Item = tuple[int, Event]
@@ -40,7 +41,7 @@ class Written(NamedTuple):
 
 def written(schema: LeafSchema, items: Sequence[Item], context: Context) -> Written:
     """A leaf for each of these events of one kind, whatever its size."""
-    fields = zip(*[event for _, event in items], strict=True)
+    fields = zip(*[astuple(event) for _, event in items], strict=True)
     columns: dict[str, Sequence[Any]] = {}
     said: dict[str, Iterable[Any]] = {}
     found: dict[str, Extents] = {}
@@ -63,8 +64,9 @@ def written(schema: LeafSchema, items: Sequence[Item], context: Context) -> Writ
     names = {None: log_of(None)} if tenants is None else {tenant: log_of(tenant) for tenant in set(tenants)}
     logs = [names[tenant] for tenant in tenants or [None] * len(items)]
     if TRACE in columns:
-        said[TRACE] = [trace or UNSET for trace in columns[TRACE]]
+        said[TRACE] = repeat(UNSET)
         if any(columns[TRACE]):
+            said[TRACE] = [trace or UNSET for trace in columns[TRACE]]
             columns[TRACE] = [trace or None for trace in columns[TRACE]]
         else:
             del columns[TRACE]
@@ -73,7 +75,7 @@ def written(schema: LeafSchema, items: Sequence[Item], context: Context) -> Writ
     said |= {"schema": repeat(SCHEMA), "kind": repeat(schema.name), "outage": repeat(schema.outage)}
     said |= {"incarnation": repeat(context.incarnation), "parts": repeat(1)}
     values = [
-        said[key] if key in said else _exact(columns[key]) if key in schema.numbers else columns[key]
+        said[key] if key in said else _exact(columns[key]) if key in schema.counted else columns[key]
         for key in schema.order
     ]
     rows = list(map(schema.row, *values))
@@ -120,7 +122,7 @@ def _fitting(event: Event, row: Any) -> list[bytes]:
             for numbers in zip(*(getattr(row, key) for key in ROWS), strict=True)
         ]
     else:
-        given: dict[str, Any] = dict(zip(schema.keys, event, strict=True))
+        given: dict[str, Any] = dict(zip(schema.keys, astuple(event), strict=True))
         pieces = [{key: text} for key in lists for text in _piece_texts(given[key])]
     parts = _filled(pieces, room)
     made = []

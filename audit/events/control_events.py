@@ -11,17 +11,16 @@ Events of processes, policies, issuers, keys and recorded decisions.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from kvcustody.audit.events.event import GuardingEvent, LifecycleEvent
 
 
-class AccessRecorded(NamedTuple):
+class AccessRecorded(GuardingEvent, frozen=True, tag="access"):
     """Somebody with a role that sees others' custody read the ledger or took something out of it (class A).
 
     `operation` is the operation's name in the API. `of_tenant` is whom the question was about, empty for everybody.
     `filters` are the names of the filters that were used, never their values: one could be a subject's name.
     """
 
-    at_us: int
     actor: str
     roles: tuple[str, ...]
     operation: str
@@ -30,13 +29,12 @@ class AccessRecorded(NamedTuple):
     trace: str = ""
 
 
-class PrincipalChanged(NamedTuple):
+class PrincipalChanged(GuardingEvent, frozen=True, tag="principal-changed"):
     """A principal was enrolled or disabled, or a key of theirs issued, replaced or revoked (class A).
 
     `detail` is a key's public prefix. Never the key.
     """
 
-    at_us: int
     principal: str
     action: str
     roles: tuple[str, ...]
@@ -46,14 +44,13 @@ class PrincipalChanged(NamedTuple):
     trace: str = ""
 
 
-class AttemptsRefused(NamedTuple):
+class AttemptsRefused(LifecycleEvent, frozen=True, tag="attempts-refused"):
     """How often an identity that proves nobody, or nobody who is admitted, was refused from `from_us` to now (class B).
 
     `place`: an `engine`, the `door` before one, or the `service`. `source`: the network that they came from, or the
     tenant that they named; `others` are all beyond the bound. `of_worker`: whose door it is.
     """
 
-    at_us: int
     place: str
     reason: str
     source: str
@@ -62,13 +59,12 @@ class AttemptsRefused(NamedTuple):
     of_worker: str = ""
 
 
-class ReleaseStep(NamedTuple):
+class ReleaseStep(GuardingEvent, frozen=True, tag="release-step"):
     """One step of the release workflow, about to be taken (class A).
 
     `step` is its number in the release; `record` the digest of the signed record, which holds the rest.
     """
 
-    at_us: int
     step: int
     action: str
     revision: int
@@ -79,10 +75,9 @@ class ReleaseStep(NamedTuple):
     trace: str = ""
 
 
-class PolicyStaged(NamedTuple):
+class PolicyStaged(GuardingEvent, frozen=True, tag="policy-staged"):
     """A revision took effect for some tenants of a worker (class A). `stage` names them, or their share."""
 
-    at_us: int
     revision: int
     name: str
     digest: str
@@ -91,23 +86,21 @@ class PolicyStaged(NamedTuple):
     previous: int = 0
 
 
-class GrantsRevoked(NamedTuple):
+class GrantsRevoked(LifecycleEvent, frozen=True, tag="grants-revoked"):
     """A worker took grants, segments or sharing groups back: in effect before it is recorded (class B)."""
 
-    at_us: int
     ids: tuple[str, ...]
     revision: int
     actor: str
 
 
-class RetentionPurged(NamedTuple):
+class RetentionPurged(GuardingEvent, frozen=True, tag="retention-purged"):
     """The content of a log's leaves below `below` is about to be dropped; their hashes stay (class A).
 
     `first` is the first of them that still had content. `size` and `digest` name what was exported before: the
     checkpoint by its root leaves, and SHA-256 of the export's manifest. `approver` is another person than `actor`.
     """
 
-    at_us: int
     of_log: str
     first: int
     below: int
@@ -118,13 +111,12 @@ class RetentionPurged(NamedTuple):
     reason: str
 
 
-class LegalHoldChanged(NamedTuple):
+class LegalHoldChanged(GuardingEvent, frozen=True, tag="legal-hold"):
     """A legal hold on ledger content was placed or lifted (class A). `tenant` None: on all of it.
 
     It binds the ledger's retention, and no deadline of any block.
     """
 
-    at_us: int
     hold: str
     tenant: str | None
     action: str
@@ -132,21 +124,19 @@ class LegalHoldChanged(NamedTuple):
     actor: str
 
 
-class SubjectUnlinked(NamedTuple):
+class SubjectUnlinked(GuardingEvent, frozen=True, tag="subject-unlinked"):
     """A subject's names and key are about to be destroyed: its pseudonyms mean nobody from then on (class A)."""
 
-    at_us: int
     tenant: str
     pseudonyms: int
     actor: str
     reason: str
 
 
-class SinkChanged(NamedTuple):
+class SinkChanged(GuardingEvent, frozen=True, tag="sink-changed"):
     """A sink of leaves (a webhook, a collector's file) is about to be attached, detached, or sent its dead batches
     again (class A). It is on record here and not in the sink, which may be the one that is dead."""
 
-    at_us: int
     sink: str
     action: str
     actor: str
@@ -154,23 +144,21 @@ class SinkChanged(NamedTuple):
     trace: str = ""
 
 
-class ClockConfirmed(NamedTuple):
+class ClockConfirmed(GuardingEvent, frozen=True, tag="clock-confirmed"):
     """Somebody says that a machine's wall clock is right, which is this far ahead of its deadlines' time (class A)."""
 
-    at_us: int
     ahead_seconds: int
     actor: str
     reason: str
     trace: str = ""
 
 
-class SigningKeyRecorded(NamedTuple):
+class SigningKeyRecorded(GuardingEvent, frozen=True, tag="signing-key"):
     """A key that signs checkpoints was made, or took over from another (class A).
 
     `vkey` is the public key (C2SP). `record` is the handover that both keys signed, in base64 (none: the first key).
     """
 
-    at_us: int
     action: str
     vkey: str
     record: str
@@ -184,14 +172,13 @@ GENERATED, REPLAYED = "generated", "replayed"  # what a process that serves nobo
 ORIGINS = frozenset({"", GENERATED, REPLAYED})
 
 
-class WorkerStarted(NamedTuple):
+class WorkerStarted(LifecycleEvent, frozen=True, tag="worker-started"):
     """A process began to hold custody; `generation` is where its pool's counter starts (class B).
 
     `origin` is of everything that it records: empty for an engine at work, `replayed` for recorded traffic that is run
     again, `generated` for traffic that nobody ever sent. Leaves of earlier versions have none: they are not marked.
     """
 
-    at_us: int
     worker: str
     blocks: int
     shards: int
@@ -203,20 +190,18 @@ class WorkerStarted(NamedTuple):
     origin: str = ""
 
 
-class WorkerStopped(NamedTuple):
+class WorkerStopped(LifecycleEvent, frozen=True, tag="worker-stopped"):
     """A process ended in order, with its pool's own counters (class B)."""
 
-    at_us: int
     worker: str
     cause: str
     allocated: int
     scrubbed: tuple[int, ...]
 
 
-class WorkerDied(NamedTuple):
+class WorkerDied(LifecycleEvent, frozen=True, tag="worker-died"):
     """An incarnation ended without saying so; its successor closed its custody as unproven (class B)."""
 
-    at_us: int
     worker: str
     incarnation: str
     teardown: str
@@ -224,10 +209,9 @@ class WorkerDied(NamedTuple):
     blocks: int
 
 
-class PolicyActivated(NamedTuple):
+class PolicyActivated(GuardingEvent, frozen=True, tag="policy-activated"):
     """A policy revision took effect (class A). `digest` is of the policy document."""
 
-    at_us: int
     revision: int
     name: str
     profile: str
@@ -236,14 +220,13 @@ class PolicyActivated(NamedTuple):
     previous: int = 0
 
 
-class PolicyText(NamedTuple):
+class PolicyText(LifecycleEvent, frozen=True, tag="policy-text"):
     """A piece of the document of a policy that a worker enforces: number `number` of `of`, from 1 (class B).
 
     It proves nothing by itself: what all pieces are together is the policy where its digest is `digest`, which the
     `policy-activated` or `policy-staged` leaf states.
     """
 
-    at_us: int
     digest: str
     number: int
     of: int
@@ -253,23 +236,21 @@ class PolicyText(NamedTuple):
 BARE, QUALIFIED = "bare", "qualified"  # how an issuer's tenants are named: `acme`, or `acme^partner`
 
 
-class IssuerAssigned(NamedTuple):
+class IssuerAssigned(GuardingEvent, frozen=True, tag="issuer-assigned"):
     """The ledger met an issuer of tenants, about to be named for the first time (class A).
 
     `tenants` of the first one are `bare`: every id that stands alone in this ledger, in leaves from before this one
     too, is that issuer's. Those of any other are `qualified`: their names end with `^` and the issuer.
     """
 
-    at_us: int
     issuer: str
     tenants: str
     actor: str
 
 
-class KeyEvent(NamedTuple):
+class KeyEvent(GuardingEvent, frozen=True, tag="key-event"):
     """A key epoch was made, rotated, revoked or destroyed (class A). Never the key."""
 
-    at_us: int
     tenant: str | None
     action: str
     epoch: int
@@ -277,13 +258,12 @@ class KeyEvent(NamedTuple):
     trace: str = ""
 
 
-class KeysOrdered(NamedTuple):
+class KeysOrdered(GuardingEvent, frozen=True, tag="keys-ordered"):
     """Every worker is to rotate, or to destroy, a tenant's key epochs from before this moment (class A).
 
     A leaf of the system log: it has to outlast the tenant's own content. What workers do is a `KeyEvent` each.
     """
 
-    at_us: int
     of_tenant: str
     action: str
     actor: str
@@ -291,13 +271,12 @@ class KeysOrdered(NamedTuple):
     trace: str = ""
 
 
-class DecisionRecorded(NamedTuple):
+class DecisionRecorded(GuardingEvent, frozen=True, tag="decision"):
     """A decision worth its own leaf: a reader's first use of a grant or segment under a revision (class A).
 
     Written in the reader's log and, when another tenant owns the blocks, in the owner's, without the reader's trace.
     """
 
-    at_us: int
     action: str
     effect: str
     reader: str

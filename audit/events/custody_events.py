@@ -7,19 +7,17 @@ Events of what is done about custody: erasures, and scans for orphans.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcustody.audit.events.block_runs import Runs
+from kvcustody.audit.events.event import LifecycleEvent
 
 
-class ResidencyOpened(NamedTuple):
+class ResidencyOpened(LifecycleEvent, frozen=True, tag="residency-opened"):
     """A request entered the cache: who, why, until when, what it attached and what it was handed (class B).
 
     `attached` existed before; `written` is what admission handed out, on record before anything is computed.
     `model` is the first 16 hex digits of the ModelIdentity's digest; empty where it is not known.
     """
 
-    at_us: int
     residency: int
     tenant: str
     subject: str | None
@@ -36,28 +34,26 @@ class ResidencyOpened(NamedTuple):
     trace: str = ""
 
 
-class BlocksAttached(NamedTuple):
+class BlocksAttached(LifecycleEvent, frozen=True, tag="blocks-attached"):
     """A running request came to refer to blocks that another had published meanwhile (class B).
 
     It uses them from then on as it does those that its `ResidencyOpened` lists as attached: until it is
     released, and under its hold after that.
     """
 
-    at_us: int
     residency: int
     tenant: str
     runs: Runs
     trace: str = ""
 
 
-class ResidencyReleased(NamedTuple):
+class ResidencyReleased(LifecycleEvent, frozen=True, tag="residency-released"):
     """A request left: what it wrote since admission, and until when it holds its blocks (0: not held) (class B).
 
     `written` is every block it had allocated that no earlier leaf of it lists: growth and copies, whatever
     became of them.
     """
 
-    at_us: int
     residency: int
     tenant: str
     cause: str
@@ -67,14 +63,13 @@ class ResidencyReleased(NamedTuple):
     trace: str = ""
 
 
-class BlocksReleased(NamedTuple):
+class BlocksReleased(LifecycleEvent, frozen=True, tag="blocks-released"):
     """A request that goes on let go of some blocks, as a sliding window does (class B).
 
     `own`: it had allocated them itself and no leaf lists them yet; its `ResidencyReleased` leaves them out.
     Else it had attached them, or was handed them at admission.
     """
 
-    at_us: int
     residency: int
     tenant: str
     cause: str
@@ -85,7 +80,7 @@ class BlocksReleased(NamedTuple):
     trace: str = ""
 
 
-class HoldsNarrowed(NamedTuple):
+class HoldsNarrowed(LifecycleEvent, frozen=True, tag="holds-narrowed"):
     """A narrowing act made holds of a tenant end earlier: which stand from here on, and until when (class B).
 
     `holds` are all residencies of the tenant in this process that hold anything after the act, ascending; `holds[i]`
@@ -93,21 +88,19 @@ class HoldsNarrowed(NamedTuple):
     policy's that narrowed.
     """
 
-    at_us: int
     tenant: str
     revision: int
     holds: tuple[int, ...]
     until_us: tuple[int, ...]
 
 
-class CustodyEnded(NamedTuple):
+class CustodyEnded(LifecycleEvent, frozen=True, tag="custody-ended"):
     """Blocks of one owner left custody (class B).
 
     `retired_us` is when the last device work on them retired: the fence's end, or some earlier moment where
     none was in flight when custody ended. `ceiling_us` is their absolute end (0: none).
     """
 
-    at_us: int
     tenant: str
     classification: str
     runs: Runs
@@ -120,7 +113,7 @@ class CustodyEnded(NamedTuple):
     incarnation: str = ""
 
 
-class ReceiptRecorded(NamedTuple):
+class ReceiptRecorded(LifecycleEvent, frozen=True, tag="receipt"):
     """One shard's memory of these blocks was overwritten (class B).
 
     A launch that covers several owners is one receipt per owner with the same `launch`; a boot scrub has no
@@ -128,7 +121,6 @@ class ReceiptRecorded(NamedTuple):
     sampled, full. `result`: ok or failed; failed blocks are a receipt of their own.
     """
 
-    at_us: int
     launch: int
     shard: int
     tenant: str | None
@@ -145,13 +137,12 @@ class ReceiptRecorded(NamedTuple):
     incarnation: str = ""
 
 
-class ErasureApplied(NamedTuple):
+class ErasureApplied(LifecycleEvent, frozen=True, tag="erasure-applied"):
     """An erasure took effect here (class B): `runs` is all custody that it covers, ended or about to end or kept.
 
     `requests` were aborted, `finishing` run on unattachable, `residencies` lapsed; `objects[i]` are of `tiers[i]`.
     """
 
-    at_us: int
     erasure: str
     tenant: str | None
     requests: int
@@ -162,24 +153,22 @@ class ErasureApplied(NamedTuple):
     objects: tuple[int, ...] = ()
 
 
-class ErasureRemaining(NamedTuple):
+class ErasureRemaining(LifecycleEvent, frozen=True, tag="erasure-remaining"):
     """Custody that an erasure covers and that stays, with the reason (class B)."""
 
-    at_us: int
     erasure: str
     tenant: str | None
     reason: str
     runs: Runs
 
 
-class ErasureReread(NamedTuple):
+class ErasureReread(LifecycleEvent, frozen=True, tag="erasure-reread"):
     """What an erasure ended was read back after its receipts (class B).
 
     Only blocks that were still CLEAN at the same generation could be read: `checked`; the rest, `changed`, had been
     handed out again. `nonzero`: bytes that were not zero.
     """
 
-    at_us: int
     erasure: str
     tenant: str | None
     checked: int
@@ -187,22 +176,20 @@ class ErasureReread(NamedTuple):
     nonzero: int
 
 
-class CustodyOverdue(NamedTuple):
+class CustodyOverdue(LifecycleEvent, frozen=True, tag="custody-overdue"):
     """Holds are past their deadline and not lapsed yet: the process slept, or fell behind (class B).
 
     Nothing of them is served meanwhile. A second one, with none left, says that it has caught up.
     """
 
-    at_us: int
     pool: int
     residencies: int
     due_us: int
 
 
-class ErasureRequested(NamedTuple):
+class ErasureRequested(LifecycleEvent, frozen=True, tag="erasure-requested"):
     """All custody of a selector must end by the deadline (class B). `actor` asked for it."""
 
-    at_us: int
     erasure: str
     tenant: str | None
     selector: str
@@ -214,10 +201,9 @@ class ErasureRequested(NamedTuple):
     trace: str = ""
 
 
-class ErasureCompleted(NamedTuple):
+class ErasureCompleted(LifecycleEvent, frozen=True, tag="erasure-completed"):
     """An erasure ran: what ended, what lawfully remains and why (class B). `outcome`: complete or partial."""
 
-    at_us: int
     erasure: str
     tenant: str | None
     outcome: str
@@ -227,10 +213,9 @@ class ErasureCompleted(NamedTuple):
     reason: str = ""
 
 
-class OrphanScanned(NamedTuple):
+class OrphanScanned(LifecycleEvent, frozen=True, tag="orphan-scanned"):
     """A scan compared the allocator, live sequences and the ledger (class B). `mode`: online or full."""
 
-    at_us: int
     scan: int
     mode: str
     started_us: int
@@ -240,10 +225,9 @@ class OrphanScanned(NamedTuple):
     findings: int
 
 
-class OrphanFound(NamedTuple):
+class OrphanFound(LifecycleEvent, frozen=True, tag="orphan-found"):
     """Custody that two sources disagree about (class B). `orphan` is one of the classes of the design."""
 
-    at_us: int
     scan: int
     finding: int
     orphan: str

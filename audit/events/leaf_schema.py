@@ -1,7 +1,7 @@
 """What the leaf of every kind of event is: derived from the event's own declaration, and from nothing else.
 
-1. An event's fields give the keys of its leaf (`registry`), the types of their values, the canonical bytes (keys in
-   order, `Row`), the check of a leaf that comes from elsewhere (`Said`) and the columns that rows are made of.
+1. An event's fields give the keys of its leaf (`_key`), the types of their values, the canonical bytes (keys in
+   order, `row`), the check of a leaf that comes from elsewhere (`decode`) and the columns that rows are made of.
 2. A field with a default was added after the first version, or may have been: a leaf that lacks it says the default.
    A leaf that is written has every field, but for a trace where there is none.
 3. Keys that nothing here knows are passed over, as a later version may have added them; whoever must refuse them
@@ -18,16 +18,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta
 
-from kvcustody.audit.events.block_runs import EXACT
-from kvcustody.audit.events.registry import (
-    FIELD_KEYS,
-    HEAD_KEYS,
-    KINDS,
-    SCHEMA,
-    TOTALS,
-    TRACE,
-    field_types,
-)
+from kvcustody.audit.events.block_runs import EXACT, Runs
+from kvcustody.audit.events.event import Event
+from kvcustody.audit.events.registry import HEAD_KEYS, KINDS, SCHEMA, TOTALS, TRACE
 from kvcustody.errors import LedgerError
 
 Column = Sequence[Any]
@@ -55,12 +48,12 @@ class LeafSchema(NamedTuple):
     values: tuple[Value, ...]
     lists: tuple[str, ...]  # keys of run lists
     numbers: frozenset[str]  # keys of integers, which may be decimal strings in a leaf
+    counted: frozenset[str]  # those of them that an event's own values can make that large
     texts: frozenset[str]
     order: tuple[str, ...]  # every key, as it is in bytes
     absent: dict[str, Any]  # what a leaf says that lacks these keys (rule 2)
     row: Callable[..., msgspec.Struct]  # of the values in `order`: what is encoded
-    said: type[msgspec.Struct]  # what is decoded; a key that the leaf lacks is UNSET
-    decode: Callable[[bytes], Any]
+    decode: Callable[[bytes], Any]  # a key that the leaf lacks is UNSET
 
 
 def ints(values: Column) -> Column:
@@ -86,7 +79,9 @@ def _int(value: Any) -> int:
 
 
 def _flags(values: Column) -> Column:
-    if {*map(type, values)} != {bool} and not all(isinstance(value, (bool, np.bool_)) for value in values):
+    if {*map(type, values)} == {bool}:
+        return values
+    if not all(isinstance(value, (bool, np.bool_)) for value in values):
         raise LedgerError("a leaf has a truth value here")
     return list(map(bool, values))
 
@@ -137,31 +132,50 @@ def _as_given(values: Column) -> Column:
     return values
 
 
-VALUES = {  # by the annotation of an event's field
-    "int": Value(_Number, ints),
-    "float": Value(_Number, _shares),  # parts per million by then
-    "bool": Value(bool, _flags),
-    "str": Value(str, _texts),
-    "str | None": Value(str | None, _names),
-    "tuple[int, ...]": Value(list[_Exact], _lists_of(_exact_ints)),
-    "tuple[str, ...]": Value(list[str], _lists_of(_texts)),
-    "Runs": Value(_Runs, _as_given),
+VALUES: dict[Any, Value] = {  # by the type of an event's field
+    int: Value(_Number, ints),
+    float: Value(_Number, _shares),  # parts per million by then
+    bool: Value(bool, _flags),
+    str: Value(str, _texts),
+    str | None: Value(str | None, _names),
+    tuple[int, ...]: Value(list[_Exact], _lists_of(_exact_ints)),
+    tuple[str, ...]: Value(list[str], _lists_of(_texts)),
+    Runs: Value(_Runs, _as_given),
+}
+_DURATIONS = ("scrub_within_us", "age_us")
+_RENAMED = {
+    "incarnation": "of_incarnation",
+    "sequence": "of_sequence",
+    "share": "share_ppm",
+    "at_us": "boot_us",
 }
 
 
-def schema_of(kind: type) -> LeafSchema:
+def _key(field: str, fields: tuple[str, ...]) -> str:
+    """The leaf key of an event's field: boot times say so, an event's first run list is `runs`."""
+    if field in ("attached", "runs") or (field == "written" and "attached" not in fields):
+        return "runs"
+    if field in _RENAMED:
+        return _RENAMED[field]
+    if field.endswith("_us") and field not in _DURATIONS:
+        return field[:-3] + "_boot_us"
+    return field
+
+
+def schema_of(kind: type[Event]) -> LeafSchema:
     """The schema of a kind of event."""
-    name, outage = KINDS[kind]
-    keys, values = FIELD_KEYS[kind], tuple(VALUES[annotation] for annotation in field_types(kind))
+    name, fields = str(kind.__struct_config__.tag), msgspec.structs.fields(kind)
+    keys = tuple(_key(field.name, kind.__struct_fields__) for field in fields)
+    values = tuple(VALUES[field.type] for field in fields)
     lists = tuple(key for key in TOTALS if key in keys)
     numbers = ["sequence", "part", "parts", "at_us"]
     said: dict[str, Any] = dict.fromkeys(HEAD_KEYS, str) | dict.fromkeys(numbers, _Number)
-    said |= {"schema": Literal[SCHEMA], "kind": Literal[name], "outage": Literal[outage]}
+    said |= {"schema": Literal[SCHEMA], "kind": Literal[name], "outage": Literal[kind.outage]}
     said |= dict(zip(keys, (value.said for value in values), strict=True))
     said |= {TOTALS[key]: _Number for key in lists}
-    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
-    defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
-    absent = {key: defaults[field] for key, field in zip(keys, fields, strict=True) if field in defaults}
+    absent: dict[str, Any] = {
+        key: field.default for key, field in zip(keys, fields, strict=True) if not field.required
+    }
     absent |= {TOTALS[key]: 0 for key in lists if key in absent}
     order = tuple(sorted(said))
     optional = [
@@ -170,19 +184,46 @@ def schema_of(kind: type) -> LeafSchema:
     read = msgspec.defstruct(kind.__name__, optional, kw_only=True, gc=False)
     return LeafSchema(
         name,
-        outage,
+        kind.outage,
         keys,
         values,
         lists,
         frozenset(key for key in order if said[key] is _Number),
+        frozenset(
+            {"at_us", *(key for key, value in zip(keys, values, strict=True) if value.said is _Number)}
+        ),
         frozenset(key for key in order if said[key] in (str, str | None)),
         order,
         absent | ({TRACE: None} if TRACE in absent else {}),
         msgspec.defstruct(kind.__name__, order, gc=False),
-        read,
         msgspec.json.Decoder(read).decode,
     )
 
 
 SCHEMAS = {kind: schema_of(kind) for kind in KINDS}
 SCHEMA_OF_NAME = {schema.name: schema for schema in SCHEMAS.values()}
+LEAF_KEYS = {schema.name: frozenset(schema.order) for schema in SCHEMAS.values()}
+
+
+class _Unknown(msgspec.Struct):
+    """A leaf of a kind that a later version added: nothing is derived from it."""
+
+    at_us: int
+    boot_us: int
+    incarnation: str
+    kind: str
+    log: str
+    outage: str
+    part: int
+    parts: int
+    sequence: int
+
+
+class _Decoders(dict[bytes, Callable[[bytes], Any]]):
+    """How leaves of a kind are read."""
+
+    def __missing__(self, kind: bytes) -> Callable[[bytes], Any]:
+        return msgspec.json.Decoder(_Unknown).decode
+
+
+DECODE = _Decoders((name.encode(), schema.decode) for name, schema in SCHEMA_OF_NAME.items())

@@ -5,13 +5,12 @@ Events of engines that nobody governs, as an observer saw them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from kvcustody.audit.events.event import CountedEvent, LifecycleEvent
 
 
-class HitCounted(NamedTuple):
+class HitCounted(CountedEvent, frozen=True, tag="hit-counted"):
     """One own-scope hit or one denial (class C): added up by the writer, never a leaf of its own."""
 
-    at_us: int
     tenant: str
     owner: str
     action: str
@@ -23,10 +22,9 @@ class HitCounted(NamedTuple):
     requests: int = 1
 
 
-class HitCounters(NamedTuple):
+class HitCounters(LifecycleEvent, frozen=True, tag="hit-counters"):
     """The class C events of one key over one interval, added up (class B once it exists)."""
 
-    at_us: int
     tenant: str
     owner: str
     action: str
@@ -39,49 +37,44 @@ class HitCounters(NamedTuple):
     tokens: int
 
 
-class SpillStarted(NamedTuple):
+class SpillStarted(LifecycleEvent, frozen=True, tag="spill-started"):
     """The database was away or behind: events from `first_sequence` on went to the local spill (class B)."""
 
-    at_us: int
     cause: str
     first_sequence: int
 
 
-class ReplayCompleted(NamedTuple):
+class ReplayCompleted(LifecycleEvent, frozen=True, tag="replay-completed"):
     """A spill was read back: leaves added, and leaves that the database already had (class B)."""
 
-    at_us: int
     segments: int
     added: int
     duplicates: int
     torn_bytes: int
 
 
-class GapRecorded(NamedTuple):
+class GapRecorded(LifecycleEvent, frozen=True, tag="gap"):
     """Events that could not be kept anywhere, by sequence (class B)."""
 
-    at_us: int
     cause: str
     first_sequence: int
     last_sequence: int
 
 
-class Withdrawn(NamedTuple):
+class Withdrawn(LifecycleEvent, frozen=True, tag="withdrawn"):
     """A class A event was committed after its caller had been refused: its act did not happen (class B)."""
 
-    at_us: int
     sequence: int
     tenant: str | None
 
 
-class ObservationStarted(NamedTuple):
+class ObservationStarted(LifecycleEvent, frozen=True, tag="observation-started"):
     """A process began to watch an engine that it does not govern (class B).
 
     Nothing that it records is enforced: observed blocks are in no residency, custody end or receipt, so they
     count in no coverage and no conservation. `digest` is of the policy that the deadlines come from.
     """
 
-    at_us: int
     worker: str
     endpoint: str
     policy: str
@@ -89,7 +82,7 @@ class ObservationStarted(NamedTuple):
     software: str
 
 
-class ObservedStored(NamedTuple):
+class ObservedStored(LifecycleEvent, frozen=True, tag="observed-stored"):
     """An engine's own stream said that blocks of one chain entered its cache (class B).
 
     `residency` is the observer's number for the chain; the first leaf of one opens it. `tenant` is None where
@@ -97,7 +90,6 @@ class ObservedStored(NamedTuple):
     is reached. Hashes are not recorded: an engine's are functions of token ids.
     """
 
-    at_us: int
     engine: str
     tenant: str | None
     residency: int
@@ -107,14 +99,13 @@ class ObservedStored(NamedTuple):
     deadline_us: int
 
 
-class ObservedRemoved(NamedTuple):
+class ObservedRemoved(LifecycleEvent, frozen=True, tag="observed-removed"):
     """An engine's own stream said that blocks left its cache; nobody saw their memory overwritten (class B).
 
     `cause`: removed, cleared or engine-restarted. `late`: how many of these blocks left after the deadline.
     `remaining`: blocks of the residency that are still there.
     """
 
-    at_us: int
     engine: str
     tenant: str | None
     residency: int
@@ -124,10 +115,9 @@ class ObservedRemoved(NamedTuple):
     remaining: int
 
 
-class ObservedOverdue(NamedTuple):
+class ObservedOverdue(LifecycleEvent, frozen=True, tag="observed-overdue"):
     """A deadline passed and, by its own stream, the engine still holds the blocks (class B)."""
 
-    at_us: int
     engine: str
     tenant: str | None
     residency: int
@@ -136,13 +126,12 @@ class ObservedOverdue(NamedTuple):
     deadline_us: int
 
 
-class ObservationGap(NamedTuple):
+class ObservationGap(LifecycleEvent, frozen=True, tag="observation-gap"):
     """What an observer could not see, by the engine's own batch numbers: its counts are unsure from here on (class B).
 
     `cause` says which: batches that nobody can replay, payloads that cannot be read, blocks beyond what it tracks.
     """
 
-    at_us: int
     engine: str
     cause: str
     first_batch: int

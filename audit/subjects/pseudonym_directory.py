@@ -229,7 +229,7 @@ def _storable(texts: Iterable[str]) -> bool:
     return "\0" not in text and (text.isascii() or _SURROGATE.search(text) is None)
 
 
-_NAMED = frozenset(kind for kind in KINDS if "subject" in kind._fields)  # type: ignore[attr-defined]
+_NAMED = frozenset(kind for kind in KINDS if "subject" in kind.__struct_fields__)
 
 
 def names_anybody(events: Iterable[Event]) -> bool:

@@ -34,5 +34,4 @@ def _stamped(event: Event) -> Event:
     trace = CURRENT.get()
     if not trace or type(event) not in _TRACED or getattr(event, TRACE):
         return event
-    made: Event = event._replace(**{TRACE: trace})  # type: ignore[arg-type]
-    return made
+    return event._replace(**{TRACE: trace})

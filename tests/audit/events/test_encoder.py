@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 import pytest
@@ -27,9 +28,8 @@ from kvcustody.audit.events import (
 from kvcustody.audit.events.batch import LeafBatch, read_leaves
 from kvcustody.audit.events.batch_encoder import BatchEncoder, encoded_of
 from kvcustody.audit.events.block_run_text import run_texts
-from kvcustody.audit.events.block_runs import EXACT, Run
+from kvcustody.audit.events.block_runs import EXACT, Run, Runs
 from kvcustody.audit.events.canonical_leaf import canonical
-from kvcustody.audit.events.registry import field_types
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_leaves import leaf_hashes
 from kvcustody.audit.writer.projection import IncarnationRow, project
@@ -53,21 +53,21 @@ block_lists = st.one_of(
 runs = st.builds(
     Run, block_lists, st.one_of(st.just(0), st.integers(1, 2**53 - 1)), st.sampled_from([0, 0, 0, 3])
 )
-BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
-    "int": numbers,
-    "str": words,
-    "str | None": st.none() | words,
-    "bool": st.booleans(),
-    "float": st.floats(0, 1) | st.integers(0, 1),
-    "Runs": st.lists(runs, max_size=3).map(tuple),
-    "tuple[int, ...]": st.lists(numbers, max_size=3).map(tuple),
-    "tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
+BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    int: numbers,
+    str: words,
+    str | None: st.none() | words,
+    bool: st.booleans(),
+    float: st.floats(0, 1) | st.integers(0, 1),
+    Runs: st.lists(runs, max_size=3).map(tuple),
+    tuple[int, ...]: st.lists(numbers, max_size=3).map(tuple),
+    tuple[str, ...]: st.lists(words, max_size=3).map(tuple),
 }
 OWN = [kind for kind in KINDS if kind is not HitCounted]
 
 
 def events_of(kind: Any) -> st.SearchStrategy[Any]:
-    fields = {name: BY_TYPE[type_] for name, type_ in zip(kind._fields, field_types(kind), strict=True)}
+    fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)}
     return st.builds(kind, **{**fields, "at_us": st.integers(0, 2**52)})
 
 
@@ -134,7 +134,7 @@ def test_kinds_mixed_with_values_that_are_not_plain(data: st.DataObject) -> None
     """A value of another type is written, or refused, as by the definition, and hinders no other."""
     events = data.draw(st.lists(st.sampled_from(OWN).flatmap(events_of), min_size=1, max_size=8))
     which = data.draw(st.integers(0, len(events) - 1))
-    field = data.draw(st.sampled_from(events[which]._fields))
+    field = data.draw(st.sampled_from(events[which].__struct_fields__))
     events.insert(which, events[which]._replace(**{field: data.draw(strange)}))
     check(list(enumerate(events, 3)))
 

@@ -41,7 +41,9 @@ def fill(store: Engine, make_writer: Any, world: Any) -> Any:
     played = world(5).run(120)
     writer = make_writer(store)
     traced = [
-        event._replace(trace=TRACES[number % 7]) if number % 7 < 3 and "trace" in event._fields else event
+        event._replace(trace=TRACES[number % 7])
+        if number % 7 < 3 and "trace" in event.__struct_fields__
+        else event
         for number, event in enumerate(played.events)
     ]
     writer.submit(traced)

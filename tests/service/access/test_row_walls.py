@@ -107,7 +107,9 @@ def opened(database: str, tmp_path_factory, opened_in, make_client, make_people)
     register(opened.client, key, worker)
     events = [worker.started(), *worker.request("acme"), *worker.request("labs"), *worker.request("labs")]
     events += [worker.request("acme")[0], worker.request("labs")[0]]  # these run
-    traced = [event._replace(trace=TRACE) if "trace" in event._fields else event for event in events]
+    traced = [
+        event._replace(trace=TRACE) if "trace" in event.__struct_fields__ else event for event in events
+    ]
     assert ship(opened.client, key, worker, worker.batch(traced)).status_code == 200
     for tenant in ("acme", "labs"):
         body = {"tenant": tenant, "subject": "user-1"}

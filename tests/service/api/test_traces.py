@@ -81,7 +81,9 @@ def test_a_workers_leaves_keep_their_own_trace(service, client, people) -> None:
     """A worker's batch is stored as it came: its request's header is not what its leaves are about."""
     worker = Worker()
     assert register(client, people["worker"], worker).status_code == 200
-    traced = [event._replace(trace=OTHER) for event in worker.request("acme") if "trace" in event._fields]
+    traced = [
+        event._replace(trace=OTHER) for event in worker.request("acme") if "trace" in event.__struct_fields__
+    ]
     batch = worker.batch([worker.started(), *traced, *worker.request("labs")])
     path = f"{worker.path}/batches/{batch.first}"
     media = {"Content-Type": "application/x-ndjson"}

@@ -250,7 +250,7 @@ def test_batches_together_are_the_batch_of_their_leaves() -> None:
         now, "reuse", "permit", "labs", "acme", "internal", ("labs-reads-acme",), 1, "grant"
     )
     lists = [[worker.started(), *worker.request("acme"), decision], worker.request("labs", None, 9)]
-    traced = [event for event in worker.request("acme") if "trace" in event._fields]
+    traced = [event for event in worker.request("acme") if "trace" in event.__struct_fields__]
     lists.append([*worker.request("acme"), *(event._replace(trace="ab" * 16) for event in traced), decision])
     lists.append([*worker.request("acme"), *worker.request("labs", None, 9)] * MANY)
     lists.append([KeyEvent(now, None, "made", 1, "governor"), *worker.request("acme")])
@@ -282,7 +282,7 @@ def test_the_honest_twin_of_every_forgery_is_taken(service: Service, client, peo
     )
     made = [worker.started(), *worker.request("acme"), decision, KeyEvent(now, None, "made", 1, "governor")]
     traced = [decision, *worker.request("acme")]
-    made += [event._replace(trace="ab" * 16) for event in traced if "trace" in event._fields]
+    made += [event._replace(trace="ab" * 16) for event in traced if "trace" in event.__struct_fields__]
     batch = worker.batch(made)
     assert ship(client, people["worker"], worker, batch).status_code == 200
     assert leaf_count(service, worker) == len(batch.leaves)
