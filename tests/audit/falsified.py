@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from recompute import EVERYTHING, History, judge, read_history
+from coverage_oracle import History, judge
 
 from kvcustody.audit.events import (
     BlocksAttached,
@@ -39,7 +39,7 @@ def leaf_bytes(events: list[Event], uuid: str) -> list[bytes]:
 
 
 def history_of(events: list[Event], uuid: str = "ab" * 16) -> History:
-    return read_history(leaf_bytes(events, uuid))
+    return History(leaf_bytes(events, uuid))
 
 
 def pairs(runs: Runs) -> list[Unit]:
@@ -49,12 +49,7 @@ def pairs(runs: Runs) -> list[Unit]:
 
 def covered_units(events: list[Event]) -> list[Unit]:
     """Units that the history covers, each in at least one receipt and one end."""
-    covered = {
-        item.generation
-        for judged in judge(history_of(events), EVERYTHING)
-        for item in judged.custodies()
-        if item.covered
-    }
+    covered = {item.generation for item in judge(history_of(events)) if item.covered}
     return sorted(
         unit for e in events if isinstance(e, CustodyEnded) for unit in pairs(e.runs) if unit[1] in covered
     )

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, select
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
 
-from recompute.compare import disagreements
+from coverage_agreement import disagreements
 
 from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import Event, HoldsNarrowed

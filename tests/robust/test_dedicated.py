@@ -11,7 +11,7 @@ from sqlalchemy import Engine, select
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
 
-from recompute.compare import disagreements
+from coverage_agreement import disagreements
 
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.allocator.pool.tensor_memory import TensorMemory

@@ -1,4 +1,4 @@
-"""Coverage by tables, from leaves alone, and by the oracle (`recompute`): to the row; no falsification passes it."""
+"""Coverage by tables, from leaves alone, and by the oracle: the same to the row, and no falsification passes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import random
 import sys
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,15 @@ from sqlalchemy import Engine, update
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import coverage_oracle
 import falsified
-import recompute as package
-from recompute import Chosen, read_history, recount
-from recompute.compare import disagreements
+from coverage_agreement import counted, disagreements
 from test_coverage import BLOCKS, opened, story
 
 from kvcustody.audit.coverage.custody_units import CustodySelection, units_of
 from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
-from kvcustody.audit.coverage.recount_process import RecountResult, differences, recounted
+from kvcustody.audit.coverage.recount_process import RecountResult, differences
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import (
@@ -65,10 +63,9 @@ def forged(world: Any, case: int) -> tuple[str, list[Event], list[Event]]:
         seed += CASES  # a short world in which nothing is due yet, or no due time is from a narrowing
 
 
-def counted(events: list[Event]) -> RecountResult:
+def of(events: list[Event]) -> RecountResult:
     """What the product makes of the leaves of a history."""
-    record = LeafRecord(falsified.leaf_bytes(events, "ab" * 16))
-    return recounted(record, CustodySelection(), record.last_us)
+    return counted(falsified.leaf_bytes(events, "ab" * 16))
 
 
 def shows(clean: RecountResult, made: RecountResult) -> bool:
@@ -94,8 +91,8 @@ def test_every_falsification_is_reported_and_no_clean_history_is(world: Any, cas
     unseen = []
     for case in cases:
         name, events, made = forged(world, case)
-        clean = counted(events)
-        if not shows(clean, counted(made)):
+        clean = of(events)
+        if not shows(clean, of(made)):
             unseen.append((case, name))
         total = clean.figures.total  # the world wipes late at times, and never wrongly
         assert total.failed == total.missing == total.unproven == total.disputed == 0, case
@@ -109,7 +106,7 @@ def test_without_the_rule_on_disputed_custody_an_extended_deadline_passes(world:
     for case in range(7, 127, 12):
         name, events, made = forged(world, case)
         assert name == "extended deadline"
-        before, after = counted(events).figures.total, counted(made).figures.total
+        before, after = of(events).figures.total, of(made).figures.total
         assert after.disputed > before.disputed
         passed += after.ended_in_time >= before.ended_in_time
     assert passed == 10, "the ends themselves look in time"
@@ -131,8 +128,7 @@ def test_a_row_that_its_leaf_does_not_give_is_found_by_the_leaves(store: Engine)
     with store.connect().execution_options(**WRITE) as connection, connection.begin():
         connection.execute(update(custody_ends).values(ended_boot_us=1, due_boot_us=1))
     with store.connect() as connection:
-        record = LeafRecord(leaves_in_database(connection))
-        again = recounted(record, CustodySelection(), record.last_us)
+        again = counted(list(leaves_in_database(connection)))
         found = differences(coverage(connection), again.figures)
     assert again.figures.total.covered == 8
     assert {"covered", "disputed"} <= {item.figure for item in found}
@@ -168,8 +164,7 @@ def test_every_selection_agrees(any_store: Engine, world: Any, selection: str) -
         if name in chosen:
             chosen[name] += falsified.OFFSET_US
     with any_store.connect() as connection:
-        whole = recount(read_history(leaves_in_database(connection)))
-        part = recount(read_history(leaves_in_database(connection)), Chosen(**chosen))
+        whole, part = coverage(connection), coverage(connection, **chosen)
         assert disagreements(connection, **chosen) == []
     assert (part.total.due > 0) == (selection != "another classification")
     assert selection in ("a classification", "device memory") or part.total.due < whole.total.due
@@ -190,8 +185,6 @@ def test_a_tier_that_nothing_records_is_an_error(store: Engine) -> None:
         with pytest.raises(LedgerError, match="tier `host`"):
             coverage(connection, tier="host")
         with pytest.raises(LedgerError, match="tier `host`"):
-            recount(read_history(()), Chosen(tier="host"))
-        with pytest.raises(LedgerError, match="tier `host`"):
             list(units_of(LeafRecord(()), CustodySelection(tier="host"), now_us=0))
 
 
@@ -204,7 +197,7 @@ def test_what_was_let_go_of_and_attached_again_was_used_until_the_second_time(st
         ResidencyReleased(700, 2, "acme", "finish", (), 0),
     )
     for more, verdict in ((again[:2] + again[3:], "in_time"), (again, "failed")):
-        total = counted(story(more=more)).figures.total
+        total = of(story(more=more)).figures.total
         assert getattr(total, verdict) == total.due == 8, verdict
     store_all(store, [story(more=again)])
     with store.connect() as connection:
@@ -218,7 +211,7 @@ def test_custody_past_its_ceiling_shows_though_every_other_time_was_moved_along(
     """Hold, due time, end and receipts agree with each other: the ceiling in its end alone tells."""
     moved = {"hold_us": 9000, "due_us": 9000, "ended_us": 9000, "retired_us": 200}
     events = story(**moved, ceiling_us=900 if recorded else 0, receipt={"started_us": 9001, "ended_us": 9100})
-    total = counted(events).figures.total
+    total = of(events).figures.total
     assert (total.covered, total.late, total.disputed) == ((0, 8, 8) if recorded else (8, 0, 0))
     store_all(store, [events])
     with store.connect() as connection:
@@ -240,39 +233,26 @@ def test_of_two_ends_the_first_counts(store: Engine) -> None:
 
 def test_completeness_names_what_nothing_accounts_for(world: Any) -> None:
     events = quiet(world, 5)
-    assert counted(events).missing.residencies == 0
+    assert of(events).missing.residencies == 0
     opening = next(e for e in events if type(e).__name__ == "ResidencyOpened" and e.written)
-    found = counted([e for e in events if e is not opening]).missing
+    found = of([e for e in events if e is not opening]).missing
     assert found.residencies == 1 and found.generations >= 1 and not found.is_empty
     end = next(e for e in events if isinstance(e, CustodyEnded))
-    assert counted([e for e in events if e is not end]).missing.receipts == len(falsified.pairs(end.runs))
+    assert of([e for e in events if e is not end]).missing.receipts == len(falsified.pairs(end.runs))
 
 
 def test_leaves_that_are_none_are_refused() -> None:
     for data in (b"{}", b"[1]", b"\xff", b'{"kind":"receipt"}'):
-        for read in (read_history, LeafRecord):
-            with pytest.raises(LedgerError, match="leaf cannot be read"):
-                read([data])
+        with pytest.raises(LedgerError, match="leaf cannot be read"):
+            LeafRecord([data])
     broken = next(e for e in [ReceiptRecorded(1, 1, 0, "a", "m", "d", 1, 1, 1, "full", 1.0, 1, "ok", ())])
     data = falsified.leaf_bytes([broken], "ab" * 16)[0].replace(b'"runs":[]', b'"runs":[[1,[1,2],[3]]]')
-    with pytest.raises(LedgerError, match="run in a leaf is malformed"):
-        read_history([data])
     with pytest.raises(LedgerError):
         LeafRecord([data])
 
 
-def test_it_shares_no_code_with_coverage() -> None:
-    coverage = {"summary", "custody_units", "verdicts", "block_uses", "leaf_record"}
-    forbidden = {f"kvcustody.audit.coverage.{name}" for name in coverage} | {
-        "kvcustody.audit.query.evidence_columns",
-        "kvcustody.audit.events.block_runs",
-        "kvcustody.audit.events.block_run_text",
-        "kvcustody.audit.writer.projection",
-    }
-    assert all(find_spec(name) for name in forbidden), "each must be a module that could be imported"
-    for path in Path(package.__file__ or "").parent.glob("*.py"):
-        if path.stem == "compare":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                assert node.module not in forbidden, f"{path.name}: {node.module}"
+def test_the_oracle_shares_no_code_with_the_product() -> None:
+    tree = ast.parse(Path(coverage_oracle.__file__).read_text())
+    names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert {str(name).split(".")[0] for name in names} <= set(sys.stdlib_module_names)

@@ -20,9 +20,9 @@ from sqlalchemy import Engine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import coverage_oracle as oracle
 import falsified
 import report_ledger
-from recompute import Chosen, judge, read_history, recompute_digest, recount
 
 from kvcustody.audit.coverage import recount_process as recounting
 from kvcustody.audit.coverage.leaf_sources import leaves_in_export
@@ -215,18 +215,17 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
     assert manifest["root"]["root"] == body["boundary"]["checkpoint"]["root"] or manifest["leaves"]
 
     # The population: every custody that was due in the period, counted again from leaves.
-    history = read_history(leaves_in_export(export))
     asked = body["asked"]
-    chosen = Chosen(asked["since_us"], asked["until_us"])
+    chosen = oracle.Chosen(asked["since_us"], asked["until_us"])
+    custodies = list(oracle.judge(oracle.History(leaves_in_export(export)), chosen))
     members = [
         (item.incarnation, item.verdict == "overdue", item.pool, item.generation, item.block, item)
-        for each in judge(history, chosen)
-        for item in each.custodies()
+        for item in custodies
     ]
     members.sort(key=lambda member: member[:4])
     assert len(members) == body["population"]["custodies"]
     assert population_digest(members) == body["population"]["digest"]
-    total = recount(history, chosen).total
+    total = oracle.figures(custodies)
     assert (total.due, total.covered, total.late) == tuple(
         body["total"][name] for name in ("due", "covered", "late")
     )
@@ -320,9 +319,12 @@ def test_a_report_that_was_changed_is_not_sound(sealed: Sealed) -> None:
 
 def test_a_receipt_missing_from_the_leaves_changes_the_population(sealed: Sealed, export: Path) -> None:
     leaves = list(leaves_in_export(export))
-    whole = recompute_digest(judge(read_history(leaves)))
+    whole = oracle.population_digest(oracle.judge(oracle.History(leaves)))
     gone = next(leaf for leaf in leaves if b'"kind":"receipt"' in leaf and b'"tenant":"tenant-1"' in leaf)
-    assert recompute_digest(judge(read_history([leaf for leaf in leaves if leaf != gone]))) != whole
+    assert (
+        oracle.population_digest(oracle.judge(oracle.History(leaf for leaf in leaves if leaf != gone)))
+        != whole
+    )
 
 
 @pytest.mark.parametrize("tenant", ["tenant-0", "tenant-2"])

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "audit"))
 
-from recompute.compare import disagreements
+from coverage_agreement import disagreements
 
 from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
