@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +30,8 @@ from kvcustody.audit.events import (
     ResidencyOpened,
     ResidencyReleased,
     WorkerStarted,
-    leaves,
 )
-from kvcustody.audit.events.batch import read_leaves
+from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.model import ReportParameters
@@ -95,16 +95,12 @@ def fill(path: Path, events: int) -> int:
     context = Context(
         "be" * 16, OFFSET_US, lambda tenant, subject, session="": f"{tenant}-{subject}".encode().hex()[:32]
     )
-    appender, held, sequence = Appender(), [], 0
+    appender, encoder, told, sequence = Appender(), BatchEncoder(context), enumerate(story(events), 1), 0
     with engine.connect().execution_options(**WRITE) as connection:
-        for sequence, event in enumerate(story(events), 1):
-            held += [leaf.data for leaf in leaves(event, context, sequence)]
-            if len(held) >= 20 * BATCH:
-                with connection.begin():
-                    appender.append(connection, read_leaves(held))
-                held.clear()
-        with connection.begin():
-            appender.append(connection, read_leaves(held))
+        while items := [*islice(told, 20 * BATCH)]:
+            sequence = items[-1][0]
+            with connection.begin():
+                appender.append(connection, encoder.encode(items).batch)
     key = SigningKey.generate("bench.example/ledger")
     CheckpointSigner(engine, [key], memory=path.with_suffix(".last"), clock=SystemClock()).sign_once()
     engine.dispose()

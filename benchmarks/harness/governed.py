@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from time import thread_time_ns
 from typing import NamedTuple
@@ -21,7 +22,8 @@ import numpy as np
 from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
-from kvcustody.audit.events import Context, Event, HitCounted, leaves
+from kvcustody.audit.events import Context, Event, HitCounted
+from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import Clock, SystemClock
@@ -41,6 +43,7 @@ from kvcustody.testkit.tiny_model import tiny_model
 
 ISSUER, READER = "idp", "reader"
 RESERVE_LOW, RESERVE_HIGH = 1024, 2048  # blocks, at any size of pool
+_BATCH = 1000  # events that the writer encodes together
 MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})
 
 
@@ -69,7 +72,7 @@ class Shelf:
     def __init__(self, *, keeping: bool = True) -> None:
         self._keeping = keeping
         self._queued: list[Sequence[Event]] = []
-        self._context = Context("0" * 32, 0, SubjectDirectory(clear_names=True))
+        self._encoder = BatchEncoder(Context("0" * 32, 0, SubjectDirectory(clear_names=True)))
         self._sequence = 0
 
     def issuers(self) -> Issuers:
@@ -89,13 +92,12 @@ class Shelf:
     def convert(self) -> int:
         """Canonical leaves of all that is queued, as the writer's thread makes them; returns how many events."""
         queued, self._queued = self._queued, []
-        before = self._sequence
-        for events in queued:
-            for event in events:
-                self._sequence += 1
-                if not isinstance(event, HitCounted):  # class C: the writer aggregates it
-                    leaves(event, self._context, self._sequence)
-        return self._sequence - before
+        items = [*enumerate(chain.from_iterable(queued), self._sequence + 1)]
+        self._sequence += len(items)
+        for first in range(0, len(items), _BATCH):  # class C is not among them: the writer aggregates it
+            some = items[first : first + _BATCH]
+            self._encoder.encode([item for item in some if not isinstance(item[1], HitCounted)])
+        return len(items)
 
 
 class GovernedPeer:
