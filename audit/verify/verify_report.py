@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from kvcustody.audit.events.block_runs import decode_flat
 from kvcustody.audit.report.model import SCHEMA
 from kvcustody.audit.report.population import draw
-from kvcustody.audit.tlog.checkpoint import open_checkpoint
+from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint
 from kvcustody.audit.tlog.root_log import check_leaf, parse_leaf_proof
-from kvcustody.audit.tlog.signed_note import parse_vkey
+from kvcustody.audit.tlog.signed_note import VerifierKey, parse_vkey
 from kvcustody.errors import LedgerError
 
 
@@ -46,13 +47,15 @@ def verify_report(data: bytes, vkeys: Sequence[str], *, expected_digest: str | N
         if body["schema"] != SCHEMA:
             problems.append(f"the schema is `{body['schema']}`, not `{SCHEMA}`")
         point = body["boundary"]["checkpoint"]
-        sealed = open_checkpoint(point["note"].encode(), keys).checkpoint
-        if (sealed.head.size, sealed.head.root.hex()) != (point["size"], point["root"]):
+        note = point["note"].encode()
+        signed = open_checkpoint(note, keys)
+        head = signed.checkpoint.head
+        if (head.size, head.root.hex()) != (point["size"], point["root"]):
             problems.append("the checkpoint is not the one that its note states")
         if point["size"] != body["asked"]["checkpoint"]:
             problems.append("the report was asked for as of another checkpoint")
         problems += _drawn(body)
-        leaves = _leaves(body, keys, point["note"], problems)
+        leaves = _leaves(body, keys, note, signed, problems)
     except (LedgerError, ValueError, KeyError, TypeError, AttributeError) as problem:
         text = problem.message if isinstance(problem, LedgerError) else repr(problem)
         return ReportCheck(digest, 0, 0, (*problems, f"the report cannot be checked: {text}"))
@@ -67,7 +70,14 @@ def _drawn(body: dict[str, Any]) -> list[str]:
     return []
 
 
-def _leaves(body: dict[str, Any], keys: Sequence[Any], note: str, problems: list[str]) -> int:
+def _leaves(
+    body: dict[str, Any],
+    keys: Sequence[VerifierKey],
+    note: bytes,
+    signed: SignedCheckpoint,
+    problems: list[str],
+) -> int:
+    """Check every leaf of the sample; how many there are. All stand under one note, whose signature is checked once."""
     count = 0
     for item in body["sample"]:
         custody = item["custody"]
@@ -77,13 +87,13 @@ def _leaves(body: dict[str, Any], keys: Sequence[Any], note: str, problems: list
             data = leaf["leaf"].encode()
             try:
                 proof = parse_leaf_proof(leaf["proof"].encode())
-                sealed = check_leaf(proof, data, keys)
+                sealed = check_leaf(proof, data, keys, signed=signed if proof.head.note == note else None)
             except LedgerError as problem:
                 problems.append(f"{where}: {problem.message}")
                 continue
             if (sealed.name, proof.index) != (leaf["log"], leaf["idx"]):
                 problems.append(f"{where} is leaf {proof.index} of `{sealed.name}`")
-            if proof.head.note.decode() != note:
+            if proof.head.note != note:
                 problems.append(f"{where} is proved under another checkpoint")
             if not _names(orjson.loads(data), custody):
                 problems.append(f"{where} does not name the custody that it was drawn for")
@@ -92,15 +102,6 @@ def _leaves(body: dict[str, Any], keys: Sequence[Any], note: str, problems: list
 
 def _names(body: dict[str, Any], custody: dict[str, Any]) -> bool:
     """Whether a leaf names the block at the generation."""
-    for item in (*body.get("runs", ()), *body.get("written", ())):
-        first, deltas, counts = int(item[0]), item[1], item[2] or [1] * len(item[1])
-        pool = item[3] if len(item) > 3 else 0
-        steps = [delta for delta, count in zip(deltas, counts, strict=True) for _ in range(count)]
-        place = custody["generation"] - first
-        if (
-            pool == custody["pool"]
-            and 0 <= place < len(steps)
-            and sum(steps[: place + 1]) == custody["block"]
-        ):
-            return True
-    return False
+    pairs, _ = decode_flat([*body.get("runs", ()), *body.get("written", ())])
+    there = (pairs.pools == custody["pool"]) & (pairs.generations == custody["generation"])
+    return bool((there & (pairs.blocks == custody["block"])).any())
