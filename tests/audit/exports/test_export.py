@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -27,11 +28,12 @@ from kvcustody.audit.exports.export_writer import ExportSelection, write_export
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.tlog.merkle import Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import MemoryTiles
-from kvcustody.audit.tlog.signed_note import KeyKind, parse_note
+from kvcustody.audit.tlog.signed_note import CannotCheckError, KeyKind, parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.tlog.tiles import ExportError
 from kvcustody.audit.verify import verify_export as export_verifier
 from kvcustody.audit.verify.verify_export import NO_WITNESS, KeptHead
+from kvcustody.console.main import app
 
 FORMS = list(LeafFormat)
 
@@ -64,6 +66,24 @@ def test_an_export_verifies_by_a_public_key_alone(
         assert said.returncode == 0 and "SOUND: 348 leaves" in said.stdout and "split views" in said.stdout, (
             said
         )
+
+
+def test_what_cannot_be_checked_here_has_no_verdict(
+    make_source: Callable[..., Any], key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without pyarrow, or with a key that is none, nothing is called sound, nor not sound: exit status 2."""
+    place, vkey = tmp_path / "export", str(key.verifier)
+    write_export(place, make_source(), form=LeafFormat.PARQUET, made_at_us=1)
+    assert CliRunner().invoke(app, ["audit", "verify", str(place), "--key", vkey]).exit_code == 0
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(CannotCheckError, match="pyarrow"):
+        export_verifier.verify_export(place, [vkey])
+    told = CliRunner().invoke(app, ["audit", "verify", str(place), "--key", vkey])
+    assert told.exit_code == 2 and "sound" not in told.stdout
+    for wrong in ("no key", vkey.replace("+", "-")):
+        assert ALONE.main([str(place), "--key", wrong]) == 2
+    assert ALONE.main([str(tmp_path / "absent"), "--key", vkey]) == 1
 
 
 def test_another_key_verifies_nothing(folder: Path) -> None:
