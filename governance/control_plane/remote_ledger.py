@@ -357,7 +357,9 @@ class RemoteLedger:
         self.shares.replayed()
 
     def _register(self, incarnation: str, offset_us: int) -> None:
-        answer = self._connection.put(f"/v1/worker/incarnations/{incarnation}", {"offset_us": offset_us})
+        ours = {"utc_us": self._clock.utc_us()} if incarnation == self.incarnation else {}
+        body = {"offset_us": offset_us, **ours}
+        answer = self._connection.put(f"/v1/worker/incarnations/{incarnation}", body)
         if answer["worker"] != self._worker:
             raise ConfigError(
                 f"worker_name `{self._worker}`: the control plane knows the key's holder as `{answer['worker']}`"

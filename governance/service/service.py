@@ -64,6 +64,7 @@ from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.service.tracing import open_tracing
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.document.model import Action
+from kvcustody.times import SECOND_US
 
 _log = structlog.get_logger(__name__)
 _MINUTE = 60
@@ -140,7 +141,13 @@ class Service:
             self.engine, self.secret, clock, owner=settings.name, hours=settings.answers_hours
         )
         self.answers.free([settings.name])
-        self.fleet = Fleet(self.engine, clock, self.writer.offset_us, self.writer.submit)
+        self.fleet = Fleet(
+            self.engine,
+            clock,
+            self.writer.offset_us,
+            self.writer.submit,
+            apart_us=round(settings.worker_clock_seconds * SECOND_US),
+        )
         keys = _subject_keys(settings, stack)
         clear = settings.subject_names == "clear"
         self.ingest = Ingest(self.engine, self.fleet.flush, keys, clear_names=clear, readers=settings.readers)

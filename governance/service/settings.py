@@ -148,6 +148,12 @@ class ServiceSettings(LayeredSettings):
     webhooks: tuple[Webhook, ...] = Field(
         (), description="Where every leaf is pushed to; in a file, or as JSON in the variable."
     )
+    worker_clock_seconds: float = Field(
+        300.0,
+        gt=0,
+        le=86_400,
+        description="How far a worker's clock may be from this service's: one that is further is not put on record.",
+    )
     requests_per_second: float = Field(
         50.0, gt=0, le=1e6, description="Requests a second that one principal may make for long."
     )

@@ -100,6 +100,7 @@ _MEANINGS = {
     "Enrolment.tenant": "The one tenant whose data the principal sees.",
     "transfers": "Transfers to third countries.",
     "until": "Before this UTC microsecond.",
+    "utc_us": "The worker's clock now, UTC µs; left out for a process that has ended.",
     "via": "By what the reader would reach it.",
     "width": "Hashes of the tile; a full tile has 256.",
     "within_seconds": "Seconds until the scan must be answered.",

@@ -102,11 +102,15 @@ class Orders(Model):
 
 
 class IncarnationModel(Model):
-    """A process of a worker: `offset_us` turns its boot time into UTC."""
+    """A process of a worker: `offset_us` turns its boot time into UTC, which is `utc_us` by its clock now.
 
-    model_config = example({"offset_us": 1_779_990_000_000_000})
+    `utc_us` is left out for a process that has ended, whose spill is handed in.
+    """
+
+    model_config = example({"offset_us": 1_779_990_000_000_000, "utc_us": 1_780_000_000_000_000})
 
     offset_us: Annotated[int, Field(strict=True, gt=-LARGE, lt=LARGE)]
+    utc_us: Utc | None = None
 
 
 class Registered(Model):

@@ -121,9 +121,10 @@ def register(
 ) -> dict[str, Any]:
     """Put a new incarnation of this worker on record; closes the custody of its dead predecessors.
 
-    It may be repeated, to hear again which issuers of tenants the ledger knows.
+    It may be repeated, to hear again which issuers of tenants the ledger knows. A process whose clock is too far from
+    the service's is refused: every time that it puts on record would be wrong by as much.
     """
-    new = service.fleet.register(caller.name, incarnation, what.offset_us)
+    new = service.fleet.register(caller.name, incarnation, what.offset_us, what.utc_us)
     with service.reading() as connection:
         return {"new": new, "worker": caller.name, "issuers": list(known_issuers(connection).all)}
 
@@ -162,6 +163,7 @@ async def ship(
 
     def store() -> dict[str, Any]:
         batch = service.ingest.read(body, service.fleet.sender(caller.name, incarnation))
+        service.fleet.check_dates(batch.batch)
         stored = service.ingest.put(caller.name, incarnation, batch)
         service.fleet.received(incarnation, max(sequence, batch.last_sequence))
         last = {"last_sequence": batch.last_sequence, "unlinkings": _unlinkings(service)}

@@ -20,6 +20,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import Event
+from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import ends, life_leaves, work_periods
 from kvcustody.audit.schema.ledger import incarnations, workers
@@ -29,6 +30,7 @@ from kvcustody.audit.writer.crash_recovery import close_dead
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.ingest.check_leaves import Sender
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.times import SECOND_US
 
 _FLUSH_SECONDS = 1.0
 _RUNNING_MAX = 10_000
@@ -56,19 +58,30 @@ class Fleet:
     """The register of workers; `submit` hands class B events to the service's own ledger writer."""
 
     def __init__(
-        self, engine: Engine, clock: Clock, offset_us: int, submit: Callable[[Sequence[Event]], object]
+        self,
+        engine: Engine,
+        clock: Clock,
+        offset_us: int,
+        submit: Callable[[Sequence[Event]], object],
+        *,
+        apart_us: int,
     ) -> None:
+        """`apart_us`: how far a worker's clock may be from this one."""
         self._engine = engine
         self._clock = clock
         self._offset_us = offset_us
         self._submit = submit
+        self._apart_us = apart_us
         self._senders: dict[str, Sender] = {}
         self._lock = threading.Lock()
         self._received: dict[str, tuple[int, int]] = {}  # highest sequence, and when
         self._flushed = 0.0
 
-    def register(self, worker: str, incarnation: str, offset_us: int) -> bool:
-        """Put an incarnation on record; False where it was there. Raises `not-found` where it is another worker's."""
+    def register(self, worker: str, incarnation: str, offset_us: int, utc_us: int | None) -> bool:
+        """Put an incarnation on record; False where it was there. Raises `not-found` where it is another worker's.
+
+        `utc_us`: by its clock, None for a process that has ended. Raises `conflict` where that is too far from ours.
+        """
         now_us = self._clock.utc_us()
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -77,6 +90,8 @@ class Fleet:
                     if known.worker != worker or known.offset_us != offset_us:
                         raise not_found()
                     return False
+                if utc_us is not None and abs(utc_us - now_us) > self._apart_us:
+                    raise ProblemError("conflict", f"the worker's clock is {self._apart(utc_us - now_us)}")
                 register(connection, incarnation, worker, offset_us, now_us)
                 row = {
                     "incarnation": incarnation,
@@ -93,6 +108,24 @@ class Fleet:
         if events:
             self._submit(events)
         return True
+
+    def check_dates(self, batch: LeafBatch) -> None:
+        """Raise `unavailable` where leaves are dated ahead of this clock: they are taken once it has come so far.
+
+        So nothing is lost where it is this clock that is wrong; the worker keeps them in its spill.
+        """
+        newest_us = max((max(group.columns["at_us"]) for group in batch.groups), default=0)
+        ahead_us = newest_us - self._clock.utc_us()
+        if ahead_us > self._apart_us:
+            raise ProblemError("unavailable", f"leaves of this batch are {self._apart(ahead_us)}")
+
+    def _apart(self, by_us: int) -> str:
+        way = "ahead of" if by_us > 0 else "behind"
+        bound = self._apart_us // SECOND_US
+        return (
+            f"{abs(by_us) // SECOND_US} s {way} this service's clock, over {bound} s (`worker_clock_seconds`): "
+            "set the wrong one right, as by NTP"
+        )
 
     def sender(self, worker: str, incarnation: str) -> Sender:
         """The sender of a batch; raises `not-found` where the incarnation is not this worker's."""

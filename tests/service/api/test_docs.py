@@ -37,7 +37,7 @@ def test_every_table_stands_on_one_page_and_is_made_from_the_code() -> None:
     for name, make in TABLES.items():
         assert pages.count(f"<!-- table: {name} -->") == 1, name
         assert make().count("\n| ") >= 5 and make().rstrip("\n") in render(f"<!-- table: {name} -->"), name
-    with pytest.raises(ConfigError, match="no table `sttings`: there are api, extensions"):
+    with pytest.raises(ConfigError, match="no table `sttings`: there are api, commands, extensions"):
         render("<!-- table: sttings -->")
 
 
