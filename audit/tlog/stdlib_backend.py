@@ -93,4 +93,11 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"`{name}` is not JSON")
 
 
-_STRICT = json.JSONDecoder(parse_constant=_no_constant)
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"`{text[:40]}` is no number that JSON readers agree on")
+    return value
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)

@@ -90,6 +90,7 @@ def test_all_know_the_vectors_of_rfc_8032() -> None:
         ),
         *(
             b"NaN",
+            b"1e400",
             b"[Infinity]",
             b'"\\ud800"',
             b'"\xff"',
