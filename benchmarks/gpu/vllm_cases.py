@@ -47,10 +47,11 @@ NO_V2 = "the V2 runner needs Triton's driver"
 NO_STATES = "the host's Mamba kernels keep no states for later requests"
 ONE_LAYOUT = "the host's attention reads LBHNC alone, in every case here"
 UNCACHED = {"enable_prefix_caching": False, "num_gpu_blocks_override": 32}
+BASE = "V1, eager"  # plain vLLM itself: where this does not start, nothing is shown
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 
 CASES = {
-    "V1, eager": Case(environment=V1),
+    BASE: Case(environment=V1),
     "V2, eager": Case(environment=V2, device_only=NO_V2),
     "V1, graphs": Case(options=GRAPHS, environment=V1, device_only=NO_GRAPHS),
     "V2, graphs": Case(options=GRAPHS, environment=V2, device_only=NO_V2),
@@ -64,7 +65,7 @@ CASES = {
     "n-gram speculation": Case(options={"speculative_config": NGRAM}, environment=V1),
     **{
         f"layout {name}": Case(
-            environment=V1 | {"VLLM_KV_CACHE_LAYOUT": name}, device_only=ONE_LAYOUT, like="V1, eager"
+            environment=V1 | {"VLLM_KV_CACHE_LAYOUT": name}, device_only=ONE_LAYOUT, like=BASE
         )
         for name in LAYOUTS
     },

@@ -12,7 +12,7 @@ STAGES = {  # seconds that each may take, the telling ones first; together less 
     "late_audits": 40,
     "bandwidth": 40,
     "decode_latency": 40,
-    "transformers_engine": 150,
+    "transformers_engine": 180,
     "vllm_engine": 360,
     "conformance": 100,
 }

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from gpu.report import Reason, Report, missing
 from gpu.stages import STAGES
-from gpu.vllm_cases import CASES, GOVERNED, PLAIN, REFUSED, Case, Found
+from gpu.vllm_cases import BASE, CASES, GOVERNED, PLAIN, REFUSED, Case, Found
 
 WIDTH = 4
 ENGINE_SECONDS = (
@@ -27,6 +27,11 @@ ENGINE_SECONDS = (
 )
 SECONDS = STAGES["vllm_engine"] - 15
 NEEDS = ("vllm", "sqlalchemy", "cryptography", "pydantic", "structlog")
+LETS_GO = (
+    "hybrid",
+    "windowed",
+)  # blocks end while their request runs, so hits can be shorter (docs/start/vllm.md)
+NO_LAYOUT = "does not satisfy every"  # vLLM's own words
 WORDS = ("Error:", "error:", "Exception")
 
 
@@ -50,16 +55,31 @@ def run(report: Report, lab: Any) -> None:
             continue
         wanted += [(name, PLAIN)] * (not case.like and not case.refused) + [(name, GOVERNED)]
     until = time.monotonic() + (SECONDS if not lab.rehearsal else 3600)
-    width = 1 if lab.rehearsal or exclusive() else WIDTH
+    one_by_one = not lab.rehearsal and exclusive()
+    width = 1 if lab.rehearsal or one_by_one else WIDTH
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(width) as pool:
         files = [Path(folder) / str(at) for at in range(len(wanted))]
         done = pool.map(lambda one, file: engine(*one, file, until), wanted, files)
         ran = dict(zip(wanted, done, strict=True))
     for name in dict.fromkeys(name for name, _ in wanted):
-        if name in REFUSED:
-            refused(report, name, ran[name, GOVERNED])
+        plain = ran[CASES[name].like or name, PLAIN] if name in CASES else None
+        governed = ran[name, GOVERNED]
+        if not (governed.began and (plain is None or plain.began)):
+            late(report, name, one_by_one=one_by_one)
+        elif plain is None:
+            refused(report, name, governed)
         else:
-            compare(report, name, CASES[name], ran[CASES[name].like or name, PLAIN], ran[name, GOVERNED])
+            compare(report, name, CASES[name], plain, governed)
+
+
+def late(report: Report, name: str, *, one_by_one: bool) -> None:
+    """A case for which no time was left: foreseen where the device takes one process at a time."""
+    if one_by_one:
+        report.skip(
+            name, Reason.DEVICE_LACKS, "it takes one process at a time, and no time was left for this"
+        )
+    else:
+        report.check(f"{name}: its engines begin in time", False)
 
 
 def exclusive() -> bool:
@@ -89,11 +109,11 @@ def engine(name: str, kind: str, out: Path, until: float) -> Ran:
 
 def compare(report: Report, name: str, case: Case, plain: Ran, governed: Ran) -> None:
     """One case: the control, then what governance promises."""
-    if not (plain.began and governed.began):
-        report.skip(name, Reason.DEVICE_LACKS, "one process at a time, and no time for this one")
-        return
-    if plain.found is not None and plain.found.refused:
+    if plain.found is not None and plain.found.refused and name != BASE:
         report.skip(name, Reason.ENGINE_LACKS, f"plain vLLM does not start: {plain.words[-300:]}")
+        return
+    if governed.found is not None and governed.found.refused and NO_LAYOUT in governed.words:
+        report.skip(name, Reason.ENGINE_LACKS, "its attention does not read this layout")
         return
     for kind, one in ((PLAIN, plain), (GOVERNED, governed)):
         if one.found is None or one.found.refused:
@@ -119,12 +139,20 @@ def compare(report: Report, name: str, case: Case, plain: Ran, governed: Ran) ->
         **found.handed,
         left_bytes=found.left_bytes,
     )
-    busy = found.churned["finished"] > 5 and found.churned["aborted"] > 0 and found.preempted > 0
+    pressed = (
+        found.preempted > 0 or case.model != "full"
+    )  # others' blocks may be too large to outgrow the pool
+    busy = found.churned["finished"] > 5 and found.churned["aborted"] > 0 and pressed
     report.check(
         f"{name}: churn, aborts and preemption", busy, **found.churned | {"preempted": found.preempted}
     )
-    reuse = found.foreign_cached == 0 and found.own_cached == control.own_cached
-    report.check(f"{name}: own hits as plain vLLM's, none of another's", reuse, own=found.own_cached)
+    as_plain = found.own_cached == control.own_cached
+    shorter = case.model in LETS_GO and found.own_cached < control.own_cached
+    report.check(
+        f"{name}: own hits as plain vLLM's, none of another's",
+        found.foreign_cached == 0 and (as_plain or shorter),
+        own=found.own_cached, plain=control.own_cached, foreign=found.foreign_cached,
+    )  # fmt: skip
     report.check(f"{name}: the books agree", not found.disagreements, "; ".join(found.disagreements)[:300])
     if "speculative_config" in case.options:
         report.check(
@@ -134,11 +162,6 @@ def compare(report: Report, name: str, case: Case, plain: Ran, governed: Ran) ->
 
 def refused(report: Report, name: str, governed: Ran) -> None:
     """Governance does not start, and says why; the cases before are the control that it starts otherwise."""
-    if not governed.began:
-        report.skip(
-            f"refused: {name}", Reason.DEVICE_LACKS, "one process at a time, and no time for this one"
-        )
-        return
     said = REFUSED[name].refused in governed.words
     started = governed.found is None or not governed.found.refused
     report.check(f"refused: {name}", said and not started, "" if said else governed.words[-300:])
