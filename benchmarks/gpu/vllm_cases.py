@@ -24,7 +24,6 @@ from harness.hardware import REPOSITORY
 
 PLAIN, GOVERNED = "plain", "governed"
 ENGINES = REPOSITORY / "tests" / "engines" / "vllm"
-ALONE = {"gpu_memory_utilization": 0.15, "kv_cache_memory_bytes": 1 << 28}  # others run beside it on a device
 GRAPHS = {"enforce_eager": False}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 SETTLED_SECONDS = 8.0
@@ -155,9 +154,8 @@ def main(name: str, kind: str, out: str) -> int:
         enter_site(site)
         deployment = Deployment(folder / "deployment") if kind == GOVERNED else None
         model = save_model(folder / "model", kind=case.model)
-        options = _configured(case.options) | (ALONE if _on_a_device() else {})
         try:
-            engine = LocalEngine(model, site, deployment=deployment, **options)
+            engine = LocalEngine(model, site, deployment=deployment, **_configured(case.options))
         except Exception as error:
             found = Found([], 0, 0, {}, 0, {}, 0, [], refused=f"{type(error).__name__}: {str(error)[:300]}")
         else:
@@ -182,12 +180,6 @@ def _configured(options: Mapping[str, Any]) -> dict[str, Any]:
             kv_connector_extra_config={"connectors": each},
         )
     return made
-
-
-def _on_a_device() -> bool:
-    from vllm.platforms import current_platform
-
-    return not current_platform.is_cpu()
 
 
 if __name__ == "__main__":

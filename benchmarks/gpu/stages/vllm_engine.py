@@ -2,31 +2,39 @@
 
 Each engine is a process of its own (`gpu.vllm_cases`), four at a time where the device lets several in. A case compares
 a governed engine with a plain one: equal answers, no foreign hit, no byte left in a block that is handed out, books
-that agree; the plain engine's dirty blocks are the control.
+that agree; the plain engine's dirty blocks are the control. Who may read what (tokens that are missing, forged, expired
+or replayed, erasure, deadlines) is asked by the suite of `make test-engines`, as it is.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.hardware import REPOSITORY
+
 from gpu.report import Reason, Report, missing
 from gpu.stages import STAGES
-from gpu.vllm_cases import BASE, CASES, GOVERNED, PLAIN, REFUSED, Case, Found
+from gpu.vllm_cases import BASE, CASES, GOVERNED, PLAIN, REFUSED, V1, V2, Case, Found
 
 WIDTH = 4
 ENGINE_SECONDS = (
     60  # that an engine may take from its start to its end; what begins later than that is not begun
 )
 SECONDS = STAGES["vllm_engine"] - 15
-NEEDS = ("vllm", "sqlalchemy", "cryptography", "pydantic", "structlog")
+SUITE = REPOSITORY / "tests" / "engines" / "vllm" / "engine" / "test_isolation.py"
+SUITE_TESTS = 12
+NEEDS = ("vllm", "pytest", "sqlalchemy", "cryptography", "pydantic", "structlog")
 LETS_GO = (
     "hybrid",
     "windowed",
@@ -58,9 +66,20 @@ def run(report: Report, lab: Any) -> None:
     one_by_one = not lab.rehearsal and exclusive()
     width = 1 if lab.rehearsal or one_by_one else WIDTH
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(width) as pool:
+        suites = {}
+        for runner, environment in (("V1", V1), ("V2", V2)):
+            if lab.rehearsal:
+                report.skip(f"{SUITE.stem}, {runner}", Reason.REHEARSAL, "`make test-engines` runs it")
+            elif one_by_one:
+                report.skip(f"{SUITE.stem}, {runner}", Reason.DEVICE_LACKS, "it takes one process at a time")
+            else:
+                suites[runner] = pool.submit(suite, environment, until)
         files = [Path(folder) / str(at) for at in range(len(wanted))]
         done = pool.map(lambda one, file: engine(*one, file, until), wanted, files)
         ran = dict(zip(wanted, done, strict=True))
+    for runner, future in suites.items():
+        code, passed, words = future.result()
+        report.check(f"{SUITE.stem}, {runner}", code == 0 and passed >= SUITE_TESTS, words, tests=passed)
     for name in dict.fromkeys(name for name, _ in wanted):
         plain = ran[CASES[name].like or name, PLAIN] if name in CASES else None
         governed = ran[name, GOVERNED]
@@ -89,6 +108,22 @@ def exclusive() -> bool:
         return False
     asked = [tool, "--id=0", "--query-gpu=compute_mode", "--format=csv,noheader"]
     return "Exclusive" in subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+
+
+def suite(environment: Mapping[str, str], until: float) -> tuple[int, int, str]:
+    """Exit status, tests that passed, and the names of those that did not."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not soak", str(SUITE)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    try:
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=kept | dict(environment),
+            capture_output=True, text=True, check=False, timeout=until - time.monotonic(),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return 124, 0, "it ran past the stage's time"
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    found = re.search(r"(\d+) passed", done.stdout)
+    return done.returncode, int(found[1]) if found else 0, " / ".join(failed)[:300]
 
 
 def engine(name: str, kind: str, out: Path, until: float) -> Ran:

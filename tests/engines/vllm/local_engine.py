@@ -29,6 +29,10 @@ _ENGINE = {
     "max_num_batched_tokens": 256,
     "seed": 0,
 }
+_ON_A_DEVICE = {
+    "gpu_memory_utilization": 0.15,
+    "kv_cache_memory_bytes": 1 << 28,
+}  # others have their part of it
 
 
 class Answer(NamedTuple):
@@ -55,7 +59,7 @@ class LocalEngine:
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": os.pathsep.join([*site, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         }
-        options = {**_ENGINE, "worker_extension_cls": f"{PROBE}.WorkerProbe", **options}
+        options = {**_ENGINE, **_shares(), "worker_extension_cls": f"{PROBE}.WorkerProbe", **options}
         if deployment is not None:
             settings |= deployment.environment()
         _load_plugins()
@@ -173,6 +177,13 @@ class LocalEngine:
             engine.engine_core.shutdown()
         self.engine = self.llm = None  # type: ignore[assignment]
         gc.collect()
+
+
+def _shares() -> dict[str, Any]:
+    """What an engine takes of a device; of a host, `VLLM_CPU_KVCACHE_SPACE` says it."""
+    from vllm.platforms import current_platform
+
+    return {} if current_platform.is_cpu() else _ON_A_DEVICE
 
 
 def _load_plugins() -> None:
