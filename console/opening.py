@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.coverage.custody_units import CustodySelection
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import check_store, ledger_error, open_store
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.processes.marked_processes import history, read_marked
@@ -97,8 +98,7 @@ def snapshot(ledger: str) -> Iterator[Connection]:
     try:
         check_store(engine)
         with engine.connect() as connection:
-            if engine.dialect.name == "postgresql":
-                connection.execution_options(isolation_level="REPEATABLE READ")
+            dialect_of(engine).one_snapshot(connection)
             tell_marked(connection)
             yield connection
     except SQLAlchemyError as problem:

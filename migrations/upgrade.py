@@ -21,12 +21,14 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import VERSION_TABLE, WRITE, ledger_error
 from kvcustody.audit.database.monthly_partitions import ensure_partitions
 from kvcustody.errors import LedgerError
 
 Progress = Callable[[str, int, int], None]
 _TURN = threading.Lock()
+_UPGRADING = 7_215_409  # the number of the lock
 
 
 def upgrade(engine: Engine, revision: str = "head", *, progress: Progress | None = None) -> str:
@@ -36,9 +38,8 @@ def upgrade(engine: Engine, revision: str = "head", *, progress: Progress | None
     """
     try:
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
-                connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7215409)")
+            dialect_of(connection).as_long_as_it_takes(connection)
+            dialect_of(connection).one_at_a_time(connection, _UPGRADING)
             reached = _upgrade(connection, revision, progress)
         ensure_partitions(engine, time.time_ns() // 1000)
     except SQLAlchemyError as problem:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.exports.file_formats import leaves_of
 from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
@@ -22,7 +23,7 @@ from kvcustody.audit.tlog.tiles import ExportError
 def leaves_in_database(connection: Connection, as_of: AsOf | None = None) -> Iterator[bytes]:
     """Every leaf of the ledger, or of a state of it; those of one log in their order."""
     query = select(events.c.leaf).where(is_in(as_of, events))
-    if connection.dialect.name != "sqlite":
+    if not dialect_of(connection).in_file:
         query = query.order_by(events.c.log, events.c.idx)
         return map(bytes, connection.execute(query, execution_options={"yield_per": 10_000}).scalars())
     # From the driver itself, which reads row by row: a row object for each of a million leaves costs more than they do.

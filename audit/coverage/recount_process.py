@@ -26,6 +26,7 @@ from kvcustody.audit.coverage.custody_units import CustodySelection, units_of
 from kvcustody.audit.coverage.leaf_record import LeafRecord, Unaccounted
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
 from kvcustody.audit.coverage.summary import CoverageRow, CoverageSummary, population_digest, summary
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes, is_in
@@ -174,7 +175,7 @@ def _sizes(connection: Connection, state: AsOf | None) -> dict[str, int]:
 
 def _target(engine: Engine) -> str | None:
     """What `open_store` opens again in another process; None for a database that only this one has."""
-    if engine.dialect.name != "sqlite":
+    if not dialect_of(engine).in_file:
         return engine.url.render_as_string(hide_password=False)
     path = unquote(str(engine.url.database or "").removeprefix("file:").split("?", 1)[0])
     return None if path in _MEMORY else path
@@ -205,8 +206,7 @@ def main() -> None:
     target, chosen, as_of_us, sizes = asked
     engine = open_store(target, read_only=True, timeout_seconds=30, mapped=True)
     with engine.connect() as connection:
-        if connection.dialect.name != "sqlite":
-            connection.execution_options(isolation_level="REPEATABLE READ")
+        dialect_of(connection).one_snapshot(connection)
         question = RecountRequest(CustodySelection(*chosen), as_of_us, sizes)
         kept: list[object] = []
         made = _answer(connection, question, as_of_sizes(connection, sizes), kept)

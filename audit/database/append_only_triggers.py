@@ -14,12 +14,14 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
+from kvcustody.audit.database.dialect import dialect_of
+
 
 @contextmanager
 def triggers_lifted(connection: Connection) -> Iterator[None]:
     """Leaves may be deleted inside this block of the caller's transaction, and by nobody else meanwhile (rule 2)."""
     run = connection.exec_driver_sql
-    if connection.dialect.name != "sqlite":
+    if not dialect_of(connection).in_file:
         run("SET LOCAL kvcustody.retention = 'on'")
         yield
         run("SET LOCAL kvcustody.retention = 'off'")

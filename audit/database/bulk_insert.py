@@ -17,6 +17,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Connection, Integer, LargeBinary, Table
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import raise_driver_error
 
 Row = tuple[Any, ...]
@@ -28,7 +29,7 @@ _WIDTHS = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 def insert_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
     """Insert rows inside the caller's transaction; raises `DBAPIError` as a statement would."""
-    if connection.dialect.name == "sqlite":
+    if not dialect_of(connection).arrays:
         _insert(connection, table, list(chain.from_iterable(rows)), _WIDTHS)
     else:
         _copy(connection, table, rows)
@@ -36,7 +37,7 @@ def insert_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> No
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
     """The same, without those rows whose key is there already, or that an earlier one of them has."""
-    if connection.dialect.name == "sqlite":
+    if not dialect_of(connection).arrays:
         _insert(connection, table, list(chain.from_iterable(rows)), _WIDTHS, ending=_NEW)
     elif rows:
         arrays = ", ".join(f"%s::{_type(column.type)}[]" for column in table.columns)
@@ -53,7 +54,7 @@ class Inserts:
 
     def add(self, table: Table, pieces: Sequence[Columns]) -> None:
         """Rows of several pieces, each with its values column by column; raises as `insert_rows` does."""
-        if self._connection.dialect.name == "sqlite":
+        if not dialect_of(self._connection).arrays:
             flat = self._waiting.setdefault(table, [])
             flat += _by_row(pieces, len(table.columns))
             _insert(self._connection, table, flat, _WIDTHS[:1])

@@ -22,6 +22,7 @@ from sqlalchemy import Connection, Engine, Select, column, create_engine, event,
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
@@ -153,7 +154,7 @@ def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:
 
 def with_placeholders(connection: Connection, statement: str) -> str:
     """A statement as text, written with `?`, with the marks of the connection's driver."""
-    return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
+    return dialect_of(connection).with_placeholders(statement)
 
 
 def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
@@ -163,7 +164,7 @@ def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -
 
 def fetch_pipelined(connection: Connection, questions: Sequence[Question]) -> list[Sequence[Any]]:
     """What `fetch_all` gives for each; PostgreSQL is sent all before its first answer: one wait instead of many."""
-    if connection.dialect.name == "sqlite" or len(questions) < 2:
+    if dialect_of(connection).in_file or len(questions) < 2:
         return [fetch_all(connection, *question) for question in questions]
     if not connection.in_transaction():
         connection.begin()  # as a question through SQLAlchemy would
@@ -197,8 +198,7 @@ def describe(problem: BaseException) -> str:
 
 def ledger_error(engine: Engine, problem: BaseException) -> LedgerError:
     """The one-line error for a failed database."""
-    place = engine.url.database if engine.dialect.name == "sqlite" else engine.url.render_as_string(True)
-    place = str(place).removeprefix("file:").split("?", 1)[0]
+    place = dialect_of(engine).place(engine).removeprefix("file:").split("?", 1)[0]
     reason = describe(problem)
     return LedgerError(f"ledger `{place}` cannot be used: {reason}", place=place, reason=reason)
 
@@ -235,7 +235,7 @@ GONE = (0, 0)
 
 def file_identity(engine: Engine) -> tuple[int, int]:
     """Device and inode of a SQLite ledger's file (`GONE` when there is none); a constant for a server."""
-    if engine.dialect.name != "sqlite":
+    if not dialect_of(engine).in_file:
         return (1, 1)
     try:
         found = _file_of(str(engine.url.database)).stat()

@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.times import utc
 
@@ -46,7 +47,7 @@ class MonthPartition(NamedTuple):
 
 def partitioned(connection: Connection) -> bool:
     """True where `events` is partitioned: on PostgreSQL, from revision 0012 on."""
-    if connection.dialect.name != "postgresql":
+    if not dialect_of(connection).partitions:
         return False
     query = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('events')"
     return bool(connection.exec_driver_sql(query).scalar())
@@ -106,8 +107,7 @@ def ensure_partitions(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -
     """`create_partitions` in a transaction of its own, given up where a long read of the rest is in the way."""
     try:
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_WAIT_MS}")
+            dialect_of(connection).wait_for_locks_at_most(connection, _WAIT_MS)
             return create_partitions(connection, now_us, months)
     except (
         OperationalError

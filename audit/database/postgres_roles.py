@@ -19,6 +19,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import VERSION_TABLE, check_store, ledger_error
 from kvcustody.audit.schema.all_tables import projections
 from kvcustody.errors import LedgerError
@@ -45,7 +46,7 @@ def set_up_roles(engine: Engine) -> RoleGrants:
     Needs a superuser, or the owner with CREATEROLE and BYPASSRLS. Raises `LedgerError` where the database refuses, and
     for SQLite, which has no roles: there the file's mode is the wall, and triggers keep leaves as they are.
     """
-    if engine.dialect.name != "postgresql":
+    if not dialect_of(engine).roles:
         raise LedgerError(
             "roles need PostgreSQL; a SQLite ledger is protected by its file's mode and by triggers"
         )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, select, text
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.errors import LedgerError
@@ -89,7 +90,7 @@ def life_leaves(connection: Connection) -> list[LifeLeaf]:
 
     Raises `LedgerError` on a connection that sees the rows of one tenant alone: nobody would seem to owe anything.
     """
-    if connection.dialect.name == "postgresql" and connection.scalar(_TENANT_ALONE):
+    if dialect_of(connection).roles and connection.scalar(_TENANT_ALONE):
         raise LedgerError(
             "who was at work is in the system log, which a connection of one tenant does not see"
         )

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, exists, func, literal, or_, select
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import decode
@@ -371,9 +372,7 @@ def _matching(connection: Connection, wanted: EventFilter) -> list[ColumnElement
 
 def _holds(connection: Connection, part: bytes) -> ColumnElement[bool]:
     """The leaf's bytes contain these."""
-    if connection.dialect.name == "sqlite":
-        return func.instr(events.c.leaf, literal(part)) > 0
-    return func.pg_catalog.position(events.c.leaf, literal(part)) > 0
+    return dialect_of(connection).contains(events.c.leaf, literal(part))
 
 
 def _touching(generation: int) -> ColumnElement[bool]:

@@ -14,6 +14,7 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Select, Table, select
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.events.block_runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.schema.ledger import events, residencies
@@ -154,7 +155,7 @@ def _read(
 
 def _some_at_once(connection: Connection, query: Select[Any]) -> Iterator[Sequence[Sequence[Any]]]:
     """The rows of a query, `_ROWS_AT_ONCE` at a time."""
-    if connection.dialect.name != "sqlite":
+    if not dialect_of(connection).in_file:
         yield from connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE}).partitions()
         return
     # From the driver's own cursor, which reads row by row: numbers, texts and leaves are as it gives them, and a row

@@ -17,6 +17,7 @@ from sqlalchemy import BigInteger, Connection, Engine, Integer, Table, func, sel
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.bulk_insert import insert_rows
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE, check_store, ledger_error
 from kvcustody.audit.database.monthly_partitions import partitioned
 from kvcustody.audit.schema.all_tables import every_table
@@ -55,8 +56,7 @@ def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = N
                 fsck(reading, progress=lambda log, done, total: told("checking source", done, total)),
             )
             with target.connect().execution_options(**WRITE) as writing, writing.begin():
-                if writing.dialect.name == "postgresql":
-                    writing.exec_driver_sql("SET LOCAL statement_timeout = 0")
+                dialect_of(writing).as_long_as_it_takes(writing)
                 _refuse_filled(writing)
                 rows = {str(table.name): _copy(reading, writing, table, told) for table in _in_order()}
                 _check_sizes(reading, writing)
@@ -148,7 +148,7 @@ def _continue_ids(writing: Connection, table: Table) -> None:
     given = (
         column is not None and isinstance(column.type, (Integer, BigInteger)) and column.autoincrement is True
     )
-    if given and writing.dialect.name == "postgresql":
+    if given and not dialect_of(writing).in_file:
         assert column is not None
         sequence = func.pg_get_serial_sequence(table.name, column.name)
         highest = writing.scalar(select(func.max(column)))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Engine
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import SubjectUnlinked
 from kvcustody.audit.retention.purge_and_legal_hold import check_no_hold
@@ -72,6 +73,6 @@ def _remains(engine: Engine, destroyed: int) -> tuple[str, ...]:
         made.append(NO_KEYS)
     if not empty_wal(engine):
         made.append(BUSY)
-    if engine.dialect.name == "postgresql" and not destroyed:
+    if dialect_of(engine).roles and not destroyed:
         made.append(SERVER_LOG)
     return tuple(made)

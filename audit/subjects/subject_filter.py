@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, any_, false, func, literal, select
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import log_of
 from kvcustody.audit.schema.ledger import SPAN_LEAVES, logs, residencies, span_of
 
@@ -38,7 +39,7 @@ def of_subjects(connection: Connection, tenant: str, names: Sequence[str]) -> li
 def _each_span(connection: Connection, last: int) -> ColumnElement[bool]:
     """In one of the spans from the first to the last."""
     span = span_of(residencies.c.idx)
-    if connection.dialect.name == "postgresql":
+    if dialect_of(connection).arrays:
         numbers: Select[Any] = select(func.generate_series(0, last))
         return span == any_(func.array(numbers.scalar_subquery()))
     first = select(literal(0).label("number")).cte("spans", recursive=True)

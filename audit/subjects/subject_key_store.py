@@ -42,9 +42,9 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE, ledger_error, open_store
 from kvcustody.errors import ConfigError
 
@@ -262,7 +262,7 @@ def empty_wal(engine: Engine) -> bool:
 
     True on PostgreSQL, where there is nothing that a client could do: its log is kept and archived by the server.
     """
-    if engine.dialect.name != "sqlite":
+    if not dialect_of(engine).in_file:
         return True
     raw = engine.raw_connection()
     try:
@@ -288,6 +288,4 @@ def _read(connection: Connection, owners: set[Owner]) -> dict[Owner, bytes]:
 
 
 def _insert_new(connection: Connection, table: Table) -> Any:
-    if connection.dialect.name == "sqlite":
-        return sqlite.insert(table).on_conflict_do_nothing()
-    return postgresql.insert(table).on_conflict_do_nothing()
+    return dialect_of(connection).insert_new(table)

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import Question, fetch_all, fetch_pipelined
 from kvcustody.audit.schema.trees import ROOT
 from kvcustody.audit.tlog.merkle import (
@@ -101,7 +102,7 @@ class StoredTiles(ABC):
 
     def _listed(self, statement: str, of: tuple[int, ...], name: str, ranges: _Leaves) -> Question:
         """What asks a statement where the column `name` is in these ranges; answers are in any order."""
-        if self.connection.dialect.name == "sqlite":
+        if not dialect_of(self.connection).arrays:
             each = " UNION ALL ".join([statement + _IN_RANGE.format(name)] * len(ranges))
             return each, tuple(chain.from_iterable((*of, *some) for some in ranges))
         every = [idx for start, end in ranges for idx in range(start, end)]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Table, func, select
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
@@ -109,7 +110,7 @@ class LogCheck:
         found = self._connection.scalar(beyond.order_by(events.c.idx).limit(1))
         if found is not None:
             self._say(self.size, int(found) - 1, "leaves are missing before the ones that follow")
-        if self._connection.dialect.name == "postgresql":
+        if dialect_of(self._connection).roles:
             self._check_names()
         if self._name == SYSTEM:
             self.problems += [FsckFinding(SYSTEM, None, None, "", what) for what in self._life_rows.wrong()]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, func, select
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import SYSTEM, log_of
 from kvcustody.audit.schema.ledger import events, logs, residencies, subjects, tenants
 from kvcustody.audit.schema.releases import policy_release
@@ -61,7 +62,7 @@ def check_registers(connection: Connection, witnesses: Sequence[VerifierKey] = (
 def _may_read(connection: Connection, table: str) -> bool:
     """Whether this login sees a table and what it is compared with: an auditor's has no names of people."""
     beside = {"service_principals": ["service_keys"]}.get(table, [])
-    if connection.dialect.name != "postgresql":
+    if not dialect_of(connection).roles:
         return True
     return all(
         connection.scalar(select(func.has_table_privilege(name, "SELECT"))) for name in (table, *beside)

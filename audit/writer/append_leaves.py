@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Table, insert, select, update
 
 from kvcustody.audit.database.bulk_insert import Columns, Inserts
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import with_placeholders
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
@@ -237,7 +238,7 @@ def _log_ids(connection: Connection, names: Sequence[str], at_us: int) -> dict[s
 def _lock(connection: Connection, names: dict[int, str]) -> list[LockedLog]:
     """The logs, by id, in the order of their ids; their rows are locked until the transaction ends."""
     some = ", ".join(map(str, sorted(names)))
-    if connection.dialect.name == "sqlite":  # BEGIN IMMEDIATE has locked the database already
+    if dialect_of(connection).one_writer:  # BEGIN IMMEDIATE has locked the database already
         found = [
             LockedLog(log, names[log], size, frontier)
             for log, size, frontier in sorted(_read_at_once(connection, some))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from kvcustody.audit.database.bulk_insert import insert_rows
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, tree_nodes
 from kvcustody.audit.tlog.merkle import EMPTY, Frontier, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.root_log import seal
@@ -100,7 +101,7 @@ class Trees:
 def lock_root(connection: Connection) -> bytes:
     """The root log's frontier, its row locked until the transaction ends; raises `TreeError` where it is lost."""
     query = "SELECT frontier FROM root_log WHERE id = 1"
-    if connection.dialect.name != "sqlite":
+    if not dialect_of(connection).one_writer:
         query += " FOR UPDATE"
     row = connection.exec_driver_sql(query).first()
     if row is None:
@@ -134,7 +135,7 @@ _UPDATE_MANY = (
 
 
 def _update(connection: Connection, rows: list[tuple[int, int, bytes]]) -> None:
-    if connection.dialect.name == "sqlite":
+    if not dialect_of(connection).arrays:
         for start in range(0, len(rows), _LOGS_AT_ONCE):
             some = rows[start : start + _LOGS_AT_ONCE]
             statement = _UPDATE.format(", ".join(["(?, ?, ?)"] * len(some)))
@@ -151,7 +152,7 @@ def _store(
     frontier: bytes,
 ) -> None:
     """Root leaves, nodes, checkpoint and the root log's frontier; on PostgreSQL in one statement (rule 2)."""
-    if connection.dialect.name != "sqlite":
+    if dialect_of(connection).arrays:
         columns = [list(column) for column in zip(*leaves, strict=True)]
         columns += [list(column) for column in zip(*nodes, strict=True)] or [[]] * 4
         connection.exec_driver_sql(_STORE, (*columns, *checkpoint, frontier))

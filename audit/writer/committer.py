@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import (
     GONE,
     WRITE,
@@ -124,8 +125,7 @@ class Committer:
         """
         if self._connection is None:
             self._connection = self._engine.connect().execution_options(**WRITE)
-            if self._connection.dialect.name == "sqlite":
-                self._connection.connection.cursor().execute(f"PRAGMA cache_size=-{WRITER_CACHE_KIB}")
+            dialect_of(self._connection).cache_of_writer(self._connection, WRITER_CACHE_KIB)
         try:
             with self._connection.begin():
                 yield self._connection

@@ -12,6 +12,8 @@ import threading
 
 from sqlalchemy import Engine
 
+from kvcustody.audit.database.dialect import dialect_of
+
 _LEAVES = 3000  # between copies: about 1,000 pages
 
 
@@ -28,7 +30,7 @@ class WalCheckpointer:
     def committed(self, leaves: int) -> None:
         """So many leaves were committed: copy, when there is enough to copy."""
         self._leaves += leaves
-        if self._leaves < _LEAVES or self._engine.dialect.name != "sqlite":
+        if self._leaves < _LEAVES or not dialect_of(self._engine).in_file:
             return
         self._leaves = 0
         if self._thread is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, text
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.postgres_roles import READER
 from kvcustody.audit.schema.all_tables import projections
 
@@ -21,7 +22,7 @@ _TENANT = text("SELECT set_config('kvcustody.tenant', :tenant, true)")
 
 def has_row_level_security(engine: Engine) -> bool:
     """Whether the login may act as the reader, and every table with tenants' rows has its policy (rule 3)."""
-    if engine.dialect.name != "postgresql":
+    if not dialect_of(engine).roles:
         return False
     with engine.connect() as connection:
         if not connection.scalar(_MEMBER, {"role": READER}):

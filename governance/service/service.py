@@ -18,6 +18,7 @@ from types import TracebackType
 import structlog
 from sqlalchemy import Connection, Engine
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Event
 from kvcustody.audit.processes.marked_processes import Marked, read_marked
@@ -94,7 +95,7 @@ class Service:
         queue_writes(self.engine, patience_seconds=_PATIENCE_SECONDS)
         self.reader = _engine(settings, stack, read_only=True)
         self.row_walls = has_row_level_security(self.reader)
-        if not self.row_walls and self.reader.dialect.name == "postgresql":
+        if not self.row_walls and dialect_of(self.reader).roles:
             _log.warning("no row-level security behind the queries; run `kvcustody db roles`")
         self.subject_keys = _subject_keys(settings, stack)
         if self.subject_keys is None and has_tags(self.reader):
@@ -162,7 +163,7 @@ class Service:
             self.reader, settings.webhooks, folder / "sinks", clock, self.record, self.exports.leaving
         )
         stack.callback(self.sinks.close)
-        _log.info("service open", service=settings.name, ledger=self.engine.dialect.name)
+        _log.info("service open", service=settings.name, ledger=dialect_of(self.engine).name)
 
     def _signer(self, stack: ExitStack) -> CheckpointSigner | None:
         """The signer of this ledger's checkpoints; None where another process signs."""
@@ -232,10 +233,9 @@ class Service:
     def reading(self, tenant: str | None = None) -> Iterator[Connection]:
         """A connection in one read transaction; with `tenant`, behind the wall of its rows (row_walls)."""
         with self.reader.connect() as connection, connection.begin():
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                if tenant is not None and self.row_walls:
-                    restrict_to_tenant(connection, tenant)
+            dialect_of(connection).begin_reading(connection)
+            if tenant is not None and self.row_walls:
+                restrict_to_tenant(connection, tenant)
             yield connection
 
     def named(self, said: str) -> str:

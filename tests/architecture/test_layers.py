@@ -160,3 +160,21 @@ print("ok")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "ok", done.stderr
+
+
+ASKS_FOR_THE_DIALECT = ("dialect.name", "get_backend_name", "drivername")
+
+
+def asks_for_the_dialect(source: str) -> bool:
+    return any(word in source for word in ASKS_FOR_THE_DIALECT)
+
+
+def test_one_file_knows_which_database_it_has() -> None:
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for room in LAYERS
+        for path in files(room)
+        if "versions" not in path.parts and asks_for_the_dialect(path.read_text(encoding="utf-8"))
+    ]
+    assert found == ["audit/database/dialect.py"]
+    assert asks_for_the_dialect('if connection.dialect.name == "sqlite":'), "void: it would not be seen"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import StoreGoneError, describe
 from kvcustody.audit.events.batch import LeafBatch, LeafGroup
 from kvcustody.audit.events.block_run_text import Extents
@@ -234,7 +235,7 @@ class Ingest:
         names = [row for waiting in group for row in waiting.batch.names]
         batches = [waiting.batch.batch for waiting in group if waiting.batch.batch.data]
         count = sum(len(batch.data) for batch in batches)
-        if skip_known or self._engine.dialect.name != "sqlite":
+        if skip_known or not dialect_of(self._engine).one_writer:
             batches = [merge_batches(batches)] if batches else []
         added = 0
         if batches:

@@ -15,6 +15,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
+from kvcustody.audit.database.dialect import dialect_of
+
 _KEY = "kvcustody_turn"
 
 
@@ -54,7 +56,7 @@ class WriteQueue:
 
 def queue_writes(engine: Engine, *, patience_seconds: float) -> None:
     """Have the writing transactions of an SQLite engine take turns; of others nothing is changed."""
-    if engine.dialect.name != "sqlite":
+    if not dialect_of(engine).one_writer:
         return
     turns = WriteQueue(patience_seconds=patience_seconds)
 

@@ -1,0 +1,115 @@
+"""What the two databases of a ledger can do, and say differently: no other file asks which of them it has.
+
+Code asks for a capability (`one_writer`, `arrays`, `row_walls`) and not for a name: what it does then has its reason in
+the word. What both do in words of their own is a method here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Engine, Table, func
+from sqlalchemy.dialects import postgresql, sqlite
+
+
+class Dialect:
+    """PostgreSQL: a server with roles, many writers and a protocol that takes whole columns at once."""
+
+    name = "postgresql"
+    in_file = (
+        False  # the ledger is one file, with its log beside it, and the reader may take rows from the driver
+    )
+    one_writer = False  # whoever writes has locked the whole database already
+    arrays = True  # values of a column go into a statement as one, and rows in by COPY
+    partitions = True  # tables by months
+    roles = (
+        True  # logins with rights of their own, walls between tenants' rows, and a log that the server keeps
+    )
+
+    def with_placeholders(self, statement: str) -> str:
+        """A statement that is written with `?`, with the marks of the driver."""
+        return statement.replace("?", "%s")
+
+    def insert_new(self, table: Table) -> Any:
+        """An INSERT that leaves out rows whose key is there."""
+        return postgresql.insert(table).on_conflict_do_nothing()
+
+    def contains(self, column: ColumnElement[bytes], part: ColumnElement[bytes]) -> ColumnElement[bool]:
+        """These bytes are among those of the column."""
+        return func.pg_catalog.position(column, part) > 0
+
+    def place(self, engine: Engine) -> str:
+        """Where the database is, for people, without its password."""
+        return engine.url.render_as_string(True)
+
+    def one_snapshot(self, connection: Connection) -> None:
+        """All that is read on a connection that has read nothing yet is of one moment."""
+        connection.execution_options(isolation_level="REPEATABLE READ")
+
+    def begin_reading(self, connection: Connection) -> None:
+        """The transaction that has just begun is of one moment, and writes nothing."""
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+
+    def as_long_as_it_takes(self, connection: Connection) -> None:
+        """No statement of this transaction is ended for its time."""
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+
+    def wait_for_locks_at_most(self, connection: Connection, milliseconds: int) -> None:
+        """The transaction fails where a lock takes longer."""
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
+
+    def one_at_a_time(self, connection: Connection, number: int) -> None:
+        """Of all transactions that call this with the number, one goes on; the others wait for its end."""
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({number})")
+
+    def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
+        """What a writer's connection keeps in memory; a server's memory is its own."""
+
+
+class _Sqlite(Dialect):
+    """SQLite: one file, one writer at a time, and nobody beside whoever may read it."""
+
+    name = "sqlite"
+    in_file = True
+    one_writer = True
+    arrays = False
+    partitions = False
+    roles = False
+
+    def with_placeholders(self, statement: str) -> str:
+        return statement
+
+    def insert_new(self, table: Table) -> Any:
+        return sqlite.insert(table).on_conflict_do_nothing()
+
+    def contains(self, column: ColumnElement[bytes], part: ColumnElement[bytes]) -> ColumnElement[bool]:
+        return func.instr(column, part) > 0
+
+    def place(self, engine: Engine) -> str:
+        return str(engine.url.database)
+
+    def one_snapshot(self, connection: Connection) -> None:
+        """As every read transaction here is."""
+
+    def begin_reading(self, connection: Connection) -> None:
+        """As every read transaction here is; a reader's file is opened for reading."""
+
+    def as_long_as_it_takes(self, connection: Connection) -> None:
+        """As every statement here may."""
+
+    def wait_for_locks_at_most(self, connection: Connection, milliseconds: int) -> None:
+        """A writer has locked everything when it begins."""
+
+    def one_at_a_time(self, connection: Connection, number: int) -> None:
+        """As all writers do here."""
+
+    def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
+        connection.connection.cursor().execute(f"PRAGMA cache_size=-{kibibytes}")
+
+
+_BY_NAME: dict[str, Dialect] = {kind.name: kind() for kind in (Dialect, _Sqlite)}
+
+
+def dialect_of(database: Engine | Connection) -> Dialect:
+    """What the database behind an engine or connection can do."""
+    return _BY_NAME[database.dialect.name]
