@@ -162,7 +162,7 @@ print("ok")
     assert done.stdout.strip() == "ok", done.stderr
 
 
-ASKS_FOR_THE_DIALECT = ("dialect.name", "get_backend_name", "drivername")
+ASKS_FOR_THE_DIALECT = ("dialect.name",)
 
 
 def asks_for_the_dialect(source: str) -> bool:
