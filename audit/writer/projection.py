@@ -2,8 +2,10 @@
 
 1. A projection is a function of the leaves and of the ids of logs and incarnations alone, so a spill is replayed, and
    a table re-derived, from bytes.
-2. An event written in two logs is projected once, in the log of the tenant that acted.
-3. Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
+2. A column takes the leaf's value of the same key; one of a moment in UTC, that of the leaf's clock, moved; one of
+   blocks, those of the leaf's own part. What is left over is in `_TABLES` and `_DERIVED`.
+3. An event written in two logs is projected once, in the log of the tenant that acted.
+4. Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from sqlalchemy import Table
 
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.batch import LeafGroup
+from kvcustody.audit.events.leaf_schema import LEAF_KEYS, SCHEMA_OF_NAME
 from kvcustody.audit.events.registry import TRACE
 from kvcustody.audit.schema import erasures as erasure_schema
 from kvcustody.audit.schema import ledger as schema
@@ -74,18 +77,18 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     ),
     "residency-released": (schema.releases, _RELEASED),
     "blocks-released": (schema.releases, _RELEASED),
-    "custody-ended": (schema.custody_ends, {"blocks": "_blocks", "due_us": "_due_us"}),
-    "receipt": (schema.receipts, {"blocks": "_blocks", "bytes": "_bytes", "verified": "_verified"}),
-    "hit-counters": (schema.hit_counters, {"from_us": "_from_us"}),
+    "custody-ended": (schema.custody_ends, {}),
+    "receipt": (schema.receipts, {"bytes": "_bytes", "verified": "_verified"}),
+    "hit-counters": (schema.hit_counters, {}),
     "erasure-requested": (schema.erasures, {"at_boot_us": "boot_us"}),
     "erasure-completed": (schema.erasure_results, {}),
-    "erasure-applied": (erasure_schema.erasure_effects, {"blocks": "_blocks"}),
-    "erasure-remaining": (erasure_schema.erasure_remains, {"blocks": "_blocks"}),
+    "erasure-applied": (erasure_schema.erasure_effects, {}),
+    "erasure-remaining": (erasure_schema.erasure_remains, {}),
     "erasure-reread": (erasure_schema.erasure_rereads, {}),
     "retention-purged": (keeping_schema.retention_purges, {}),
     "legal-hold": (keeping_schema.legal_holds, {}),
     "orphan-scanned": (schema.orphan_scans, {}),
-    "orphan-found": (schema.orphan_findings, {"blocks": "_blocks"}),
+    "orphan-found": (schema.orphan_findings, {}),
     "spill-started": (schema.outages, {}),
     "replay-completed": (schema.outages, {}),
     "gap": (schema.outages, {}),
@@ -95,13 +98,26 @@ TABLES = (*dict.fromkeys(table for table, _ in _TABLES.values()), event_traces)
 _COMMON = {"incarnation": "_incarnation", "low": "_low", "high": "_high"}
 
 
+def _boot(name: str) -> str:
+    return f"{name.removesuffix('_us')}_boot_us"
+
+
 def _sources(kind: str) -> tuple[str, ...]:
     table, renamed = _TABLES[kind]
+    of_part = {"blocks": "_blocks"} if SCHEMA_OF_NAME[kind].lists else {}
     names = [column.name for column in table.columns][2:]  # log and idx come first, from the caller
-    return tuple(renamed.get(name) or _COMMON.get(name, name) for name in names)
+    return tuple(renamed.get(name) or (_COMMON | of_part).get(name, name) for name in names)
 
 
 _SOURCES = {kind: _sources(kind) for kind in _TABLES}
+_IN_UTC = {  # columns of moments that a leaf has on its incarnation's clock alone
+    kind: [
+        (name, boot)
+        for name in sources
+        if (boot := _boot(name)) in LEAF_KEYS[kind] and name not in LEAF_KEYS[kind]
+    ]
+    for kind, sources in _SOURCES.items()
+}
 
 
 def project(group: LeafGroup, lives: Sequence[IncarnationRow]) -> list[Projection]:
@@ -115,7 +131,7 @@ def project(group: LeafGroup, lives: Sequence[IncarnationRow]) -> list[Projectio
 
 
 def _of_traces(group: LeafGroup) -> Projection:
-    """Where the leaves that carry a trace are (J3)."""
+    """Where the leaves that carry a trace are (rule 4)."""
     traces = group.columns[TRACE]
     kept = [list(compress(column, traces)) for column in (group.places, traces, group.columns["at_us"])]
     return Projection(event_traces, kept[0], kept[1:])
@@ -131,6 +147,8 @@ def _of_kind(group: LeafGroup, lives: Sequence[IncarnationRow]) -> Projection | 
     derive = _DERIVED.get(group.kind) or (_outage if entry[0] is schema.outages else None)
     if derive is not None:
         derive(columns, group, lives)
+    for name, boot in _IN_UTC[group.kind]:
+        columns[name] = [moment + life.offset_us for moment, life in zip(columns[boot], lives, strict=True)]
     made = [columns[name] for name in _SOURCES[group.kind]]
     reader = _READERS.get(group.kind)
     if reader is None:
@@ -141,7 +159,7 @@ def _of_kind(group: LeafGroup, lives: Sequence[IncarnationRow]) -> Projection | 
     return Projection(entry[0], kept[0], kept[1:])
 
 
-_READERS = {"decision": "reader", "hit-counters": "tenant"}  # written in two logs: who acted (J2)
+_READERS = {"decision": "reader", "hit-counters": "tenant"}  # written in two logs: who acted (rule 3)
 
 
 def _opened(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
@@ -173,12 +191,6 @@ def _blocks_released(columns: Columns, group: LeafGroup, lives: Sequence[Incarna
     ]
 
 
-def _ended(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
-    columns["_due_us"] = [
-        due + life.offset_us for due, life in zip(columns["due_boot_us"], lives, strict=True)
-    ]
-
-
 def _receipt(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     # Bytes are of all parts together and even over blocks; a count of sampled blocks cannot be divided.
     sizes = zip(columns["bytes"], columns["_blocks"], columns["blocks"], strict=True)
@@ -191,12 +203,6 @@ def _receipt(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]
 
 def _decision(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     columns["_rule"] = [reasons[0] if reasons else "default-deny" for reasons in columns["reasons"]]
-
-
-def _counters(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
-    columns["_from_us"] = [
-        start + life.offset_us for start, life in zip(columns["from_boot_us"], lives, strict=True)
-    ]
 
 
 _OUTAGE = {"cause": "", "first_sequence": 0, "last_sequence": 0, "added": 0, "duplicates": 0}
@@ -215,8 +221,6 @@ _DERIVED: dict[str, Callable[[Columns, LeafGroup, Sequence[IncarnationRow]], Non
     "residency-opened": _opened,
     "residency-released": _released,
     "blocks-released": _blocks_released,
-    "custody-ended": _ended,
     "receipt": _receipt,
     "decision": _decision,
-    "hit-counters": _counters,
 }
