@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
-from operator import attrgetter, itemgetter
+from itertools import accumulate, chain, islice
+from operator import attrgetter, itemgetter, mul
 from typing import Any, NamedTuple
 
 import msgspec
@@ -188,8 +188,10 @@ def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
         return Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
     items = list(chain.from_iterable(lists))
     firsts = numbers_of(list(map(itemgetter(0), items)))
-    lengths = [sum(counts) if counts else len(deltas) for _, deltas, counts, *_ in items]
-    if widths == {1} and 0 not in lengths:  # the rule: one run a list
+    if min(firsts) < 0:
+        raise LedgerError("has a run of a negative generation")
+    lengths = list(map(_length, items))
+    if widths == {1}:  # the rule: one run a list
         highs = [first + length - 1 if first else 0 for first, length in zip(firsts, lengths, strict=True)]
         return Extents(lengths, list(firsts), highs)
     made, every = Extents([], [], []), zip(firsts, lengths, strict=True)
@@ -202,3 +204,15 @@ def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
         made.low.append(low if total else 0)
         made.high.append(high)
     return made
+
+
+def _length(item: Sequence[Any]) -> int:
+    """The blocks of one encoded run; raises where `decode` could not read it, which would be too late."""
+    _, deltas, counts, *pool = item
+    if not deltas.__class__ is counts.__class__ is list or (pool and (len(pool) > 1 or int(pool[0]) < 1)):
+        raise LedgerError("has a run of another form")
+    if counts and (len(counts) != len(deltas) or min(counts) < 1):
+        raise LedgerError("has a run whose counts do not match its deltas")
+    if min(accumulate(map(mul, deltas, counts) if counts else deltas)) < 0:
+        raise LedgerError("has a run of a negative block")
+    return sum(counts) if counts else len(deltas)
