@@ -110,7 +110,7 @@ def test_a_door_that_takes_all_tenants_for_one_is_found_out(
     governed: VllmDemoEngine, monkeypatch: pytest.MonkeyPatch
 ):
     """The probe sees reuse in the governed engine wherever there is any, and none once the keys are their own again."""
-    door = governed._door
+    door = governed._gate
     assert door is not None
     secret = draw_secret(Random(9))
     with monkeypatch.context() as confused:
