@@ -22,8 +22,8 @@ OLD = leaves(BEFORE, CONTEXT, 3)[0].data
 class Wider(ResidencyReleased, frozen=True, tag="residency-released"):
     """The same kind in a later version."""
 
-    tokens: int = 2
-    reasons: tuple[str, ...] = ("none",)
+    further: int = 2
+    words: tuple[str, ...] = ("none",)
 
 
 @pytest.fixture
@@ -44,35 +44,35 @@ def after(**said: object) -> bytes:
 
 @pytest.mark.usefixtures("wider")
 def test_a_field_that_is_added_is_in_the_leaf_and_its_columns() -> None:
-    new = after(tokens=2**53, reasons=("own", "grant"))
-    assert orjson.loads(new) == orjson.loads(OLD) | {"tokens": str(2**53), "reasons": ["own", "grant"]}
+    new = after(further=2**53, words=("own", "grant"))
+    assert orjson.loads(new) == orjson.loads(OLD) | {"further": str(2**53), "words": ["own", "grant"]}
     assert new == orjson.dumps(orjson.loads(new), option=orjson.OPT_SORT_KEYS)
     [group] = read_leaves([new], canonical=True).groups
-    assert group.columns["tokens"] == [2**53] and group.columns["reasons"] == [["own", "grant"]]
+    assert group.columns["further"] == [2**53] and group.columns["words"] == [["own", "grant"]]
 
 
 @pytest.mark.usefixtures("wider")
 def test_a_leaf_of_the_version_before_says_the_default_beside_one_that_has_the_field() -> None:
-    [group] = read_leaves([OLD, after(tokens=5), OLD], canonical=True).groups
-    assert group.columns["tokens"] == [2, 5, 2]
-    assert group.columns["reasons"] == [("none",), ["none"], ("none",)]
+    [group] = read_leaves([OLD, after(further=5), OLD], canonical=True).groups
+    assert group.columns["further"] == [2, 5, 2]
+    assert group.columns["words"] == [("none",), ["none"], ("none",)]
 
 
 @pytest.mark.usefixtures("wider")
 @pytest.mark.parametrize("wrong", ["5", 5.0, None, True, -(2**53), str(5), f"{2**53:020d}"])
 def test_a_field_that_is_added_is_checked_by_its_type(wrong: object) -> None:
-    body = orjson.loads(after()) | {"tokens": wrong}
+    body = orjson.loads(after()) | {"further": wrong}
     with pytest.raises(LedgerError):
         read_leaves([orjson.dumps(body, option=orjson.OPT_SORT_KEYS)], canonical=True)
-    with pytest.raises(LedgerError, match="`tokens` of `residency-released`"):
-        after(tokens=None if wrong is True else str(wrong))
+    with pytest.raises(LedgerError, match="`further` of `residency-released`"):
+        after(further=None if wrong is True else str(wrong))
 
 
 def test_the_version_before_reads_what_a_later_one_wrote_and_takes_none_of_it_from_a_worker() -> None:
     """Control: without the declaration the field is unknown."""
-    body = orjson.loads(OLD) | {"tokens": 5}
+    body = orjson.loads(OLD) | {"further": 5}
     line = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     [group] = read_leaves([line]).groups
-    assert "tokens" not in group.columns
+    assert "further" not in group.columns
     with pytest.raises(LedgerError, match="canonical"):
         read_leaves([line], canonical=True)
