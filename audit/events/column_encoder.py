@@ -97,7 +97,8 @@ def _pseudonymise(columns: dict[str, Sequence[Any]], name: PseudonymSource) -> N
 
 def _exact(values: Sequence[Any]) -> Sequence[Any]:
     """Integers as a leaf has them: decimal strings where a reader of JSON may round."""
-    if min(values) > -EXACT and max(values) < EXACT:
+    ends = values[:1] if values[0] == values[-1] and values.count(values[0]) == len(values) else values
+    if min(ends) > -EXACT and max(ends) < EXACT:
         return values
     return [value if -EXACT < value < EXACT else str(value) for value in values]
 
