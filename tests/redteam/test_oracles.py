@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 from two_worlds import AUC_GATE, BLOCK, World, auc, compare, everyone, strict, table, tokens
 
@@ -252,7 +253,7 @@ POOL_WIDE = {"residency", "launch", "domains", "attached", "written", "runs"}
 
 def _own_log(world: World) -> list[tuple[str, dict[str, object]]]:
     own = [event for event in world.ledger.events if getattr(event, "tenant", None) == "attacker"]  # type: ignore[union-attr]
-    return [(type(event).__name__, event._asdict()) for event in own]
+    return [(type(event).__name__, asdict(event)) for event in own]
 
 
 def test_own_log_differs_in_pool_wide_numbers_and_in_nothing_else() -> None:

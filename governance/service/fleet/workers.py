@@ -77,7 +77,7 @@ class Fleet:
         self._received: dict[str, tuple[int, int]] = {}  # highest sequence, and when
         self._flushed = 0.0
 
-    def register(self, worker: str, incarnation: str, offset_us: int, utc_us: int | None) -> bool:
+    def register(self, worker: str, incarnation: str, offset_us: int, utc_us: int | None = None) -> bool:
         """Put an incarnation on record; False where it was there. Raises `not-found` where it is another worker's.
 
         `utc_us`: by its clock, None for a process that has ended. Raises `conflict` where that is too far from ours.

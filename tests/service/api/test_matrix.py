@@ -451,7 +451,7 @@ def test_reads_of_those_who_see_others_are_on_record(world: World, service, peop
         and mine[-1]["filters"] == ["tenant"]
         and mine[-1]["roles"] == ["auditor"]
     )
-    assert set(AccessRecorded._fields) - {"at_us", "trace"} <= set(mine[-1])
+    assert set(AccessRecorded.__struct_fields__) - {"at_us", "trace"} <= set(mine[-1])
 
 
 def test_an_unrecordable_read_is_not_answered(world: World, service, monkeypatch) -> None:
