@@ -32,12 +32,13 @@ def summary_of(module: str, attribute: str) -> str | None:
 
     So a listing imports no command, however much it needs.
     """
+    package, *inner = module.split(".")
     try:
-        found = find_spec(module)
-        if found is None or found.origin is None:
-            return None
-        statements = ast.parse(Path(found.origin).read_bytes()).body
-    except (ImportError, OSError, SyntaxError, ValueError):
+        found = find_spec(package)
+        roots = (found and found.submodule_search_locations) or ()
+        file = next(path for root in roots if (path := Path(root, *inner).with_suffix(".py")).is_file())
+        statements = ast.parse(file.read_bytes()).body
+    except (StopIteration, ImportError, OSError, SyntaxError, ValueError):
         return None
     for one in statements:
         if isinstance(one, ast.FunctionDef) and one.name == attribute:

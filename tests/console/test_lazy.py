@@ -34,6 +34,9 @@ def loaded(*arguments: str) -> set[str]:
 
 def test_what_a_command_costs_does_not_grow_by_the_others() -> None:
     assert loaded("version") == set()
+    assert loaded("--help") == set(), (
+        "a listing imports none of the commands, nor the packages that they are in"
+    )
     assert loaded("db", "--help") >= {"sqlalchemy"}, "void: nothing would be seen"
 
 
