@@ -28,8 +28,8 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     Runs,
 )
+from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.governance.decisions.access_plan import AdmissionFacts, DomainLabel, label_of
-from kvcustody.governance.lazy_runs import FlatRuns
 
 NO_TIME_US = 0
 

@@ -17,6 +17,7 @@ from kvcustody.allocator.prefix.tree import PrefixTree
 
 OVER_QUOTA = "over-quota"
 POOL_FULL = "pool-full"
+COMMON_AHEAD = 256  # a share of a partition that makes room at once for a tenant that does not borrow
 
 
 class Reclaimer:
@@ -94,7 +95,10 @@ class Reclaimer:
             self._scrub_ended(partition, now_us)
             excess = _common_excess(account, partition, count)
         if excess > 0:
-            self._evict_from(account, partition, excess, now_us)
+            ahead = min(
+                self.evict_ahead, partition.size // COMMON_AHEAD
+            )  # else a launch, and evidence, a block
+            self._evict_from(account, partition, max(excess, ahead), now_us)
             self._scrub_ended(partition, now_us)
         if self.pool.flight and _common_excess(account, partition, count) > 0:
             self.pool.synchronize()

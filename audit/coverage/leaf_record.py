@@ -31,6 +31,7 @@ from kvcustody.audit.coverage.block_uses import (
 from kvcustody.audit.coverage.custody_units import CustodySelection, IncarnationLife
 from kvcustody.audit.events.batch import extents
 from kvcustody.audit.events.block_runs import Int64s
+from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.query.evidence_columns import (
     GENERATION_MASK,
     POOL_SHIFT,
@@ -141,7 +142,7 @@ def _share_of_parts(said: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any
     return {"blocks": here, "bytes": [size * count // total if total else 0 for size, count, total in each]}
 
 
-def _picker(fields: Sequence[str]) -> Callable[[dict[str, Any]], Fields]:
+def _picker(fields: Sequence[str]) -> Callable[[Mapping[str, Any]], Fields]:
     return itemgetter(*_EVERY, *fields)
 
 
@@ -153,9 +154,7 @@ def _pick_opening(body: dict[str, Any]) -> Fields:
     return found
 
 
-_PICK: dict[str, Callable[[dict[str, Any]], Fields]] = {
-    kind: _picker(each.fields) for kind, each in _KINDS.items()
-}
+_PICK: dict[str, Callable[[Any], Fields]] = {kind: _picker(each.fields) for kind, each in _KINDS.items()}
 _OPENING = _PICK["residency-opened"]
 _PICK["residency-opened"] = _pick_opening
 
@@ -246,6 +245,11 @@ class LeafRecord:
                 if rows is None:
                     rows = kinds[kind] = []
                 rows.append(pick(body))
+            elif kind == CHANGED:
+                kinds = found.setdefault(writer, {})
+                subject = writer
+                for item in plain_bodies(body):
+                    kinds.setdefault(item["kind"], []).append(_PICK[item["kind"]](item))
             elif kind in _FEW:
                 self._take_one(kind, body)
         self.leaves += len(leaves)

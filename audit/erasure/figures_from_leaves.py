@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from kvcustody.audit.events.block_runs import decode_flat
+from kvcustody.audit.events.change_items import plain_bodies
 
 LEVELS = ("unread", "launched", "retired", "sampled", "full")
 Unit = tuple[str, int, int]
@@ -60,7 +62,7 @@ def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigu
             kept.update(dict.fromkeys(_units(body), body["reason"]))
         elif kind == "erasure-reread":
             read, nonzero = read + body["checked"], nonzero + body["nonzero"]
-    for body in every:
+    for body in chain.from_iterable(map(plain_bodies, every)):
         if body["kind"] != "receipt" or body["result"] != "ok" or body["level"] not in LEVELS:
             continue
         named = _units(body)

@@ -63,6 +63,7 @@ from kvcustody.audit.events.control_events import (
 from kvcustody.audit.events.custody_events import (
     BlocksAttached,
     BlocksReleased,
+    CustodyChanged,
     CustodyEnded,
     CustodyOverdue,
     ErasureApplied,
@@ -120,6 +121,7 @@ __all__ = [
     "BlocksReleased",
     "ClockConfirmed",
     "Context",
+    "CustodyChanged",
     "CustodyEnded",
     "CustodyOverdue",
     "DecisionRecorded",

@@ -4,6 +4,8 @@
    Values of `LeafGroup.columns` are as in the leaf, except that decimal strings of large integers are integers, and
    that a leaf which lacks a field says its default (`leaf_schema`).
 2. A group has no column of a key in `UNREAD`: no row is made of them. It has one of traces where a leaf has a trace.
+   What a `custody-changed` leaf holds is in the groups of its items' kinds, at the place of the leaf; `item` is their
+   number in it, and 0 for leaves of these kinds.
 3. A few leaves are read at a time, and equal texts are kept once: the values of a whole batch are more than a
    processor's cache holds.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
-from operator import attrgetter, itemgetter, mul
+from operator import add, attrgetter, itemgetter, mul, sub
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +23,15 @@ from msgspec import UNSET
 from msgspec.structs import astuple
 
 from kvcustody.audit.events.block_run_text import Extents
-from kvcustody.audit.events.leaf_schema import DECODE, SCHEMA_OF_NAME, LeafSchema, numbers_of
+from kvcustody.audit.events.leaf_schema import (
+    DECODE,
+    FOLDED,
+    ITEMS,
+    LIST_OF_KIND,
+    SCHEMA_OF_NAME,
+    LeafSchema,
+    numbers_of,
+)
 from kvcustody.audit.events.registry import TOTALS, TRACE
 from kvcustody.audit.tlog.merkle import leaf_hashes
 from kvcustody.errors import LedgerError
@@ -29,7 +39,9 @@ from kvcustody.errors import LedgerError
 Columns = Mapping[str, Sequence[Any]]
 
 # What these say is in the columns of the whole batch, in extents, or in the leaf alone.
-UNREAD = frozenset({"schema", "kind", "outage", "incarnation", "sequence", "parts", "domains", *TOTALS})
+UNREAD = frozenset(
+    {"schema", "kind", "outage", "incarnation", "sequence", "parts", "domains", *TOTALS, *FOLDED}
+)
 _CHUNK = 128
 _encode = msgspec.json.Encoder().encode
 
@@ -145,26 +157,75 @@ class _Reading:
                 )
 
     def _take_kind(self, kind: str, places: list[int], leaves: list[Any]) -> None:
-        known = self._kinds.get(kind)
-        if known is None:
-            schema = SCHEMA_OF_NAME[kind]
-            columns: dict[str, list[Any]] = {key: [] for key in schema.order if key not in UNREAD}
-            nothing = {key: Extents([], [], []) for key in schema.lists}
-            known = self._kinds[kind] = _Kind(schema, [], columns, nothing)
-        schema = known.schema
-        said = dict(zip(schema.order, zip(*map(astuple, leaves), strict=True), strict=True))
-        known.places.extend(places)
+        schema = SCHEMA_OF_NAME[kind]
+        said: dict[str, Sequence[Any]] = dict(
+            zip(schema.order, zip(*map(astuple, leaves), strict=True), strict=True)
+        )
         for key, default in schema.absent.items():
             if msgspec.UnsetType in set(map(type, said[key])):
                 said[key] = tuple(default if value is UNSET else value for value in said[key])
+        if kind in LIST_OF_KIND:
+            said["item"] = [0] * len(places)
+        self._add(schema, places, said)
+        if schema.held:
+            self._take_items(places, said)
+
+    def _take_items(self, places: list[int], leaf: Mapping[str, Sequence[Any]]) -> None:
+        """What these leaves hold, as leaves of the items' kinds say it."""
+        numbers = [0] * len(places)
+        moments = numbers_of(leaf["boot_us"])
+        offsets = list(map(sub, numbers_of(leaf["at_us"]), moments))
+        for key, item in ITEMS.items():
+            lists = leaf[key]
+            widths = list(map(len, lists))
+            items = list(chain.from_iterable(lists))
+            if not items:
+                continue
+            owners = [place for place, width in enumerate(widths) for _ in range(width)]
+            said: dict[str, Sequence[Any]] = dict(
+                zip(item.keys, zip(*map(astuple, items), strict=True), strict=True)
+            )
+            for name in item.moments:
+                said[name] = [
+                    0 if value is None else moments[owner] - int(value)
+                    for owner, value in zip(owners, said[name], strict=True)
+                ]
+            said["at_us"] = [
+                moment + offsets[owner] for owner, moment in zip(owners, said["boot_us"], strict=True)
+            ]
+            said["of_incarnation"] = [leaf["incarnation"][owner] for owner in owners]
+            for name in ("log", "tenant"):
+                said[name] = [leaf[name][owner] for owner in owners]
+            if TRACE in SCHEMA_OF_NAME[item.name].order:
+                said[TRACE] = [None] * len(items)
+            said["part"] = [1] * len(items)
+            said["item"] = [
+                numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)
+            ]
+            numbers = list(map(add, numbers, widths))
+            self._add(SCHEMA_OF_NAME[item.name], [places[owner] for owner in owners], said)
+
+    def _add(self, schema: LeafSchema, places: list[int], said: dict[str, Sequence[Any]]) -> None:
+        """Add to the columns of a kind what leaves, or items, say."""
+        known = self._kinds.get(schema.name)
+        if known is None:
+            columns: dict[str, list[Any]] = {key: [] for key in schema.order if key not in UNREAD}
+            if schema.name in LIST_OF_KIND:
+                columns["item"] = []
+            nothing = {key: Extents([], [], []) for key in schema.lists}
+            known = self._kinds[schema.name] = _Kind(schema, [], columns, nothing)
+        known.places.extend(places)
+        found = {key: extents(said[key]) for key in schema.lists}
+        for key in schema.lists:
+            said.setdefault(TOTALS[key], found[key].blocks)
         for key, whole in known.columns.items():
             values = said[key]
             if key in schema.texts:
                 whole.extend(self._shared(values))
             else:
                 whole.extend(numbers_of(values) if key in schema.numbers else values)
-        for key, found in known.extents.items():
-            for whole, more in zip(found, extents(said[key]), strict=True):
+        for key, sizes in known.extents.items():
+            for whole, more in zip(sizes, found[key], strict=True):
                 whole.extend(more)
 
     def batch(self, lines: Sequence[bytes]) -> LeafBatch:

@@ -109,6 +109,9 @@ class _Draft:
         for place, line, log, moment in zip(places, written.data, written.logs, written.at_us, strict=True):
             data[place], logs[place], at_us[place] = line, log, moment
         self.groups.append(LeafGroup(kind, places, written.columns, written.extents))
+        for held in written.held:
+            owners = [places[owner] for owner in held.owners]
+            self.groups.append(LeafGroup(held.name, owners, held.columns, held.extents))
 
 
 class BatchEncoder:

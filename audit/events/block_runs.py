@@ -16,10 +16,10 @@ that every count is 1, which is how scattered blocks avoid paying for counts the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,3 +137,55 @@ def gather(blocks: NDArray[Any], generations: NDArray[Any], pool: int = 0) -> tu
     breaks |= (ordered[:-1] == 0) & (ordered[1:] != 0)
     cuts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(ordered)]
     return tuple(Run(indices[low:high], int(ordered[low]), pool) for low, high in itertools.pairwise(cuts))
+
+
+class FlatRuns(Sequence[Run]):
+    """Blocks and generations as two arrays, which must not change any more: one object on the engine's thread.
+
+    They become runs only when somebody reads them, which is the writer's thread.
+    """
+
+    __slots__ = ("_blocks", "_generations", "_pool", "_runs")
+
+    def __init__(self, blocks: NDArray[np.int64], generations: NDArray[np.int64], pool: int = 0) -> None:
+        self._blocks = blocks
+        self._generations = generations
+        self._pool = pool
+        self._runs: tuple[Run, ...] | None = None
+
+    def _gathered(self) -> tuple[Run, ...]:
+        if self._runs is None:
+            self._runs = gather(self._blocks, self._generations, self._pool)
+        return self._runs
+
+    def __len__(self) -> int:
+        return len(self._gathered())
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._gathered())
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Run, ...]: ...
+    def __getitem__(self, index: int | slice) -> Run | tuple[Run, ...]:
+        return self._gathered()[index]
+
+    def __bool__(self) -> bool:
+        return len(self._blocks) > 0
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return len(self._blocks)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        raise TypeError("runs are not hashable")
+
+
+def block_count(runs: Runs) -> int:
+    """How many blocks runs hold, without making any."""
+    return runs.blocks if isinstance(runs, FlatRuns) else sum(len(run.blocks) for run in runs)

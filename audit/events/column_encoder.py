@@ -1,12 +1,14 @@
 """How events of one kind become leaves, column by column, and how one that outgrows a leaf is continued.
 
 1. The bytes are those of `LeafSchema.row`: whatever an event's values are, its keys are in order and of its kind.
+2. What `custody-changed` events hold is encoded as events of those kinds are, and said as items (`leaf_schema`, 4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
+from operator import add
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,7 +20,7 @@ from kvcustody.audit.events.block_runs import EXACT, Runs, split
 from kvcustody.audit.events.canonical_leaf import HANDOVER_BYTES_MAX, LEAF_BYTES_MAX, Context, PseudonymSource
 from kvcustody.audit.events.control_events import SigningKeyRecorded
 from kvcustody.audit.events.event import Event
-from kvcustody.audit.events.leaf_schema import SCHEMAS, LeafSchema
+from kvcustody.audit.events.leaf_schema import ITEMS, LIST_OF_KIND, SCHEMAS, LeafSchema
 from kvcustody.audit.events.registry import ROWS, SCHEMA, TOTALS, TRACE, log_of, logs_of
 from kvcustody.errors import LedgerError
 
@@ -26,6 +28,15 @@ Item = tuple[int, Event]
 _PIECE_TOKENS = 96
 _PARTS_DIGITS = 10
 _encode = msgspec.json.Encoder().encode
+
+
+class ItemColumns(NamedTuple):
+    """The events that some leaves hold: whose each is (a place in the chunk), and what would be their own leaves'."""
+
+    name: str
+    owners: Sequence[int]
+    columns: Mapping[str, Sequence[Any]]
+    extents: dict[str, Extents]
 
 
 class Written(NamedTuple):
@@ -37,10 +48,72 @@ class Written(NamedTuple):
     data: Sequence[bytes]
     columns: Mapping[str, Sequence[Any]]
     extents: dict[str, Extents]
+    held: Sequence[ItemColumns] = ()
+
+
+class _Said(NamedTuple):
+    """What leaves of one kind say: the values of a key in bytes are in `said`, else in `columns`."""
+
+    said: dict[str, Iterable[Any]]
+    columns: dict[str, Sequence[Any]]
+    extents: dict[str, Extents]
+
+    def values(self, schema: LeafSchema, key: str) -> Iterable[Any]:
+        """The values of a key, as bytes have them."""
+        if key in self.said:
+            return self.said[key]
+        return _exact(self.columns[key]) if key in schema.counted else self.columns[key]
 
 
 def written(schema: LeafSchema, items: Sequence[Item], context: Context) -> Written:
     """A leaf for each of these events of one kind, whatever its size."""
+    made = _columns(schema, items, context)
+    held = _hold(made, [event for _, event in items], context) if schema.held else ()
+    rows = list(map(schema.row, *(made.values(schema, key) for key in schema.order)))
+    columns = made.columns
+    return Written(
+        columns["log"], columns["at_us"], rows, list(map(_encode, rows)), columns, made.extents, held
+    )
+
+
+def _hold(made: _Said, events: Sequence[Event], context: Context) -> list[ItemColumns]:
+    """Put the events that others hold in place as items; their columns, numbered over all lists of a leaf."""
+    held: list[ItemColumns] = []
+    numbers = [0] * len(events)
+    moments = made.columns["boot_us"]
+    for key, schema in ITEMS.items():
+        lists: Sequence[Sequence[Event]] = made.columns.pop(key)
+        widths = list(map(len, lists))
+        made.said[key] = repeat(UNSET)
+        if not any(widths):
+            continue
+        kind = SCHEMAS[schema.kind]
+        own = _columns(kind, [(0, event) for event in chain.from_iterable(lists)], context)
+        if TRACE in own.columns or set(own.columns["of_incarnation"]) != {context.incarnation}:
+            raise LedgerError(f"`{key}` with a trace, or of another incarnation, has a leaf of its own")
+        owners = [place for place, width in enumerate(widths) for _ in range(width)]
+        values = [
+            _before([moments[place] for place in owners], own.columns[name])
+            if name in schema.moments
+            else own.values(kind, name)
+            for name in schema.keys
+        ]
+        encoded = zip(*values, strict=True)
+        made.said[key] = [list(islice(encoded, width)) or UNSET for width in widths]
+        own.columns["item"] = [
+            numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)
+        ]
+        numbers = list(map(add, numbers, widths))
+        held.append(ItemColumns(schema.name, owners, own.columns, own.extents))
+    return held
+
+
+def _before(moments: Sequence[int], values: Sequence[int]) -> list[int | None]:
+    """Moments as items say them."""
+    return [moment - value if value else None for moment, value in zip(moments, values, strict=True)]
+
+
+def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Said:
     fields = zip(*[astuple(event) for _, event in items], strict=True)
     columns: dict[str, Sequence[Any]] = {}
     said: dict[str, Iterable[Any]] = {}
@@ -74,12 +147,9 @@ def written(schema: LeafSchema, items: Sequence[Item], context: Context) -> Writ
     columns["sequence"] = [sequence for sequence, _ in items]
     said |= {"schema": repeat(SCHEMA), "kind": repeat(schema.name), "outage": repeat(schema.outage)}
     said |= {"incarnation": repeat(context.incarnation), "parts": repeat(1)}
-    values = [
-        said[key] if key in said else _exact(columns[key]) if key in schema.counted else columns[key]
-        for key in schema.order
-    ]
-    rows = list(map(schema.row, *values))
-    return Written(logs, columns["at_us"], rows, list(map(_encode, rows)), columns, found)
+    if schema.name in LIST_OF_KIND:
+        columns["item"] = [0] * len(items)
+    return _Said(said, columns, found)
 
 
 def _pseudonymise(columns: dict[str, Sequence[Any]], name: PseudonymSource) -> None:
@@ -115,9 +185,16 @@ def _fitting(event: Event, row: Any) -> list[bytes]:
     if len(whole) <= limit:
         return [whole]
     schema = SCHEMAS[type(event)]
-    lists = dict.fromkeys(ROWS if ROWS[0] in schema.keys else schema.lists)
+    lists = dict.fromkeys(schema.held or (ROWS if ROWS[0] in schema.keys else schema.lists))
     room = limit - len(_encode(replace(row, **dict.fromkeys(lists, Raw(b"[]"))))) - _PARTS_DIGITS
-    if ROWS[0] in lists:
+    if schema.held:
+        pieces = [
+            {key: _encode(item)}
+            for key in lists
+            if getattr(row, key) is not UNSET
+            for item in getattr(row, key)
+        ]
+    elif ROWS[0] in lists:
         pieces = [
             {key: b"%d" % number for key, number in zip(ROWS, numbers, strict=True)}
             for numbers in zip(*(getattr(row, key) for key in ROWS), strict=True)
@@ -128,7 +205,9 @@ def _fitting(event: Event, row: Any) -> list[bytes]:
     parts = _filled(pieces, room)
     made = []
     for number, items in enumerate(parts, 1):
-        texts = {key: Raw(b"[%b]" % b",".join(items.get(key, ()))) for key in lists}
+        texts: dict[str, Any] = {key: Raw(b"[%b]" % b",".join(items.get(key, ()))) for key in lists}
+        if schema.held:
+            texts |= {key: UNSET for key in lists if key not in items}
         made.append(_encode(replace(row, part=number, parts=len(parts), **texts)))
         if len(made[-1]) > limit:
             raise LedgerError(

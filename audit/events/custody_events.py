@@ -137,6 +137,19 @@ class ReceiptRecorded(LifecycleEvent, frozen=True, tag="receipt"):
     incarnation: str = ""
 
 
+class CustodyChanged(LifecycleEvent, frozen=True, tag="custody-changed"):
+    """What one process released, ended and wiped of one tenant within a short while, as one leaf (class B).
+
+    Each is an event with its own moments; `leaf_schema` says how they stand in the leaf, and `EventQueue` which may.
+    """
+
+    tenant: str
+    released: tuple[ResidencyReleased, ...] = ()
+    passed: tuple[BlocksReleased, ...] = ()
+    ended: tuple[CustodyEnded, ...] = ()
+    scrubbed: tuple[ReceiptRecorded, ...] = ()
+
+
 class ErasureApplied(LifecycleEvent, frozen=True, tag="erasure-applied"):
     """An erasure took effect here (class B): `runs` is all custody that it covers, ended or about to end or kept.
 

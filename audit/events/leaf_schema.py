@@ -3,9 +3,13 @@
 1. An event's fields give the keys of its leaf (`_key`), the types of their values, the canonical bytes (keys in
    order, `row`), the check of a leaf that comes from elsewhere (`decode`) and the columns that rows are made of.
 2. A field with a default was added after the first version, or may have been: a leaf that lacks it says the default.
-   A leaf that is written has every field, but for a trace where there is none.
+   A leaf that is written has every field, but for a trace where there is none, and for lists without an item.
 3. Keys that nothing here knows are passed over, as a later version may have added them; whoever must refuse them
    compares bytes (`batch.read_leaves`).
+4. A leaf of several events of one tenant (`custody-changed`) has a list for each kind that it holds; an item is the
+   values of its event in the order of `ItemSchema.keys`, as the event's own leaf has them. Moments are in microseconds
+   before the leaf's `boot_us` (negative: after it), and null where the event has none. An event with a trace, or of
+   another incarnation, has a leaf of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +23,13 @@ import numpy as np
 from msgspec import UNSET, Meta
 
 from kvcustody.audit.events.block_runs import EXACT, Runs
+from kvcustody.audit.events.custody_events import (
+    BlocksReleased,
+    CustodyChanged,
+    CustodyEnded,
+    ReceiptRecorded,
+    ResidencyReleased,
+)
 from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.registry import HEAD_KEYS, KINDS, SCHEMA, TOTALS, TRACE
 from kvcustody.errors import LedgerError
@@ -39,6 +50,16 @@ class Value(NamedTuple):
     column: Callable[[Column], Column]
 
 
+class ItemSchema(NamedTuple):
+    """An event as an item of a leaf of several (rule 4)."""
+
+    kind: type[Event]
+    name: str
+    keys: tuple[str, ...]
+    moments: frozenset[str]  # which of them are moments
+    said: type[msgspec.Struct]  # an array
+
+
 class LeafSchema(NamedTuple):
     """The leaf of one kind of event; `keys` and `values` are in the order of the event's fields."""
 
@@ -47,6 +68,7 @@ class LeafSchema(NamedTuple):
     keys: tuple[str, ...]
     values: tuple[Value, ...]
     lists: tuple[str, ...]  # keys of run lists
+    held: tuple[str, ...]  # keys of lists of items
     numbers: frozenset[str]  # keys of integers, which may be decimal strings in a leaf
     counted: frozenset[str]  # those of them that an event's own values can make that large
     texts: frozenset[str]
@@ -162,6 +184,37 @@ def _key(field: str, fields: tuple[str, ...]) -> str:
     return field
 
 
+FOLDED: dict[str, type[Event]] = {  # kinds of which one leaf may have several, by the key of their list
+    "released": ResidencyReleased,
+    "passed": BlocksReleased,
+    "ended": CustodyEnded,
+    "scrubbed": ReceiptRecorded,
+}
+_OF_LEAF = frozenset(
+    {"tenant", "of_incarnation", TRACE}
+)  # the leaf's own say them; what has a trace is no item
+
+
+def _item_of(kind: type[Event]) -> ItemSchema:
+    fields = msgspec.structs.fields(kind)
+    every = [(_key(field.name, kind.__struct_fields__), VALUES[field.type].said) for field in fields]
+    kept = [(key, said) for key, said in every if key not in _OF_LEAF]
+    moments = frozenset(key for key, _ in kept if key.endswith("boot_us"))
+    typed = [(key, said | None if key in moments else said) for key, said in kept]
+    return ItemSchema(
+        kind,
+        str(kind.__struct_config__.tag),
+        tuple(key for key, _ in kept),
+        moments,
+        msgspec.defstruct(f"{kind.__name__}Item", typed, array_like=True, gc=False),
+    )
+
+
+ITEMS = {key: _item_of(kind) for key, kind in FOLDED.items()}
+LIST_OF_KIND = {item.name: key for key, item in ITEMS.items()}
+VALUES |= {tuple[kind, ...]: Value(list[ITEMS[key].said], _as_given) for key, kind in FOLDED.items()}  # type: ignore[valid-type,misc]
+
+
 def schema_of(kind: type[Event]) -> LeafSchema:
     """The schema of a kind of event."""
     name, fields = str(kind.__struct_config__.tag), msgspec.structs.fields(kind)
@@ -188,6 +241,7 @@ def schema_of(kind: type[Event]) -> LeafSchema:
         keys,
         values,
         lists,
+        tuple(FOLDED) if kind is CustodyChanged else (),
         frozenset(key for key in order if said[key] is _Number),
         frozenset(
             {"at_us", *(key for key, value in zip(keys, values, strict=True) if value.said is _Number)}

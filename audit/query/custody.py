@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or
 
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import decode
+from kvcustody.audit.events.change_items import item_of
 from kvcustody.audit.schema.ledger import (
     attachments,
     custody_ends,
@@ -89,7 +91,7 @@ class BlockLeaf(NamedTuple):
     kind: str
     log: str
     idx: int
-    body: dict[str, Any]
+    body: Mapping[str, Any]
 
 
 class Denials(NamedTuple):
@@ -230,17 +232,20 @@ def block_history(
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     found = []
     for table in (residencies, attachments, releases, custody_ends, receipts):
+        number = table.c.item if "item" in table.c else literal(0)
         query = (
-            select(events.c.at_us, events.c.kind, logs.c.name, events.c.idx, events.c.leaf)
+            select(
+                events.c.at_us, events.c.kind, logs.c.name, events.c.idx, events.c.leaf, number.label("item")
+            )
             .join(table, (events.c.log == table.c.log) & (events.c.idx == table.c.idx))
             .join(logs, logs.c.id == events.c.log)
             .where(table.c.incarnation == life, table.c.low <= generation, table.c.high >= generation)
         )
         for row in connection.execute(query):
-            body = orjson.loads(row.leaf)
+            body = item_of(orjson.loads(row.leaf), row.item)
             if _names(body["runs"] + body.get("written", []), block, generation, pool):
-                found.append(BlockLeaf(row.at_us, row.kind, row.name, row.idx, body))
-    return tuple(sorted(found, key=lambda item: (item.at_us, item.body["sequence"], item.body["part"])))
+                found.append(BlockLeaf(body["at_us"], body["kind"], row.name, row.idx, body))
+    return tuple(sorted(found, key=lambda leaf: (leaf.at_us, leaf.body["sequence"], leaf.body["part"])))
 
 
 def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tuple[Denials, ...]:

@@ -12,9 +12,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
@@ -24,6 +25,8 @@ from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import decode
+from kvcustody.audit.events.change_items import CHANGED, plain_bodies
+from kvcustody.audit.events.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.schema.ledger import (
     attachments,
     custody_ends,
@@ -356,15 +359,21 @@ def _matching(connection: Connection, wanted: EventFilter) -> list[ColumnElement
     """Conditions on what leaves say: necessary, and checked again by `_says` (rule 2)."""
     made: list[ColumnElement[bool]] = []
     if wanted.kinds:
-        made.append(events.c.kind.in_(wanted.kinds))
+        held = [LIST_OF_KIND[kind] for kind in wanted.kinds if kind in LIST_OF_KIND]
+        of_items = (_holds(connection, b'"%s":[' % key.encode()) for key in held)
+        of_kind = events.c.kind.in_(wanted.kinds)
+        made.append(or_(of_kind, and_(events.c.kind == CHANGED, or_(*of_items))) if held else of_kind)
     if wanted.incarnation is not None:
         life = select(incarnations.c.id).where(incarnations.c.uuid == wanted.incarnation).scalar_subquery()
         made.append(events.c.incarnation == life)
     texts = (wanted.outcome, wanted.actor, wanted.rule, wanted.grant)
     made += [_holds(connection, orjson.dumps(text)) for text in texts if text is not None]
-    for key, number in (("revision", wanted.revision), ("residency", wanted.residency)):
-        if number is not None:
-            made.append(_holds(connection, b'"%s":%d' % (key.encode(), number)))
+    if wanted.revision is not None:
+        made.append(_holds(connection, b'"revision":%d' % wanted.revision))
+    if wanted.residency is not None:  # an item says the number alone
+        named = _holds(connection, b'"residency":%d' % wanted.residency)
+        listed = _holds(connection, b",%d," % wanted.residency)
+        made.append(or_(named, and_(events.c.kind == CHANGED, listed)))
     if wanted.block is not None:
         made.append(_touching(wanted.block.generation))
     return made
@@ -390,6 +399,14 @@ def _touching(generation: int) -> ColumnElement[bool]:
 
 
 def _says(body: dict[str, Any], wanted: EventFilter) -> bool:
+    """Whether a leaf, or one of its items, says all that is wanted."""
+    every = not wanted.kinds or body["kind"] in wanted.kinds
+    return any(
+        _says_itself(item, wanted) for item in plain_bodies(body) if every or item["kind"] in wanted.kinds
+    )
+
+
+def _says_itself(body: Mapping[str, Any], wanted: EventFilter) -> bool:
     checks: tuple[tuple[Any, Callable[[Any], bool]], ...] = (
         (wanted.outcome, lambda value: any(body.get(key) == value for key in _OUTCOMES)),
         (wanted.actor, lambda value: body.get("actor") == value),
@@ -403,14 +420,14 @@ def _says(body: dict[str, Any], wanted: EventFilter) -> bool:
     return all(value is None or check(value) for value, check in checks)
 
 
-def _among(body: dict[str, Any], keys: Sequence[str], value: str) -> bool:
+def _among(body: Mapping[str, Any], keys: Sequence[str], value: str) -> bool:
     return any(value == body.get(key) or value in (body.get(key) or ()) for key in keys if key in body)
 
 
-def _names(body: dict[str, Any], block: BlockRef) -> bool:
+def _names(body: Mapping[str, Any], block: BlockRef) -> bool:
     if block.incarnation not in (body["incarnation"], body.get("of_incarnation")):
         return False
-    for item in body.get("runs", []) + body.get("written", []):
+    for item in chain(body.get("runs", ()), body.get("written", ())):
         run = decode(item)
         place = block.generation - run.generation
         if run.pool == block.pool and 0 <= place < len(run.blocks) and run.blocks[place] == block.block:

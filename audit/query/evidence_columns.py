@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Select, Table, select
+from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Select, Table, literal, select
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.events.block_runs import Int64s, Pairs, decode_flat
+from kvcustody.audit.events.change_items import runs_of_items
 from kvcustody.audit.schema.ledger import events, residencies
 from kvcustody.errors import LedgerError
 
@@ -137,19 +138,20 @@ def _read(
     lists: tuple[str, ...],
     ordered: bool,
 ) -> list[Evidence]:
+    number = table.c.item if "item" in table.c else literal(0)
     query = (
-        select(*columns, events.c.leaf)
+        select(*columns, events.c.leaf, number.label("_item"))
         .join(events, (events.c.log == table.c.log) & (events.c.idx == table.c.idx))
         .where(where)
     )
     if ordered:
-        query = query.order_by(table.c.log, table.c.idx)
+        query = query.order_by(*table.primary_key.columns)
     kinds = {str(column.key): isinstance(column.type, Integer | Boolean) for column in columns}
     made = EvidenceBuilder(kinds, len(lists))
     with gc_paused():
         for rows in _some_at_once(connection, query):
-            *values, leaves = zip(*rows, strict=True)
-            made.add(values, [run_lists(leaves, key) for key in lists])
+            *values, leaves, numbers = zip(*rows, strict=True)
+            made.add(values, [_run_lists(leaves, numbers, key) for key in lists])
     return made.evidence()
 
 
@@ -187,6 +189,20 @@ def _joined(parts: Sequence[tuple[Int64s, Pairs]]) -> tuple[Int64s, Pairs]:
     columns = zip(*(pairs for _, pairs in parts), strict=True)
     pairs = Pairs(*map(np.concatenate, columns)) if parts else Pairs(nothing, nothing, nothing)
     return owner, pairs
+
+
+def _run_lists(leaves: Sequence[bytes], numbers: Sequence[int], key: str) -> list[Any]:
+    """The run list of each row: its leaf's, or that of its item."""
+    if not any(numbers):
+        return run_lists(leaves, key)
+    held: dict[bytes, list[Any]] = {}
+    plain = iter(run_lists([leaf for leaf, number in zip(leaves, numbers, strict=True) if not number], key))
+    found = []
+    for leaf, number in zip(leaves, numbers, strict=True):
+        if number and leaf not in held:
+            held[leaf] = runs_of_items(orjson.loads(leaf))
+        found.append(held[leaf][number - 1] if number else next(plain))
+    return found
 
 
 def run_lists(leaves: Sequence[bytes], key: str) -> list[Any]:

@@ -2,7 +2,8 @@
 
 1. `events` holds the truth, one canonical leaf a row, at a contiguous `idx` of its log; `logs.size` is the next one,
    and `logs.frontier` what the log's tree grows by (`tree_schema`).
-2. Every other table of evidence is a projection, keyed by the leaf it came from, and only ever inserted into.
+2. Every other table of evidence is a projection, keyed by the leaf it came from (and the item of it, where a leaf holds
+   several), and only ever inserted into.
 3. (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing. On PostgreSQL
    `events` is partitioned by month, its keys contain `at_us` too, and `partitions` says what keeps rule 1 and rule 3.
 4. `subjects` is the only place where a pseudonym meets a subject, and holds the secret that its sessions' pseudonyms
@@ -57,6 +58,11 @@ def _text(name: str, *, null: bool = False) -> Column[Any]:
 def _place() -> tuple[Column[Any], Column[Any]]:
     """Where the leaf is: the key of every projection."""
     return Column("log", Integer, nullable=False), Column("idx", BigInteger, nullable=False)
+
+
+def _item() -> Column[Any]:
+    """Which item of its leaf a row is of, where a leaf holds several; 0 where the leaf is no list."""
+    return Column("item", Integer, nullable=False, server_default="0")
 
 
 logs = Table(
@@ -187,6 +193,7 @@ releases = Table(
     "releases",
     metadata,
     *_place(),
+    _item(),
     Column("incarnation", Integer, nullable=False),
     _big("residency"),
     Column("part", Integer, nullable=False),
@@ -200,7 +207,7 @@ releases = Table(
     _big("written_blocks"),
     _big("low"),
     _big("high"),
-    PrimaryKeyConstraint("log", "idx"),
+    PrimaryKeyConstraint("log", "idx", "item"),
     Index("ix_releases_residency", "incarnation", "residency"),
 )
 
@@ -208,6 +215,7 @@ custody_ends = Table(
     "custody_ends",
     metadata,
     *_place(),
+    _item(),
     Column("incarnation", Integer, nullable=False),
     _text("tenant"),
     _text("classification"),
@@ -221,7 +229,7 @@ custody_ends = Table(
     _big("blocks"),
     _big("low"),
     _big("high"),
-    PrimaryKeyConstraint("log", "idx"),
+    PrimaryKeyConstraint("log", "idx", "item"),
     Index("ix_custody_ends_due", "due_us"),
     Index("ix_custody_ends_generation", "incarnation", "high"),
 )
@@ -230,6 +238,7 @@ receipts = Table(
     "receipts",
     metadata,
     *_place(),
+    _item(),
     Column("incarnation", Integer, nullable=False),
     _big("launch"),
     Column("shard", Integer, nullable=False),
@@ -246,7 +255,7 @@ receipts = Table(
     _big("blocks"),
     _big("low"),
     _big("high"),
-    PrimaryKeyConstraint("log", "idx"),
+    PrimaryKeyConstraint("log", "idx", "item"),
     Index("ix_receipts_generation", "incarnation", "high"),
 )
 

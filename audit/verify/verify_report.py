@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
 
 from kvcustody.audit.events.block_runs import decode_flat
+from kvcustody.audit.events.change_items import runs_of_items
 from kvcustody.audit.report.model import SCHEMA
 from kvcustody.audit.report.population import draw
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint
@@ -102,6 +104,8 @@ def _leaves(
 
 def _names(body: dict[str, Any], custody: dict[str, Any]) -> bool:
     """Whether a leaf names the block at the generation."""
-    pairs, _ = decode_flat([*body.get("runs", ()), *body.get("written", ())])
+    pairs, _ = decode_flat(
+        [*body.get("runs", ()), *body.get("written", ()), *chain.from_iterable(runs_of_items(body))]
+    )
     there = (pairs.pools == custody["pool"]) & (pairs.generations == custody["generation"])
     return bool((there & (pairs.blocks == custody["block"])).any())

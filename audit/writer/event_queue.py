@@ -1,10 +1,14 @@
 """The engine's side of a ledger writer: events in, by sequence, and those who wait for theirs.
 
 1. `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
-2. Every event but those of class C has a sequence; the sequences of one incarnation have no holes.
+2. Every event but those of class C has a sequence; the sequences of one incarnation have no holes. What may share a
+   leaf has none by itself (rule 5): `seal` gives one that covers all that was submitted before.
 3. A ticket is decided once: committed, refused, or given up by its submitter, whichever comes first.
 4. Past twice the capacity events are not kept; a `GapRecorded` for each run of them then names their sequences, and
    no other.
+5. Releases, ends and receipts of one tenant that wait together become one `CustodyChanged`, with the sequence after
+   those that were given by then: what it tells comes after what it rests on. Whoever orders them by sequence is not
+   misled: anything that is submitted later, but an opening or a joined block, comes after it.
 """
 
 from __future__ import annotations
@@ -14,13 +18,79 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from kvcustody.audit.events import Event, GapRecorded, HitCounted, HitCounters, Withdrawn
+from kvcustody.audit.events import (
+    BlocksAttached,
+    BlocksReleased,
+    CustodyChanged,
+    CustodyEnded,
+    Event,
+    GapRecorded,
+    HitCounted,
+    HitCounters,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    Withdrawn,
+)
+from kvcustody.audit.events.block_runs import block_count
 from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import Clock
 
 _COUNT_KEYS_MAX = 10_000
 _TOO_FAST = "events arrived faster than any store could keep them"
+_TOGETHER = 64  # events of one leaf at most
+_BLOCKS_MAX = 256  # of one event that shares a leaf: longer lists have parts, which an item has not
+_BESIDE = frozenset({ResidencyOpened, BlocksAttached})  # come before what is told of them, whatever waits
 Item = tuple[int, Event]
+
+
+def _shares_a_leaf(event: Event) -> bool:
+    """Whether the event may be an item of a leaf (`leaf_schema`, rule 4); what failed has a leaf of its own."""
+    if isinstance(event, ReceiptRecorded):
+        fits = event.tenant is not None and event.result == "ok" and not event.incarnation
+        return fits and block_count(event.runs) <= _BLOCKS_MAX
+    if isinstance(event, CustodyEnded):
+        return not event.incarnation and block_count(event.runs) <= _BLOCKS_MAX
+    if isinstance(event, ResidencyReleased):
+        return not (event.incarnation or event.trace) and block_count(event.written) <= _BLOCKS_MAX
+    if isinstance(event, BlocksReleased):
+        return not (event.incarnation or event.trace) and block_count(event.runs) <= _BLOCKS_MAX
+    return False
+
+
+_SHARING = frozenset({ResidencyReleased, BlocksReleased, CustodyEnded, ReceiptRecorded})
+
+
+class _Drafts:
+    """What waits to share leaves, by tenant; used under the queue's lock."""
+
+    def __init__(self) -> None:
+        self._by_tenant: dict[str, list[Event]] = {}
+        self.count = 0
+
+    def add(self, event: Event, tenant: str) -> bool:
+        """Put an event with the others of its tenant; True where that is enough for a leaf."""
+        found = self._by_tenant.setdefault(tenant, [])
+        found.append(event)
+        self.count += 1
+        return len(found) >= _TOGETHER
+
+    def take(self) -> list[Event]:
+        """One event for each tenant; nothing waits afterwards."""
+        made: list[Event] = []
+        for tenant, every in self._by_tenant.items():
+            if len(every) == 1:
+                made += every
+                continue
+            released = tuple(event for event in every if isinstance(event, ResidencyReleased))
+            passed = tuple(event for event in every if isinstance(event, BlocksReleased))
+            ended = tuple(event for event in every if isinstance(event, CustodyEnded))
+            scrubbed = tuple(event for event in every if isinstance(event, ReceiptRecorded))
+            at_us = max(event.at_us for event in every)
+            made.append(CustodyChanged(at_us, tenant, released, passed, ended, scrubbed))
+        self._by_tenant = {}
+        self.count = 0
+        return made
 
 
 class QueuedEvents:
@@ -51,6 +121,7 @@ class EventQueue:
         self._count_seconds = count_seconds
         self._lock = threading.Lock()
         self._queue: deque[Item] = deque()
+        self._drafts = _Drafts()
         self._tickets: dict[int, QueuedEvents] = {}
         self._counts: dict[tuple[str, str, str, str, str, int], list[int]] = {}
         self._dropped: list[tuple[int, int]] = []  # first and last of each run of sequences
@@ -61,37 +132,72 @@ class EventQueue:
         self.hurry = False  # somebody waits for all that is queued
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + self._drafts.count
 
     @property
     def empty(self) -> bool:
         """Nothing is queued, counted, or still to be accounted for."""
         with self._lock:
-            return not (self._queue or self._counts or self._dropped)
+            return not (self._queue or self._counts or self._dropped or self._drafts.count)
 
     # -- the engine's thread --------------------------------------------------------------------------------
 
     def submit(self, events: Sequence[Event]) -> int:
-        """Queue events of class B and C; returns the sequence of the last one."""
+        """Queue events of class B and C; returns the last sequence that was given."""
         with self._lock:
             if HitCounted in map(type, events):
                 events = self._count(events)
-            first = self.sequence + 1
-            self.sequence += len(events)
-            if len(self._queue) + len(events) > self._limit:
+            if len(self) + len(events) > self._limit:
+                first = self.sequence + 1
+                self.sequence += len(events)
                 self._drop(first, self.sequence)
             else:
-                self._queue.extend(enumerate(events, first))
-                self._shares.queued(self._queue, events)
+                self._keep(events)
             last = self.sequence
-        if self.idle or len(self._queue) >= self._batch:
+        if self.idle or len(self) >= self._batch:
             self.wake.set()
         return last
+
+    def seal(self) -> int:
+        """Let nothing more share the leaves of what waits; returns the last sequence of all that was submitted."""
+        with self._lock:
+            self._close_drafts()
+            return self.sequence
+
+    def _keep(self, events: Sequence[Event]) -> None:
+        """Queue events, or put them with others (rule 5). The caller holds the lock."""
+        alone: list[Event] = []
+        for event in events:
+            if type(event) in _SHARING and _shares_a_leaf(event):
+                tenant: str = event.tenant  # type: ignore[attr-defined]  # each of these has one
+                if self._drafts.add(event, tenant) or self._drafts.count >= self._batch:
+                    self._number(alone)
+                    alone = []
+                    self._close_drafts()
+                continue
+            if self._drafts.count and type(event) not in _BESIDE:
+                self._number(alone)
+                alone = []
+                self._close_drafts()
+            alone.append(event)
+        self._number(alone)
+
+    def _close_drafts(self) -> None:
+        """Queue what waited to share leaves. The caller holds the lock."""
+        if self._drafts.count:
+            self._number(self._drafts.take())
+
+    def _number(self, events: Sequence[Event]) -> None:
+        if events:
+            self._queue.extend(enumerate(events, self.sequence + 1))
+            self.sequence += len(events)
+            self._shares.queued(self._queue, events)
 
     def submit_ticket(self, event: Event, decide: Callable[[], object]) -> tuple[int, QueuedEvents]:
         """Queue an event that its submitter waits for, until `decide` is called."""
         ticket = QueuedEvents(decide)
         with self._lock:
+            self._close_drafts()
             self.sequence += 1
             sequence = self.sequence
             self._tickets[sequence] = ticket
@@ -148,6 +254,7 @@ class EventQueue:
         taken: list[Item] = []
         given_up: list[int] = []
         with self._lock:
+            self._close_drafts()
             if self._dropped:
                 self._account()
             pop, tickets = self._queue.popleft, self._tickets
@@ -171,6 +278,7 @@ class EventQueue:
     def emit(self, event: Event) -> None:
         """Queue an event of the writer's own, past every limit."""
         with self._lock:
+            self._close_drafts()
             self.sequence += 1
             self._queue.append((self.sequence, event))
 

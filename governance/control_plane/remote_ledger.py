@@ -165,7 +165,7 @@ class RemoteLedger:
 
     def flush(self, timeout_seconds: float = 30.0) -> bool:
         """Wait until everything submitted before is durable (or refused); False when time ran out."""
-        target = self._intake.sequence
+        target = self._intake.seal()
         self._intake.hurry = True
         self._intake.wake.set()
         return self._mark.reached(target, timeout_seconds)

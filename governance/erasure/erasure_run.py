@@ -26,10 +26,10 @@ from kvcustody.audit.events import (
     ErasureReread,
     Event,
 )
+from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.clock import Clock
 from kvcustody.governance.erasure.selector import Selector, check_selector
 from kvcustody.governance.erasure.tier_protocol import CopyStore, TierErased
-from kvcustody.governance.lazy_runs import FlatRuns
 from kvcustody.policies.document.model import ErasureDuty, OnRunning
 
 _REMEMBERED = 1000

@@ -15,12 +15,11 @@ from kvcustody.audit.events import (
     ResidencyOpened,
     Runs,
 )
-from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.events.block_runs import FlatRuns, Run
 from kvcustody.governance.custody_events import blocks_passed, custody_ended, residency_opened, scrub_receipts
 from kvcustody.governance.decisions.access_plan import AdmissionFacts, Plan, label_of
 from kvcustody.governance.decisions.reuse_decision import via_reasons
 from kvcustody.governance.external.accounts import ANONYMOUS
-from kvcustody.governance.lazy_runs import FlatRuns
 
 NO_IDENTITY = ("no-identity",)
 

@@ -13,10 +13,9 @@ from kvcustody.audit.events import (
     ResidencyOpened,
     Runs,
 )
-from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.events.block_runs import FlatRuns, Run
 from kvcustody.governance.custody_events import residency_opened
 from kvcustody.governance.decisions.access_plan import AnyPlan
-from kvcustody.governance.lazy_runs import FlatRuns
 
 
 def sequence_opened(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from kvcustody.audit.events import CustodyEnded, Event, ResidencyReleased
+from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.audit.query.orphans import (
     Disagreements,
     LostUnits,
@@ -21,7 +22,6 @@ from kvcustody.audit.query.orphans import (
 from kvcustody.audit.writer.crash_recovery import close_dead
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.errors import LedgerUnavailable
-from kvcustody.governance.lazy_runs import FlatRuns
 from kvcustody.governance.orphans.finding import Finding, RepairableFinding
 from kvcustody.governance.orphans.scan_protocol import Held, LedgerJoin
 from kvcustody.governance.orphans.scans import Scanned

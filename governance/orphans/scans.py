@@ -17,9 +17,9 @@ import numpy as np
 import structlog
 
 from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
+from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.clock import Clock
 from kvcustody.governance.erasure.tier_protocol import CopyStore
-from kvcustody.governance.lazy_runs import FlatRuns
 from kvcustody.governance.orphans.finding import DRIFT, Finding, RepairableFinding, repair_all
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin, ScanSource
 from kvcustody.governance.orphans.slices import Slices

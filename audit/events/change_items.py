@@ -1,0 +1,56 @@
+"""The items of a `custody-changed` leaf, as bodies of leaves of their own kinds, for whoever reads leaves one by one.
+
+1. Items are numbered from 1 on over all lists of a leaf, in the order of `FOLDED`; 0 is a leaf that is no list.
+2. An item's body has the keys of its own kind's leaf and `item`; it is whole, whatever part its leaf is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvcustody.audit.events.leaf_schema import ITEMS, ItemSchema
+
+CHANGED = "custody-changed"
+_HEAD = ("incarnation", "log", "outage", "schema", "tenant")
+_RUNS = {key: item.keys.index("runs") for key, item in ITEMS.items()}
+
+
+def plain_bodies(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The bodies that a leaf's stands for: itself, or each of its items (rule 2)."""
+    if body["kind"] != CHANGED:
+        yield body
+        return
+    moment, offset_us = int(body["boot_us"]), int(body["at_us"]) - int(body["boot_us"])
+    head = {name: body[name] for name in _HEAD}
+    head |= {"sequence": body["sequence"], "part": 1, "parts": 1, "of_incarnation": body["incarnation"]}
+    number = 0
+    for key, schema in ITEMS.items():
+        for item in body.get(key, ()):
+            number += 1
+            made = head | {"kind": schema.name, "item": number} | _values(schema, item, moment)
+            made["at_us"] = made["boot_us"] + offset_us
+            made["blocks"] = sum(sum(map(int, run[2])) if run[2] else len(run[1]) for run in made["runs"])
+            yield made
+
+
+def item_of(body: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """The body of one item; the leaf's own where `number` is 0. Raises `LookupError` where there is no such item."""
+    if not number:
+        return body
+    for made in plain_bodies(body):
+        if made.get("item") == number:
+            return made
+    raise LookupError(f"a leaf has no item `{number}`")
+
+
+def runs_of_items(body: Mapping[str, Any]) -> list[Any]:
+    """The encoded runs of every item of a leaf; those of item `n` are at `n - 1`."""
+    return [item[place] for key, place in _RUNS.items() for item in body.get(key, ())]
+
+
+def _values(schema: ItemSchema, item: Sequence[Any], moment: int) -> dict[str, Any]:
+    made = dict(zip(schema.keys, item, strict=True))
+    for key in schema.moments:
+        made[key] = 0 if made[key] is None else moment - int(made[key])
+    return made
