@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat
-from operator import add
+from operator import add, sub
 from typing import Any, NamedTuple
 
 import msgspec
@@ -92,6 +92,8 @@ def _hold(made: _Said, events: Sequence[Event], context: Context) -> list[ItemCo
         if TRACE in own.columns or set(own.columns["of_incarnation"]) != {context.incarnation}:
             raise LedgerError(f"`{key}` with a trace, or of another incarnation, has a leaf of its own")
         owners = [place for place, width in enumerate(widths) for _ in range(width)]
+        if list(own.columns["tenant"]) != [made.columns["tenant"][place] for place in owners]:
+            raise LedgerError(f"`{key}` of another tenant has a leaf of its own")
         values = [
             _before([moments[place] for place in owners], own.columns[name])
             if name in schema.moments
@@ -108,9 +110,10 @@ def _hold(made: _Said, events: Sequence[Event], context: Context) -> list[ItemCo
     return held
 
 
-def _before(moments: Sequence[int], values: Sequence[int]) -> list[int | None]:
+def _before(moments: Sequence[int], values: Sequence[int]) -> list[Any]:
     """Moments as items say them."""
-    return [moment - value if value else None for moment, value in zip(moments, values, strict=True)]
+    since = _exact(list(map(sub, moments, values)))
+    return [ago if value else None for ago, value in zip(since, values, strict=True)]
 
 
 def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Said:

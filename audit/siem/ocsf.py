@@ -60,6 +60,7 @@ TABLE: dict[str, OcsfClass] = {
     "blocks-released": OcsfClass(DATASTORE, OTHER, "Release"),
     "holds-narrowed": OcsfClass(DATASTORE, OTHER, "Narrow", LOW),
     "custody-ended": OcsfClass(DATASTORE, 7, "Delete"),
+    "custody-changed": OcsfClass(DATASTORE, 7, "Delete"),
     "receipt": OcsfClass(DATASTORE, 7, "Delete", INFORMATIONAL, ("failed",)),
     "erasure-requested": OcsfClass(COMPLIANCE, CREATE, "Create", MEDIUM),
     "erasure-applied": OcsfClass(COMPLIANCE, 2, "Update", LOW),

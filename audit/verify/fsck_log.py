@@ -260,26 +260,29 @@ class LogCheck:
         leaves = dict(sound)
         for table in TABLES:
             query = select(table).where(table.c.log == self._log, table.c.idx >= first, table.c.idx <= last)
-            stored = {row.idx: tuple(row) for row in self._connection.execute(query)}
+            stored = {_key(table, row): tuple(row) for row in self._connection.execute(query)}
             made = expected.get(table, {})
             if stored == made:
                 continue
-            for idx in sorted(stored.keys() | made.keys()):
-                if stored.get(idx) != made.get(idx) and idx in leaves:
-                    what = "is missing" if idx not in stored else "is not what the leaf says"
-                    self._named(idx, leaves[idx], f"its row in `{table.name}` {what}")
+            for key in sorted(stored.keys() | made.keys()):
+                idx, item = key
+                if stored.get(key) != made.get(key) and idx in leaves:
+                    what = "is missing" if key not in stored else "is not what the leaf says"
+                    of = f" of item {item}" if item else ""
+                    self._named(idx, leaves[idx], f"its row{of} in `{table.name}` {what}")
 
-    def _derive(self, sound: list[tuple[int, Leaf]]) -> dict[Table, dict[int, tuple[Any, ...]]]:
+    def _derive(self, sound: list[tuple[int, Leaf]]) -> dict[Table, dict[_RowKey, tuple[Any, ...]]]:
         batch = read_leaves([leaf.data for _, leaf in sound])
         places = [idx for idx, _ in sound]
-        made: dict[Table, dict[int, tuple[Any, ...]]] = {}
+        made: dict[Table, dict[_RowKey, tuple[Any, ...]]] = {}
         for group in batch.groups:
             recorders = [batch.incarnations[place] for place in group.places]
             about = group.columns.get("of_incarnation", recorders)
             lives = [self._lives[of or recorder] for of, recorder in zip(about, recorders, strict=True)]
             for projection in project(group, lives):
                 rows = projection.rows([self._log] * len(places), places)
-                made.setdefault(projection.table, {}).update((row[1], row) for row in rows)
+                table = projection.table
+                made.setdefault(table, {}).update((_key(table, row), row) for row in rows)
         return made
 
     def _named(self, idx: int, leaf: Leaf, what: str) -> None:
@@ -288,6 +291,13 @@ class LogCheck:
 
     def _say(self, idx: int | None, last: int | None, what: str) -> None:
         self.problems.append(FsckFinding(self._name, idx, last, "", what))
+
+
+_RowKey = tuple[int, int]  # the leaf's idx, and the item of it
+
+
+def _key(table: Table, row: Sequence[Any]) -> _RowKey:
+    return row[1], row[2] if table.columns.keys()[2] == "item" else 0
 
 
 def as_bytes(value: Any) -> bytes:

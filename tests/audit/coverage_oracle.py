@@ -175,6 +175,38 @@ class Life:
         return made
 
 
+ITEMS = (  # of a leaf that holds several: the list, the kind, what its places say; moments count back from the leaf's
+    ("released", "residency-released", "boot_us residency cause runs hold_boot_us"),
+    ("passed", "blocks-released", "boot_us residency cause runs own hold_boot_us"),
+    (
+        "ended",
+        "custody-ended",
+        "boot_us classification runs cause due_boot_us ended_boot_us retired_boot_us scrub_within_us ceiling_boot_us",
+    ),
+    (
+        "scrubbed",
+        "receipt",
+        "boot_us launch shard method device bytes started_boot_us ended_boot_us level share_ppm verified result runs",
+    ),
+)
+
+
+def items_of(body: Body) -> Iterator[Body]:
+    """The leaf, or what it holds, each as a leaf of its own."""
+    if body["kind"] != "custody-changed":
+        yield body
+        return
+    for name, kind, places in ITEMS:
+        for item in body.get(name, []):
+            made = Body(body) | {"kind": kind, "part": 1, "parts": 1}
+            for place, value in zip(places.split(), item, strict=True):
+                ago = place.endswith("boot_us")
+                made[place] = (0 if value is None else int(body["boot_us"]) - int(value)) if ago else value
+            made["at_us"] = int(body["at_us"]) - int(body["boot_us"]) + made["boot_us"]
+            made["blocks"] = sum(1 for _ in listed(made["runs"]))
+            yield made
+
+
 class History:
     """Leaves by the incarnation that they are about, and the requests to erase."""
 
@@ -186,7 +218,8 @@ class History:
             self.leaves, self.last_us = self.leaves + 1, max(self.last_us, int(body["at_us"]))
             writer = self.life(body["incarnation"])
             writer.offset_us = int(body["at_us"]) - int(body["boot_us"])
-            self.life(body.get("of_incarnation") or body["incarnation"]).leaves[body["kind"]].append(body)
+            for each in items_of(body):
+                self.life(each.get("of_incarnation") or each["incarnation"]).leaves[each["kind"]].append(each)
             if body["kind"] == "worker-started":
                 writer.start = body
             elif body["kind"] == "erasure-requested":

@@ -103,7 +103,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
     "a figure": lambda body: body["figures"].update(destroyed=body["figures"]["destroyed"] + 1),
     "another subject": lambda body: body["request"].update(subject="f" * 24),
     "a dropped receipt": lambda body: body["leaves"].remove(
-        next(one for one in body["leaves"] if '"receipt"' in one["leaf"])
+        next(one for one in body["leaves"] if '"receipt"' in one["leaf"] or '"scrubbed":' in one["leaf"])
     ),
     "an altered leaf": lambda body: body["leaves"][-1].update(leaf=body["leaves"][-1]["leaf"] + " "),
     "a leaf of another place": lambda body: body["leaves"][0].update(idx=body["leaves"][0]["idx"] + 1),

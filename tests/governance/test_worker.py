@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
 import torch
 from sqlalchemy import select
@@ -10,6 +11,7 @@ from structlog.testing import capture_logs
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.schema.ledger import events
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.identity.principal import identify
@@ -49,9 +51,9 @@ def memory_plan(made: list[TensorMemory]) -> MemoryPlan:
 def kinds(folder: Path) -> list[str]:
     engine = open_store(folder / "ledger.db", read_only=True)
     with engine.connect() as connection:
-        found = connection.execute(select(events.c.kind).order_by(events.c.idx)).scalars().all()
+        leaves = connection.execute(select(events.c.leaf).order_by(events.c.idx)).scalars().all()
     engine.dispose()
-    return list(found)
+    return [body["kind"] for leaf in leaves for body in plain_bodies(orjson.loads(leaf))]
 
 
 def test_a_worker_serves_and_leaves_zeroed_memory_and_complete_evidence(tmp_path: Path) -> None:

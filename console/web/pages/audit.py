@@ -132,6 +132,7 @@ _SAYS = {
     "blocks-released": "a request of {tenant} gave back {blocks} blocks",
     "holds-narrowed": "a new revision made holds of {tenant} end earlier",
     "custody-ended": "custody of {blocks} blocks of {tenant} ended ({cause})",
+    "custody-changed": "requests of {tenant} ended, or custody of blocks of it, or their memory was overwritten",
     "receipt": "memory of {blocks} blocks of {tenant} was overwritten ({method}), verified: {level}",
     "erasure-requested": "{actor} asked for an erasure of a {selector}",
     "erasure-completed": "an erasure was answered as {outcome}",

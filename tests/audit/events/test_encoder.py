@@ -16,6 +16,7 @@ from kvcustody.audit.events import (
     KINDS,
     LEAF_BYTES_MAX,
     Context,
+    CustodyChanged,
     DecisionRecorded,
     Event,
     HitCounted,
@@ -30,6 +31,7 @@ from kvcustody.audit.events.batch_encoder import BatchEncoder, encoded_of
 from kvcustody.audit.events.block_run_text import run_texts
 from kvcustody.audit.events.block_runs import EXACT, Run, Runs
 from kvcustody.audit.events.canonical_leaf import canonical
+from kvcustody.audit.events.leaf_schema import FOLDED
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_leaves import leaf_hashes
 from kvcustody.audit.writer.projection import IncarnationRow, project
@@ -66,9 +68,28 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 OWN = [kind for kind in KINDS if kind is not HitCounted]
 
 
+def held(kind: Any) -> st.SearchStrategy[Any]:
+    """What may be an item of a leaf of acme's: of this process, without a trace."""
+    fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)}
+    own = {
+        "incarnation": st.just(""),
+        "trace": st.just(""),
+        "tenant": st.just("acme"),
+        "at_us": st.integers(0, 2**52),
+    }
+    fields |= {name: value for name, value in own.items() if name in fields}
+    return st.lists(st.builds(kind, **fields), max_size=2).map(tuple)
+
+
+BY_TYPE |= {tuple[kind, ...]: held(kind) for kind in FOLDED.values()}  # type: ignore[valid-type]
+
+
 def events_of(kind: Any) -> st.SearchStrategy[Any]:
     fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)}
-    return st.builds(kind, **{**fields, "at_us": st.integers(0, 2**52)})
+    fields |= {"at_us": st.integers(0, 2**52)} | (
+        {"tenant": st.just("acme")} if kind is CustodyChanged else {}
+    )
+    return st.builds(kind, **fields)
 
 
 def one_by_one(items: list[tuple[int, Event]]) -> list[Any]:
@@ -82,15 +103,14 @@ def one_by_one(items: list[tuple[int, Event]]) -> list[Any]:
     return made
 
 
-def rows_of(batch: LeafBatch) -> dict[str, dict[int, Any]]:
+def rows_of(batch: LeafBatch) -> dict[str, dict[tuple[Any, ...], Any]]:
     """Every projected row, by table and place."""
-    found: dict[str, dict[int, Any]] = {}
+    found: dict[str, dict[tuple[Any, ...], Any]] = {}
     for group in batch.groups:
         for made in project(group, [IncarnationRow(5, CONTEXT.offset_us)] * len(group.places)):
             count = range(len(batch.data))
-            found.setdefault(made.table.name, {}).update(
-                zip(made.places, made.rows(count, count), strict=True)
-            )
+            rows = {row[1:3]: row for row in made.rows(count, count)}  # by leaf, and item where there are any
+            found.setdefault(made.table.name, {}).update(rows)
     return found
 
 

@@ -19,6 +19,7 @@ from kvcustody.audit.events import (
     LEAF_BYTES_MAX,
     LEAF_KEYS,
     Context,
+    CustodyChanged,
     DecisionRecorded,
     Event,
     HitCounted,
@@ -32,6 +33,7 @@ from kvcustody.audit.events import (
     logs_of,
 )
 from kvcustody.audit.events.block_runs import Run, Runs, decode_flat, flatten
+from kvcustody.audit.events.leaf_schema import FOLDED
 from kvcustody.errors import LedgerError
 
 CONTEXT = Context(
@@ -59,9 +61,27 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+def held(kind: Any) -> st.SearchStrategy[Any]:
+    """What may be an item of a leaf of acme's: of this process, without a trace."""
+    fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)}
+    own = {
+        "incarnation": st.just(""),
+        "trace": st.just(""),
+        "tenant": st.just("acme"),
+        "at_us": st.integers(0, 2**52),
+    }
+    fields |= {name: value for name, value in own.items() if name in fields}
+    return st.lists(st.builds(kind, **fields), max_size=2).map(tuple)
+
+
+BY_TYPE |= {tuple[kind, ...]: held(kind) for kind in FOLDED.values()}  # type: ignore[valid-type]
+
+
 def events_of(kind: Any) -> st.SearchStrategy[Event]:
     fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)}
     fields["at_us"] = st.integers(0, 2**52)
+    if kind is CustodyChanged:
+        fields["tenant"] = st.just("acme")
     return st.builds(kind, **fields)
 
 

@@ -19,6 +19,8 @@ import pytest
 from kvcustody.audit.events import KINDS, Context, Event, leaves
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.events.change_items import CHANGED
+from kvcustody.audit.events.leaf_schema import ITEMS
 from kvcustody.audit.writer.projection import IncarnationRow, project
 
 PLACE = Path(__file__).parent / "recorded_leaves.jsonl"
@@ -38,6 +40,10 @@ def event_of(recorded: dict[str, Any]) -> Event:
         name: tuple(map(run_of, value)) if name in ("runs", "attached", "written") else value
         for name, value in recorded["fields"].items()
     }
+    if recorded["kind"] == CHANGED:
+        for key, item in ITEMS.items():
+            of = {"kind": item.name}
+            fields[key] = [event_of(of | {"fields": each}) for each in fields.get(key, ())]
     made: Event = KIND_OF[recorded["kind"]](
         **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     )

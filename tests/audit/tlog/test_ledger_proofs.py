@@ -58,7 +58,7 @@ def test_stored_heads_are_those_of_the_leaves(ledger: Engine) -> None:
     with ledger.connect() as connection:
         proofs = LedgerProofs(connection)
         found = proofs.logs()
-        assert len(found) == 4 and sum(log.head.size for log in found) > 1000
+        assert len(found) == 4 and sum(log.head.size for log in found) > 500
         for name, head in found:
             query = select(events.c.leaf).join(logs, logs.c.id == events.c.log).where(logs.c.name == name)
             leaves = [bytes(leaf) for leaf in connection.scalars(query.order_by(events.c.idx))]
@@ -122,12 +122,12 @@ def test_half_levels_change_what_a_proof_reads_and_nothing_else(
     with ledger.connect() as connection:
         unguarded(connection)
         with_halves, read = proofs_of(connection, monkeypatch)
-        assert len(with_halves) > 30 and 16 <= read <= 32
+        assert len(with_halves) > 20 and 16 <= read <= 32
         halves = tree_nodes.c.level >= HALF
         first = connection.scalar(select(tree_nodes.c.idx).where(halves).limit(1))
         connection.execute(delete(tree_nodes).where(halves, tree_nodes.c.idx == first))
         assert proofs_of(connection, monkeypatch)[0] == with_halves
-        assert connection.execute(delete(tree_nodes).where(halves)).rowcount > 50
+        assert connection.execute(delete(tree_nodes).where(halves)).rowcount > 30
         found, read = proofs_of(connection, monkeypatch)
         assert found == with_halves and 256 <= read <= 512
         assert fsck(connection).ok
