@@ -306,7 +306,7 @@ class Pool:
 
     def _make_clean(self, partition: PoolPartition, blocks: Blocks) -> None:
         self.move(blocks, DIRTY, CLEAN)
-        self.push_clean(partition, blocks)
+        self.push_clean(partition, np.sort(blocks))  # neighbours are handed out together, and listed shorter
 
     def _record_receipt(
         self, shard: int, result: ScrubResult, share: float, custodies: tuple[EndedRun, ...]

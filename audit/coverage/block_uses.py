@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
 from kvcustody.audit.database.snapshot import AsOf, is_in
-from kvcustody.audit.events.block_runs import Int64s
+from kvcustody.audit.events.block_runs import Int64s, name_blocks
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
 from kvcustody.audit.query.narrowed_holds import read_narrowed
 from kvcustody.audit.schema.erasures import erasure_effects
@@ -191,6 +191,7 @@ def uses_of(rows: UseRows) -> BlockUses:
     given = [np.full(len(part.owner), part is handed) for part in (opened, handed, joined)]
     written = np.concatenate((wrote_flag[wrote.owner], *given))
     blocks = np.concatenate([part.pairs.blocks for part in parts])
+    blocks = name_blocks(keys, blocks, keys[written], blocks[written])
     places = tuple(map(places_of, parts))
     return BlockUses(keys, blocks, written, released, hold_end, unasked_end, residency, tenants, places)
 

@@ -8,6 +8,7 @@ out.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from kvcustody.audit.coverage.block_uses import (
     ReceiptCells,
     unit_keys_of,
 )
-from kvcustody.audit.events.block_runs import Int64s
+from kvcustody.audit.events.block_runs import Int64s, name_blocks
 from kvcustody.audit.query.evidence_columns import Evidence
 
 VERDICTS = ("in_time", "late", "failed", "missing", "unproven")
@@ -104,6 +105,9 @@ def assess(
 ) -> JudgedUnits:
     """A verdict for every custody that ended (docs/audit/coverage.md): of the `chosen` rows of ends, where they are."""
     custodies = _first_ends(ends, chosen)
+    named = partial(name_blocks, known_keys=uses.keys, known_blocks=uses.blocks)
+    custodies = custodies._replace(blocks=named(custodies.keys, custodies.blocks))
+    cells = cells._replace(blocks=named(cells.keys, cells.blocks))
     totals, requests = _use_totals(ends, uses, custodies), _requests(asked, custodies)
     written = totals.writer < NEVER
     due = np.where(written, due_at(custodies, totals, requests), custodies.claimed)

@@ -23,6 +23,7 @@ from msgspec import UNSET
 from msgspec.structs import astuple
 
 from kvcustody.audit.events.block_run_text import Extents
+from kvcustody.audit.events.block_runs import EXACT, UNNAMED, is_plain
 from kvcustody.audit.events.leaf_schema import (
     DECODE,
     FOLDED,
@@ -185,11 +186,9 @@ class _Reading:
             said: dict[str, Sequence[Any]] = dict(
                 zip(item.keys, zip(*map(astuple, items), strict=True), strict=True)
             )
-            for name in item.moments:
-                said[name] = [
-                    0 if value is None else moments[owner] - int(value)
-                    for owner, value in zip(owners, said[name], strict=True)
-                ]
+            said["boot_us"] = _moments([moments[owner] for owner in owners], said["boot_us"])
+            for name in item.moments - {"boot_us"}:
+                said[name] = _moments(said["boot_us"], said[name])
             said["at_us"] = [
                 moment + offsets[owner] for owner, moment in zip(owners, said["boot_us"], strict=True)
             ]
@@ -248,6 +247,8 @@ def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
     if widths == {0}:
         return Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
     items = list(chain.from_iterable(lists))
+    if not is_plain(items):
+        return _any_extents(lists)
     firsts = numbers_of(list(map(itemgetter(0), items)))
     if min(firsts) < 0:
         raise LedgerError("has a run of a negative generation")
@@ -267,6 +268,40 @@ def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
     return made
 
 
+def _moments(since: Sequence[int], ago: Sequence[Any]) -> list[int]:
+    """Moments that items say."""
+    return [0 if value is None else moment - int(value) for moment, value in zip(since, ago, strict=True)]
+
+
+def _any_extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
+    """The same, where some are of a shorter form."""
+    made = Extents([], [], [])
+    for runs in lists:
+        found = [_extent(item) for item in runs]
+        total = sum(blocks for blocks, _, _ in found)
+        made.blocks.append(total)
+        made.low.append(min(low for _, low, _ in found) if total else 0)
+        made.high.append(max((high for _, _, high in found), default=-1))
+    return made
+
+
+def _extent(item: Sequence[Any]) -> tuple[int, int, int]:
+    """Blocks, lowest and highest generation of one encoded run; raises where `decode` could not read it."""
+    if is_plain([item]):
+        (first,), length = numbers_of([item[0]]), _length(item)
+        if first < 0:
+            raise LedgerError("has a run of a negative generation")
+        return length, first, first + length - 1 if first else 0
+    named, is_placed = (item[0], True) if item[0].__class__ is list else (item, False)
+    gaps, counts = named[1::2], named[2::2]
+    if len(gaps) != len(counts) or named[0] < 0 or gaps[0] < 1 or min(counts) < 1 or min(gaps) < 0:
+        raise LedgerError("has a list of generations of another form")
+    blocks, high = sum(counts), sum(named) - named[0] - 1
+    if high >= EXACT or (is_placed and (len(item) != 3 or _length([0, *item[1:]]) != blocks)):
+        raise LedgerError("has a run of another form")
+    return blocks, gaps[0], high
+
+
 def _length(item: Sequence[Any]) -> int:
     """The blocks of one encoded run; raises where `decode` could not read it, which would be too late."""
     _, deltas, counts, *pool = item
@@ -274,6 +309,6 @@ def _length(item: Sequence[Any]) -> int:
         raise LedgerError("has a run of another form")
     if counts and (len(counts) != len(deltas) or min(counts) < 1):
         raise LedgerError("has a run whose counts do not match its deltas")
-    if min(accumulate(map(mul, deltas, counts) if counts else deltas)) < 0:
+    if min(accumulate(map(mul, deltas, counts) if counts else deltas)) < UNNAMED:
         raise LedgerError("has a run of a negative block")
     return sum(counts) if counts else len(deltas)

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from kvcustody.audit.events.block_runs import EXACT, Runs
+from kvcustody.audit.events.block_runs import EXACT, FlatRuns, Runs, flatten
 from kvcustody.audit.events.leaf_schema import ints
 from kvcustody.errors import LedgerError
 
@@ -53,6 +53,58 @@ def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
     return [b"[%b]" % b",".join(islice(items, len(some))) for some in lists], _extents(lists)
 
 
+def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Extents]:
+    """The same in a shorter form (`block_runs`): named, or `placed`; a list that has none is as it was."""
+    flat = [runs.pairs() if isinstance(runs, FlatRuns) else flatten(runs) for runs in lists]
+    if not flat:
+        return [], Extents([], [], [])
+    owner = np.repeat(np.arange(len(flat)), [len(pairs.blocks) for pairs in flat])
+    pools, blocks, generations = (np.concatenate(column) for column in zip(*flat, strict=True))
+    order = np.lexsort((generations, pools, owner))
+    owner, pools, blocks, generations = (column[order] for column in (owner, pools, blocks, generations))
+    begins = np.ones(len(owner), np.bool_)  # a group: one pool of one list
+    begins[1:] = (owner[1:] != owner[:-1]) | (pools[1:] != pools[:-1])
+    steps = np.diff(generations, prepend=0)
+    has_none = (
+        (generations < 1) | (generations >= EXACT) | (pools < 0) | (blocks < 0) | (~begins & (steps < 1))
+    )
+    runs = np.flatnonzero(begins | (steps != 1))
+    counts = np.diff(runs, append=len(owner))
+    gaps = generations[runs].copy()
+    gaps[1:] -= np.where(begins[runs[1:]], 0, gaps[:-1] + counts[:-1])
+    numbers = np.column_stack((gaps, counts)).ravel().tolist()
+    groups = np.flatnonzero(begins)
+    of_run = [*(2 * np.searchsorted(runs, groups)).tolist(), len(numbers)]
+    ends = [*groups[1:].tolist(), len(owner)]
+    made: list[list[Any]] = [[] for _ in lists]
+    for number, (whose, pool) in enumerate(zip(owner[groups].tolist(), pools[groups].tolist(), strict=True)):
+        named = [pool, *numbers[of_run[number] : of_run[number + 1]]]
+        made[whose].append([named, *_coded(blocks[groups[number] : ends[number]])] if placed else named)
+    texts, extents = list(map(orjson.dumps, made)), _flat_extents(len(lists), owner, generations)
+    for each in np.unique(owner[has_none]).tolist():
+        (texts[each],), found = run_texts([lists[each]])
+        for column, (value,) in zip(extents, found, strict=True):
+            column[each] = value
+    return texts, extents
+
+
+def _coded(blocks: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Blocks as differences, run-length coded."""
+    steps = np.diff(blocks, prepend=0)
+    begins = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
+    if 2 * len(begins) > len(steps):
+        return steps.tolist(), []
+    return steps[begins].tolist(), np.diff(begins, append=len(steps)).tolist()
+
+
+def _flat_extents(size: int, owner: NDArray[np.int64], generations: NDArray[np.int64]) -> Extents:
+    low, high = np.full(size, 1 << 62), np.full(size, -1)
+    np.minimum.at(low, owner, generations)
+    np.maximum.at(high, owner, generations)
+    counts = np.bincount(owner, minlength=size)
+    return Extents(counts.tolist(), np.where(counts, low, 0).tolist(), high.tolist())
+
+
 def _items(
     blocks: Sequence[NDArray[np.int64]],
     firsts: Sequence[int],
@@ -83,7 +135,11 @@ def _items(
         if high - low == 2 and length > 2 and not pool and deltas[low + 1] == counts[low] == 1 and exact:
             yield _NEIGHBOURS % (first, deltas[low], length - 1)  # in order, what a pool gives first
             continue
-        item: list[Any] = [first, deltas[low:high], counts[low:high] if high - low != length else []]
+        if 2 * (high - low) > length:  # as long without counts, or longer with them
+            spelt = [delta for place in range(low, high) for delta in [deltas[place]] * counts[place]]
+            item: list[Any] = [first, spelt, []]
+        else:
+            item = [first, deltas[low:high], counts[low:high]]
         if pool:
             item.append(pool)
         yield orjson.dumps(item)

@@ -11,6 +11,11 @@
 Encoded form: `[generation, deltas, counts]`, with the pool appended when it is not 0. `deltas` are the
 differences of successive indices (the first from 0), run-length coded by `counts`; empty `counts` means
 that every count is 1, which is how scattered blocks avoid paying for counts they do not use.
+
+Two shorter forms are of all blocks of one pool together, whose generations are `[pool, first, count, gap, count, …]`,
+ascending, each gap from the end of the run before. *Named*: that alone, for blocks that an earlier leaf lists (rule 4);
+read, their indices are `UNNAMED`, until `name_blocks` finds them. *Placed*: `[generations, deltas, counts]`, for blocks
+that no leaf lists yet.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from numpy.typing import NDArray
 from kvcustody.errors import LedgerError
 
 EXACT = 1 << 53  # the first integer that JSON readers may round
+UNNAMED = -1  # the index of a block that a leaf names by its generation
 
 Int64s = NDArray[np.int64]
 
@@ -50,8 +56,60 @@ class Pairs(NamedTuple):
     generations: Int64s
 
 
+def plain_forms(item: Sequence[Any]) -> list[Sequence[Any]]:
+    """An encoded run as runs of the first form: itself, or those of a shorter one; raises `LedgerError`."""
+    try:
+        if isinstance(item[0], list):
+            named, deltas, counts = item
+        elif isinstance(item[1], list):
+            return [item]
+        else:
+            named, deltas, counts = item, None, None
+        if len(named) < 3 or not len(named) % 2 or min(named[2::2]) < 1 or named[0] < 0:
+            raise ValueError("its generations are malformed")
+        firsts, before = [], 0
+        for gap, count in zip(named[1::2], named[2::2], strict=True):
+            firsts.append(before + gap)
+            before = firsts[-1] + count
+        if min(firsts) < 1 or before > EXACT or min(named[3::2], default=0) < 0:
+            raise ValueError("its generations are malformed")
+        pool = [named[0]] if named[0] else []
+        if deltas is None:
+            return [
+                [first, [UNNAMED, 0] if count > 1 else [UNNAMED], [1, count - 1] if count > 1 else [], *pool]
+                for first, count in zip(firsts, named[2::2], strict=True)
+            ]
+        blocks = np.cumsum(np.repeat(np.array(deltas, np.int64), counts or 1)).tolist()
+        if counts and (len(counts) != len(deltas) or min(counts) < 1):
+            raise ValueError("counts do not match deltas")
+        if len(blocks) != sum(named[2::2]):
+            raise ValueError("it has other blocks than generations")
+        made, at = list[Sequence[Any]](), 0
+        for first, count in zip(firsts, named[2::2], strict=True):
+            mine = [0, *blocks[at : at + count]]
+            made.append([first, [after - low for low, after in itertools.pairwise(mine)], [], *pool])
+            at += count
+        return made
+    except (ValueError, TypeError, IndexError, OverflowError) as problem:
+        raise LedgerError(f"a run in a leaf is malformed: {problem}") from problem
+
+
+def encoded_blocks(item: Sequence[Any]) -> int:
+    """How many blocks an encoded run of any form has."""
+    if is_plain([item]):
+        return sum(item[2]) if item[2] else len(item[1])
+    return sum((item[0] if item[0].__class__ is list else item)[2::2])
+
+
+def is_plain(items: Sequence[Sequence[Any]]) -> bool:
+    """Whether every run is of the first form."""
+    return all(
+        len(item) > 1 and item[1].__class__ is list and item[0].__class__ is not list for item in items
+    )
+
+
 def decode(item: Sequence[Any]) -> Run:
-    """The run behind its canonical form; raises `LedgerError` where the form is malformed."""
+    """The run behind its canonical form, the first one; raises `LedgerError` where it is malformed."""
     try:
         generation, deltas, counts = int(item[0]), np.array(item[1], np.int64), item[2]
         pool = int(item[3]) if len(item) > 3 else 0
@@ -60,7 +118,7 @@ def decode(item: Sequence[Any]) -> Run:
                 raise ValueError("counts do not match deltas")
             deltas = np.repeat(deltas, counts)
         blocks = np.cumsum(deltas)
-        if generation < 0 or pool < 0 or len(item) > 4 or (len(blocks) and int(blocks.min()) < 0):
+        if generation < 0 or pool < 0 or len(item) > 4 or (len(blocks) and int(blocks.min()) < UNNAMED):
             raise ValueError("negative index, generation or pool")
     except (ValueError, TypeError, IndexError, OverflowError) as problem:
         raise LedgerError(f"a run in a leaf is malformed: {problem}") from problem
@@ -69,6 +127,18 @@ def decode(item: Sequence[Any]) -> Run:
 
 def decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
     """Many encoded runs laid flat at once, with the length of each; the bulk form of `decode`."""
+    try:
+        if is_plain(items):
+            return _decode_flat(items)
+        forms = list(map(plain_forms, items))
+    except (TypeError, LookupError) as problem:
+        raise LedgerError(f"a run in a leaf is malformed: {problem}") from problem
+    pairs, lengths = _decode_flat(list(chain.from_iterable(forms)))
+    widths = np.fromiter(map(len, forms), np.int64, len(forms))
+    return pairs, np.add.reduceat(lengths, np.cumsum(widths) - widths)
+
+
+def _decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
     if not items:
         nothing = np.empty(0, np.int64)
         return Pairs(nothing, nothing, nothing), nothing
@@ -179,6 +249,11 @@ class FlatRuns(Sequence[Run]):
         """How many there are."""
         return len(self._blocks)
 
+    def pairs(self) -> Pairs:
+        """Every (pool, block, generation), without a look at runs."""
+        blocks, generations = (np.asarray(column, np.int64) for column in (self._blocks, self._generations))
+        return Pairs(np.full(len(blocks), self._pool, np.int64), blocks, generations)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
@@ -189,3 +264,35 @@ class FlatRuns(Sequence[Run]):
 def block_count(runs: Runs) -> int:
     """How many blocks runs hold, without making any."""
     return runs.blocks if isinstance(runs, FlatRuns) else sum(len(run.blocks) for run in runs)
+
+
+def names_block(
+    items: Sequence[Sequence[Any]], block: int, generation: int, pool: int, *, by_index: bool = False
+) -> bool:
+    """Whether encoded runs hold a block at a generation; `by_index`: and say its index, not the generation alone."""
+    for run in map(decode, chain.from_iterable(map(plain_forms, items))):
+        place = generation - run.generation
+        if run.pool == pool and 0 <= place < len(run.blocks):
+            named = int(run.blocks[place])
+            if named == block or (named == UNNAMED and not by_index):
+                return True
+    return False
+
+
+def name_blocks(keys: Int64s, blocks: Int64s, known_keys: Int64s, known_blocks: Int64s) -> Int64s:
+    """The indices of blocks by the keys of their custodies, those that are `UNNAMED` from what is known of others.
+
+    What nothing names stays `UNNAMED`.
+    """
+    missing = np.flatnonzero(blocks == UNNAMED)
+    if not len(missing):
+        return blocks
+    listed = np.flatnonzero(known_blocks != UNNAMED)
+    if not len(listed):
+        return blocks
+    ordered = listed[np.argsort(known_keys[listed], kind="stable")]
+    place = np.minimum(np.searchsorted(known_keys[ordered], keys[missing]), len(ordered) - 1)
+    is_known = known_keys[ordered][place] == keys[missing]
+    made = blocks.copy()
+    made[missing[is_known]] = known_blocks[ordered][place][is_known]
+    return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kvcustody.audit.events.block_runs import encoded_blocks
 from kvcustody.audit.events.leaf_schema import ITEMS, ItemSchema
 
 CHANGED = "custody-changed"
@@ -30,7 +31,7 @@ def plain_bodies(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             number += 1
             made = head | {"kind": schema.name, "item": number} | _values(schema, item, moment)
             made["at_us"] = made["boot_us"] + offset_us
-            made["blocks"] = sum(sum(map(int, run[2])) if run[2] else len(run[1]) for run in made["runs"])
+            made["blocks"] = sum(map(encoded_blocks, made["runs"]))
             yield made
 
 
@@ -51,6 +52,8 @@ def runs_of_items(body: Mapping[str, Any]) -> list[Any]:
 
 def _values(schema: ItemSchema, item: Sequence[Any], moment: int) -> dict[str, Any]:
     made = dict(zip(schema.keys, item, strict=True))
-    for key in schema.moments:
-        made[key] = 0 if made[key] is None else moment - int(made[key])
+    for key in ("boot_us", *(schema.moments - {"boot_us"})):
+        made[key] = (
+            0 if made[key] is None else (moment if key == "boot_us" else made["boot_us"]) - int(made[key])
+        )
     return made

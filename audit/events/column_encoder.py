@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw
 from msgspec.structs import astuple, replace
 
-from kvcustody.audit.events.block_run_text import Extents, run_texts
+from kvcustody.audit.events.block_run_text import Extents, run_texts, short_texts
 from kvcustody.audit.events.block_runs import EXACT, Runs, split
 from kvcustody.audit.events.canonical_leaf import HANDOVER_BYTES_MAX, LEAF_BYTES_MAX, Context, PseudonymSource
 from kvcustody.audit.events.control_events import SigningKeyRecorded
@@ -25,6 +25,10 @@ from kvcustody.audit.events.registry import ROWS, SCHEMA, TOTALS, TRACE, log_of,
 from kvcustody.errors import LedgerError
 
 Item = tuple[int, Event]
+# Blocks that were listed when they were handed out are named by their generations. A receipt lists them again: that it
+# is of the very blocks is what it proves.
+_NAMES = frozenset({"residency-opened", "blocks-attached", "custody-ended"})
+_PLACES = frozenset({"residency-released", "blocks-released", "receipt"})
 _PIECE_TOKENS = 96
 _PARTS_DIGITS = 10
 _encode = msgspec.json.Encoder().encode
@@ -94,8 +98,11 @@ def _hold(made: _Said, events: Sequence[Event], context: Context) -> list[ItemCo
         owners = [place for place, width in enumerate(widths) for _ in range(width)]
         if list(own.columns["tenant"]) != [made.columns["tenant"][place] for place in owners]:
             raise LedgerError(f"`{key}` of another tenant has a leaf of its own")
+        said = own.columns["boot_us"]
         values = [
-            _before([moments[place] for place in owners], own.columns[name])
+            _before([moments[place] for place in owners], said)
+            if name == "boot_us"
+            else _before(said, own.columns[name])
             if name in schema.moments
             else own.values(kind, name)
             for name in schema.keys
@@ -116,6 +123,13 @@ def _before(moments: Sequence[int], values: Sequence[int]) -> list[Any]:
     return [ago if value else None for ago, value in zip(since, values, strict=True)]
 
 
+def _texts(schema: LeafSchema, key: str, lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
+    """Run lists in the form that a leaf of this kind has for them."""
+    if key == "runs" and schema.name in _NAMES:
+        return short_texts(lists, placed=False)
+    return short_texts(lists, placed=True) if schema.name in _PLACES else run_texts(lists)
+
+
 def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Said:
     fields = zip(*[astuple(event) for _, event in items], strict=True)
     columns: dict[str, Sequence[Any]] = {}
@@ -125,7 +139,7 @@ def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Sa
         try:
             columns[key] = value.column(column)
             if key in schema.lists:
-                texts, found[key] = run_texts(columns[key])
+                texts, found[key] = _texts(schema, key, columns[key])
                 said[key] = map(Raw, texts)
                 columns[TOTALS[key]] = found[key].blocks
         except (LedgerError, TypeError, ValueError, OverflowError) as problem:

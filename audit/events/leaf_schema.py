@@ -7,9 +7,9 @@
 3. Keys that nothing here knows are passed over, as a later version may have added them; whoever must refuse them
    compares bytes (`batch.read_leaves`).
 4. A leaf of several events of one tenant (`custody-changed`) has a list for each kind that it holds; an item is the
-   values of its event in the order of `ItemSchema.keys`, as the event's own leaf has them. Moments are in microseconds
-   before the leaf's `boot_us` (negative: after it), and null where the event has none. An event with a trace, or of
-   another incarnation, has a leaf of its own.
+   values of its event in the order of `ItemSchema.keys`, as the event's own leaf has them. Its own moment is in
+   microseconds before the leaf's `boot_us`, and every other in it before its own (negative: after it); null where the
+   event has none. An event with a trace, or of another incarnation, has a leaf of its own.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or_, select
 
 from kvcustody.audit.events import log_of
-from kvcustody.audit.events.block_runs import decode
+from kvcustody.audit.events.block_runs import names_block
 from kvcustody.audit.events.change_items import item_of
 from kvcustody.audit.schema.ledger import (
     attachments,
@@ -230,7 +230,7 @@ def block_history(
 ) -> tuple[BlockLeaf, ...]:
     """Everything recorded about one (block, generation), in time order, from the runs in the leaves."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
-    found = []
+    found, is_listed = [], False
     for table in (residencies, attachments, releases, custody_ends, receipts):
         number = table.c.item if "item" in table.c else literal(0)
         query = (
@@ -243,8 +243,12 @@ def block_history(
         )
         for row in connection.execute(query):
             body = item_of(orjson.loads(row.leaf), row.item)
-            if _names(body["runs"] + body.get("written", []), block, generation, pool):
+            runs = [*body["runs"], *body.get("written", ())]
+            is_listed |= names_block(runs, block, generation, pool, by_index=True)
+            if names_block(runs, block, generation, pool):
                 found.append(BlockLeaf(body["at_us"], body["kind"], row.name, row.idx, body))
+    if not is_listed:  # the generation is another block's
+        return ()
     return tuple(sorted(found, key=lambda leaf: (leaf.at_us, leaf.body["sequence"], leaf.body["part"])))
 
 
@@ -333,12 +337,3 @@ def _over_parts(table: Table, column: str) -> ColumnElement[Any]:
     of = table.alias()
     same = and_(of.c.incarnation == residencies.c.incarnation, of.c.residency == residencies.c.residency)
     return select(func.sum(of.c[column])).where(same).correlate(residencies).scalar_subquery()
-
-
-def _names(runs: list[Any], block: int, generation: int, pool: int) -> bool:
-    for item in runs:
-        run = decode(item)
-        place = generation - run.generation
-        if run.pool == pool and 0 <= place < len(run.blocks) and run.blocks[place] == block:
-            return True
-    return False

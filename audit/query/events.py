@@ -15,7 +15,6 @@ import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
@@ -24,7 +23,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, exist
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.events import log_of
-from kvcustody.audit.events.block_runs import decode
+from kvcustody.audit.events.block_runs import names_block
 from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.events.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.schema.ledger import (
@@ -427,12 +426,8 @@ def _among(body: Mapping[str, Any], keys: Sequence[str], value: str) -> bool:
 def _names(body: Mapping[str, Any], block: BlockRef) -> bool:
     if block.incarnation not in (body["incarnation"], body.get("of_incarnation")):
         return False
-    for item in chain(body.get("runs", ()), body.get("written", ())):
-        run = decode(item)
-        place = block.generation - run.generation
-        if run.pool == block.pool and 0 <= place < len(run.blocks) and run.blocks[place] == block.block:
-            return True
-    return False
+    items = [*body.get("runs", ()), *body.get("written", ())]
+    return names_block(items, block.block, block.generation, block.pool)
 
 
 def _row(name: str, row: Any) -> EventRow:

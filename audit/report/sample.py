@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Connection, select
 
+from kvcustody.audit.events.block_runs import UNNAMED
 from kvcustody.audit.query.evidence_columns import POOL_SHIFT, is_among
 from kvcustody.audit.report.population import CustodyPopulation, PopulationMember
 from kvcustody.audit.schema.ledger import events, logs
@@ -100,7 +101,8 @@ def _places(
         found: list[_Place] = []
         for rank, places in enumerate(lives[item.incarnation].places):
             flat = near[item.incarnation, rank]
-            flat = flat[(places.keys[flat] == key) & (places.blocks[flat] == item.block)]
+            flat = flat[places.keys[flat] == key]
+            flat = flat[np.isin(places.blocks[flat], (item.block, UNNAMED))]
             rows = np.unique(places.owner[flat])
             for log, idx in zip(places.logs[rows].tolist(), places.idx[rows].tolist(), strict=True):
                 if tenant is None or names[log] == f"tenant/{tenant}":

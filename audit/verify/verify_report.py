@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
-from kvcustody.audit.events.block_runs import decode_flat
+from kvcustody.audit.events.block_runs import UNNAMED, decode_flat
 from kvcustody.audit.events.change_items import runs_of_items
 from kvcustody.audit.report.model import SCHEMA
 from kvcustody.audit.report.population import draw
@@ -108,4 +109,4 @@ def _names(body: dict[str, Any], custody: dict[str, Any]) -> bool:
         [*body.get("runs", ()), *body.get("written", ()), *chain.from_iterable(runs_of_items(body))]
     )
     there = (pairs.pools == custody["pool"]) & (pairs.generations == custody["generation"])
-    return bool((there & (pairs.blocks == custody["block"])).any())
+    return bool((there & np.isin(pairs.blocks, (custody["block"], UNNAMED))).any())

@@ -60,7 +60,7 @@ class WriterSettings(NamedTuple):
     """Sizes and waits of a writer: `batch` events are committed together, four times as many when it is behind."""
 
     batch: int = 1000
-    interval_seconds: float = 0.01
+    interval_seconds: float = 0.05
     capacity: int = 65_536
     durable_seconds: float = 5.0
     retry_seconds: float = 0.5

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 OPEN = 1 << 62  # the release of a residency that was never released
@@ -66,9 +67,16 @@ class Use(NamedTuple):
     unasked: int
 
 
+NOWHERE = -1  # the index of a block that a leaf names by its generation alone
+
+
 def listed(runs: Iterable[list[Any]]) -> Iterator[tuple[Key, int]]:
     """((pool, generation), block) of each block of a run list; generation 0 never was in custody."""
-    for first, deltas, counts, *pool in runs:
+    for run in runs:
+        if isinstance(run[0], list) or not isinstance(run[1], list):
+            yield from short(run)
+            continue
+        first, deltas, counts, *pool = run
         block, generation = 0, int(first)
         for delta, count in zip(deltas, counts or [1] * len(deltas), strict=True):
             for _ in range(count):
@@ -76,6 +84,25 @@ def listed(runs: Iterable[list[Any]]) -> Iterator[tuple[Key, int]]:
                 if int(first):
                     yield ((pool[0] if pool else 0), generation), block
                 generation += 1
+
+
+def short(run: list[Any]) -> Iterator[tuple[Key, int]]:
+    """The same of a run whose generations are gaps and counts, with the blocks' differences where it has them."""
+    (pool, *spans), *placed = run if isinstance(run[0], list) else (run,)
+    generation, generations = 0, list[int]()
+    for gap, count in zip(spans[::2], spans[1::2], strict=True):
+        generations += range(generation + gap, generation + gap + count)
+        generation += gap + count
+    blocks = [NOWHERE] * len(generations)
+    if placed:
+        deltas, counts = placed
+        steps = [
+            delta
+            for delta, count in zip(deltas, counts or [1] * len(deltas), strict=True)
+            for _ in range(count)
+        ]
+        blocks = list(accumulate(steps))
+    yield from zip(((pool, each) for each in generations), blocks, strict=True)
 
 
 class Life:
@@ -88,6 +115,7 @@ class Life:
             Body(),
             defaultdict[str, list[Body]](list),
         )
+        self.handed: dict[Key, int] | None = None
 
     def at(self, body: Body) -> int:
         """When a leaf was written; a successor's by way of UTC."""
@@ -98,7 +126,24 @@ class Life:
     def named(self, kind: str, key: str = "runs") -> Iterator[tuple[Key, int, Body]]:
         for body in self.leaves[kind]:
             for each, block in listed(body.get(key, ())):
-                yield each, block, body
+                yield each, self.where(each, block), body
+
+    def where(self, key: Key, block: int) -> int:
+        """The index of a block, by who was handed it where a leaf names its generation alone."""
+        if block != NOWHERE:
+            return block
+        if self.handed is None:
+            self.handed = {}
+            for kind, name in (
+                ("residency-opened", "written"),
+                ("residency-released", "runs"),
+                ("blocks-released", "runs"),
+            ):
+                for body in self.leaves[kind]:
+                    if kind != "blocks-released" or body["own"]:
+                        for each, index in listed(body.get(name, ())):
+                            self.handed.setdefault(each, index)
+        return self.handed.get(key, NOWHERE)
 
     def people(self) -> dict[int, Body]:
         return {int(body["residency"]): body for body in self.leaves["residency-opened"] if body["part"] == 1}
@@ -175,7 +220,9 @@ class Life:
         return made
 
 
-ITEMS = (  # of a leaf that holds several: the list, the kind, what its places say; moments count back from the leaf's
+# Of a leaf that holds several: the list, the kind, what its places say. Moments count back from the item's own, and
+# that one from the leaf's.
+ITEMS = (
     ("released", "residency-released", "boot_us residency cause runs hold_boot_us"),
     ("passed", "blocks-released", "boot_us residency cause runs own hold_boot_us"),
     (
@@ -200,8 +247,9 @@ def items_of(body: Body) -> Iterator[Body]:
         for item in body.get(name, []):
             made = Body(body) | {"kind": kind, "part": 1, "parts": 1}
             for place, value in zip(places.split(), item, strict=True):
+                since = int((body if place == "boot_us" else made)["boot_us"])
                 ago = place.endswith("boot_us")
-                made[place] = (0 if value is None else int(body["boot_us"]) - int(value)) if ago else value
+                made[place] = (0 if value is None else since - int(value)) if ago else value
             made["at_us"] = int(body["at_us"]) - int(body["boot_us"]) + made["boot_us"]
             made["blocks"] = sum(1 for _ in listed(made["runs"]))
             yield made
@@ -251,11 +299,11 @@ class _Judge:
                 self.requests[key, block].append(asked[body["erasure"]])
         self.receipts: dict[Key, list[tuple[int, Body, int]]] = defaultdict(list)
         for body in life.leaves["receipt"]:
-            here = sum(sum(run[2]) if run[2] else len(run[1]) for run in body["runs"])
+            here = sum(1 for _ in listed(body["runs"]))
             total = int(body["blocks"])
             each = int(body["bytes"]) * here // total // here if here and total else 0
             for key, block in listed(body["runs"]):
-                self.receipts[key].append((block, body, each))
+                self.receipts[key].append((life.where(key, block), body, each))
 
     def run(self, now_us: int) -> Iterator[Custody]:
         firsts: dict[Key, tuple[int, Body]] = {}

@@ -117,7 +117,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "evicted early": ({"ended_us": 250, "due_us": 250}, "in_time"),
     "never recorded as written": ({"written": ()}, "unproven"),
-    "written elsewhere": ({"written": runs(1, 2, 3, 4)}, "unproven"),
+    "written elsewhere": ({"written": runs(1, 2, 3, 4)}, "failed"),  # the receipts are of other blocks
     "process death": ({"cause": PROCESS_DEATH}, "unproven"),
     "unknown level": ({"receipt": {"level": "hoped"}}, "failed"),
     "attached after the receipt": (

@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcustody.audit.events.block_run_text import run_texts
-from kvcustody.audit.events.block_runs import Run, decode, decode_flat, flatten, gather, split
+from kvcustody.audit.events.batch import extents as read_extents
+from kvcustody.audit.events.block_run_text import run_texts, short_texts
+from kvcustody.audit.events.block_runs import (
+    UNNAMED,
+    Run,
+    decode,
+    decode_flat,
+    flatten,
+    gather,
+    name_blocks,
+    plain_forms,
+    split,
+)
 from kvcustody.errors import LedgerError
 
 indices = st.one_of(
@@ -51,6 +62,46 @@ def test_bulk_decoding_equals_flattening(many: list[Run]) -> None:
         assert one.tolist() == other.tolist()
 
 
+@given(st.lists(st.lists(runs, max_size=4), min_size=1, max_size=4), st.booleans())
+def test_a_shorter_form_holds_the_same_custodies(many: list[list[Run]], placed: bool) -> None:
+    """Placed: the very blocks. Named: the generations, whose blocks are found where they were listed."""
+    texts, extents = short_texts([tuple(some) for some in many], placed=placed)
+    assert extents == read_extents([orjson.loads(text) for text in texts])
+    for text, some in zip(texts, many, strict=True):
+        found, _ = decode_flat(orjson.loads(text))
+        whole = flatten([run for run in some if len(run.blocks)])
+        assert sorted(zip(*map(np.ndarray.tolist, (found.pools, found.generations)), strict=True)) == sorted(
+            zip(*map(np.ndarray.tolist, (whole.pools, whole.generations)), strict=True)
+        )
+        if placed:
+            assert sorted(map(tuple, np.column_stack(found).tolist())) == sorted(
+                map(tuple, np.column_stack(whole).tolist())
+            )
+
+
+def test_named_blocks_are_found_where_they_were_listed() -> None:
+    keys, blocks = np.array([5, 7, 9, 7]), np.array([UNNAMED, 3, UNNAMED, UNNAMED])
+    made = name_blocks(keys, blocks, np.array([9, 7]), np.array([4, 8]))
+    assert made.tolist() == [
+        UNNAMED,
+        3,
+        4,
+        8,
+    ]  # what nobody listed stays as it is; what is said is not replaced
+
+
+@pytest.mark.parametrize(
+    "item",
+    [[0, 0, 1], [0, 5], [0, 5, 0], [-1, 5, 1], [0, 5, 1, -1, 1], [[0, 5, 2], [1], []], [[0, 5, 1], [-3], []]],
+)
+def test_malformed_shorter_forms_are_refused(item: list[object]) -> None:
+    with pytest.raises(LedgerError):
+        plain_forms(item)
+        read_extents([[item]])
+    with pytest.raises(LedgerError):
+        read_extents([[item]])
+
+
 @given(runs, st.integers(1, 20))
 def test_pieces_are_the_run(run: Run, tokens: int) -> None:
     pieces = [piece for piece in split(run, tokens) if len(piece.blocks)]
@@ -79,7 +130,7 @@ def test_contiguous_blocks_are_two_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "item", [[1, [1, 2], [1]], [1, [1], [0]], [1, [-1], []], ["x", [1], []], [1], [-1, [1], []]]
+    "item", [[1, [1, 2], [1]], [1, [1], [0]], [1, [-2], []], ["x", [1], []], [1], [-1, [1], []]]
 )
 def test_malformed_runs_are_refused(item: list[object]) -> None:
     with pytest.raises(LedgerError):

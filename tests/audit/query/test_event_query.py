@@ -13,7 +13,7 @@ from sqlalchemy import Engine, delete, insert, select
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from coverage_oracle import items_of
+from coverage_oracle import NOWHERE, items_of, listed
 
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import (
@@ -23,7 +23,6 @@ from kvcustody.audit.events import (
     KeyEvent,
     PolicyActivated,
 )
-from kvcustody.audit.events.block_runs import decode
 from kvcustody.audit.query import events as event_query
 from kvcustody.audit.query.events import (
     BlockRef,
@@ -95,22 +94,15 @@ def test_every_filter_is_a_scan_of_all_leaves(
     monkeypatch.setattr(event_query, "_WINDOW", 37)
     leaves = whole(any_store)
     ended = [each for row in leaves for each in items_of(row.body) if each["kind"] == "custody-ended"]
-    body = next(each for each in ended if each["runs"])
-    run = decode(body["runs"][0])
-    ref = BlockRef(writer.incarnation, int(run.blocks[0]), run.generation)
+    generation = next(each["runs"][0][1] for each in ended if each["runs"])
+    wiped = [each for row in leaves for each in items_of(row.body) if each["kind"] == "receipt"]
+    block = next(block for each in wiped for key, block in listed(each["runs"]) if key == (0, generation))
+    ref = BlockRef(writer.incarnation, block, generation)
     middle = sorted(row.at_us for row in leaves)[len(leaves) // 2]
 
     def touches(row: EventRow) -> bool:
-        runs = [
-            decode(item)
-            for each in items_of(row.body)
-            for item in each.get("runs", []) + each.get("written", [])
-        ]
-        return any(
-            0 <= ref.generation - one.generation < len(one.blocks)
-            and one.blocks[ref.generation - one.generation] == ref.block
-            for one in runs
-        )
+        runs = [run for each in items_of(row.body) for run in each.get("runs", []) + each.get("written", [])]
+        return any(key == (0, generation) and index in (block, NOWHERE) for key, index in listed(runs))
 
     cases: list[tuple[EventFilter, Any]] = [
         (EventFilter(), lambda row: True),
