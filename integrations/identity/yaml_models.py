@@ -14,13 +14,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.identity.principal import check_identifier
-from kvcustody.policies.document.problems import PolicyRejected, Problems, SourceMark
-from kvcustody.policies.document.yaml_nodes import Broken, MappingNode, Node, Scalar, SequenceNode, parse
+from kvcustody.policies.document.problems import PolicyRejected, Problems
+from kvcustody.policies.document.yaml_nodes import Scalar, mark_at, parse
 
 BYTES_MAX = 1 << 20
 
 Model = TypeVar("Model", bound="IdentityDocumentPart")
-_Place = tuple[str | int, ...]
 
 
 class IdentityDocumentPart(BaseModel):
@@ -65,29 +64,14 @@ def parse_document(model: type[Model], content: bytes, name: str) -> Model:
     except PolicyRejected as error:
         raise ConfigError(error.message.replace("the policy", "the document")) from None
     assert root is not None
-    marks: dict[_Place, SourceMark] = {}
-    data = _plain(root, (), marks)
     try:
-        return model.model_validate_json(json.dumps(data), strict=True)
+        return model.model_validate_json(json.dumps(root, default=_value), strict=True)
     except ValidationError as error:
-        found = sorted((_mark(problem["loc"], marks), _says(problem)) for problem in error.errors())
+        found = sorted(
+            (mark_at(root, problem["loc"], key=True), _says(problem)) for problem in error.errors()
+        )
         lines = [f"{name}:{mark.line}:{mark.column}: {text}" for mark, text in found]
         raise ConfigError("\n".join(lines)) from None
-
-
-def _plain(node: Node, place: _Place, marks: dict[_Place, SourceMark]) -> Any:
-    """The node as JSON values, the mark of each place noted."""
-    marks[place] = node.mark
-    assert not isinstance(node, Broken), "a document with a broken place has a problem"
-    if isinstance(node, SequenceNode):
-        return [_plain(item, (*place, index), marks) for index, item in enumerate(node.items)]
-    if isinstance(node, MappingNode):
-        found = {}
-        for key, value in node.entries:
-            found[key.text] = _plain(value, (*place, key.text), marks)
-            marks[(*place, key.text)] = key.mark
-        return found
-    return _value(node)
 
 
 def _value(scalar: Scalar) -> str | int | bool | None:
@@ -96,13 +80,6 @@ def _value(scalar: Scalar) -> str | int | bool | None:
     if scalar.kind == "boolean":
         return scalar.text.lower() == "true"
     return None if scalar.kind == "null" else scalar.text
-
-
-def _mark(place: _Place, marks: dict[_Place, SourceMark]) -> SourceMark:
-    """The nearest place that was written: a missing field is reported where its mapping begins."""
-    while place not in marks:
-        place = place[:-1]
-    return marks[place]
 
 
 def _says(problem: Any) -> str:

@@ -4,14 +4,16 @@ the way.
 1. Anchors, aliases, tags, merge keys, duplicate keys, second documents and forbidden characters are problems, never
    resolved; the places that carry them become `Broken` and are not complained about again.
 2. Size, node count and depth are bounded before a tree exists (a bomb costs what reading its text costs).
-3. A plain scalar that YAML 1.1 and 1.2 read differently (`no`, `22:30`, `0777`, `1_000`) is a problem wherever it
+3. Mappings and lists are dictionaries and lists, so that models are validated from the tree itself; a place in a
+   validation error leads to its mark (`mark_at`).
+4. A plain scalar that YAML 1.1 and 1.2 read differently (`no`, `22:30`, `0777`, `1_000`) is a problem wherever it
    stands.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +48,7 @@ _CAST = dict.fromkeys(("null", "Null", "NULL", "~", ""), "null")
 _CAST |= dict.fromkeys(("true", "True", "TRUE", "false", "False", "FALSE"), "boolean")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Scalar:
     """A scalar as written; `kind` is its YAML 1.2 core type: string, integer, boolean or null."""
 
@@ -55,23 +57,29 @@ class Scalar:
     mark: SourceMark
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceNode:
+class SequenceNode(list["Node"]):
     """A list of nodes."""
 
-    items: tuple[Node, ...]
-    mark: SourceMark
+    __slots__ = ("mark",)
+
+    def __init__(self, items: Iterable[Node], mark: SourceMark) -> None:
+        super().__init__(items)
+        self.mark = mark
 
 
-@dataclass(frozen=True, slots=True)
-class MappingNode:
-    """Fields in document order; keys are strings and unique."""
+class MappingNode(dict[str, "Node"]):
+    """Fields in document order; `keys_written` has each key as it stands, with its mark."""
 
-    entries: tuple[tuple[Scalar, Node], ...]
-    mark: SourceMark
+    __slots__ = ("keys_written", "mark")
+
+    def __init__(self, entries: Iterable[tuple[Scalar, Node]], mark: SourceMark) -> None:
+        entries = tuple(entries)
+        super().__init__((key.text, value) for key, value in entries)
+        self.keys_written = {key.text: key for key, _ in entries}
+        self.mark = mark
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Broken:
     """A place whose problem is already on record."""
 
@@ -79,6 +87,8 @@ class Broken:
 
 
 Node = Scalar | SequenceNode | MappingNode | Broken
+Place = tuple[str | int, ...]
+"""The fields and positions on the way to a value, as validation errors have them."""
 
 
 class _AbandonError(Exception):
@@ -219,7 +229,7 @@ class _Builder:
         items = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             items.append(self._node(event, depth + 1))
-        return SequenceNode(tuple(items), mark)
+        return SequenceNode(items, mark)
 
     def _map(self, mark: SourceMark, depth: int) -> Node:
         entries: dict[str, tuple[Scalar, Node]] = {}
@@ -233,7 +243,7 @@ class _Builder:
                 self._problems.add(key.mark, "KVP111", f"key {quote(key.text)} is already on line {first}")
                 continue
             entries[key.text] = (key, value)
-        return MappingNode(tuple(entries.values()), mark)
+        return MappingNode(entries.values(), mark)
 
     def _key(self, event: Any, depth: int) -> Scalar | None:
         if isinstance(event, yaml.ScalarEvent) and event.value == "<<" and not event.style:
@@ -262,5 +272,31 @@ def describe(node: Node) -> str:
     return "a list" if isinstance(node, SequenceNode) else "a mapping"
 
 
+def along(root: Node, place: Place) -> Iterator[tuple[Node, str | int]]:
+    """The containers on the way to a place, each with the step that is taken in it, as far as it was written."""
+    node = root
+    for step in place:
+        if isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node):
+            yield node, step
+            node = node[step]
+        elif isinstance(node, MappingNode) and isinstance(step, str):
+            yield node, step
+            if step not in node:
+                return
+            node = node[step]
+
+
+def mark_at(root: Node, place: Place, *, key: bool = False) -> SourceMark:
+    """Where a value stands, or its key; a missing field is where its mapping begins."""
+    mark = root.mark
+    for node, step in along(root, place):
+        if isinstance(node, SequenceNode) and isinstance(step, int):
+            mark = node[step].mark
+        elif isinstance(node, MappingNode) and isinstance(step, str) and step in node:
+            mark = node.keys_written[step].mark if key else node[step].mark
+    return mark
+
+
 def _mark(event: Any) -> SourceMark:
-    return SourceMark(event.start_mark.line + 1, event.start_mark.column + 1)
+    start = event.start_mark
+    return SourceMark(start.line + 1, start.column + 1)

@@ -1,1 +1,1 @@
-"""Reading a policy document into its typed form, one section a file; every complaint carries its place."""
+"""Reading a policy document: its declaration, and its typed form built from it; every complaint carries its place."""

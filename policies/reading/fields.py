@@ -1,291 +1,487 @@
-"""Typed fields out of nodes: each method takes a node, gives a value of its type, and records what is wrong
-with it.
+"""Types of fields: each is declared once, as what a document may say, what it is read as and what editors check.
 
-1. A method always returns a value of its type; after a problem it is a placeholder that no `Policy` will ever hold.
-2. A `Broken` node gives the placeholder in silence: its problem is already on record.
+1. A section is a `DocumentPart` with annotated fields; `read_section` validates a marked tree as one and records every
+   problem at its place. What the validation of one field refuses does not hide what is wrong elsewhere.
+2. After a problem the place is `Broken`, and is read as a placeholder that no `Policy` will ever hold. A place that
+   the YAML itself broke is read so in silence: its problem is already on record.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from fractions import Fraction
-from typing import TypeVar
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
-from kvcustody.errors import ConfigError
-from kvcustody.policies.document.problems import Problems, quote
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, core_schema
+
+from kvcustody.policies.document.problems import Problems, SourceMark, quote
 from kvcustody.policies.document.yaml_nodes import (
     HIDDEN,
     Broken,
     MappingNode,
     Node,
+    Place,
     Scalar,
     SequenceNode,
+    along,
     describe,
+    mark_at,
 )
-from kvcustody.tenants import OWN, Issuers
-
-T = TypeVar("T")
+from kvcustody.tenants import OWN
 
 RESERVED = frozenset({"*", "owner", "same-group", "default", "all", "none", "never", "any", "default-deny"})
+WHAT = "\0"  # in a message: what it speaks of
 _UNITS_US = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
-_DURATION = re.compile(r"(0|[1-9][0-9]{0,8})(ms|s|m|h|d)\Z")
-_DURATION_MAX_US = 3650 * _UNITS_US["d"]
-_PERCENTAGE = re.compile(r"(0|[1-9][0-9]{0,2})(?:\.([0-9]{1,4}))?%\Z")
-_FRACTION = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})\Z")
-_DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})\Z")
-_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-TENANT_FORM = r"[A-Za-z0-9][A-Za-z0-9._@:/-]{0,127}"
-ISSUER_FORM = r"[A-Za-z0-9._:@+=~,/!|'-]{1,128}"
-_TENANT = re.compile(rf"{TENANT_FORM}(\^{ISSUER_FORM})?\Z")
-_ISSUER = re.compile(rf"{ISSUER_FORM}\Z")
-_ROUTE = re.compile(r"(/[A-Za-z0-9._~@:{}-]+|/\*)+\Z")
-_HEX = re.compile(r"[0-9a-f]{64}\Z")
+_DURATION = r"(0|[1-9][0-9]{0,8})(ms|s|m|h|d)"
+_PERCENTAGE = r"(0|[1-9][0-9]{0,2})(\.([0-9]{1,4}))?%"
+_FRACTION = r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})"
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_ISSUER = r"[A-Za-z0-9._:@+=~,/!|'-]{1,128}"
+_ROUTE = r"(/[A-Za-z0-9._~@:{}-]+|/\*)+"
+_ROUNDS_MAX = 64
+
+M = TypeVar("M", bound="DocumentPart")
 
 
-class FieldReader:
-    """Reads nodes as typed values, adding to one list of problems."""
+class Wrong(NamedTuple):
+    """One thing wrong. `at` leads to it from where it is noticed; `near` is the word and those it may stand for; `what`
+    is a template as `DocumentPart.called` (empty: the name of the field)."""
 
-    def __init__(self, problems: Problems) -> None:
-        self.problems = problems
-        self.issuers = Issuers()  # those that the document lists
+    code: str
+    message: str
+    hint: str | None = None
+    near: tuple[str, tuple[str, ...]] | None = None
+    at: Place = ()
+    what: str = ""
 
-    def mapping(
-        self, node: Node, what: str, required: Iterable[str], optional: Iterable[str] = ()
-    ) -> dict[str, Node]:
-        """The fields of a mapping; complains of unknown and missing ones."""
-        if not isinstance(node, MappingNode):
-            self._wrong(node, f"{what} must be a mapping")
-            return {}
-        required = tuple(required)
-        known = (*required, *optional)
-        found: dict[str, Node] = {}
-        for key, value in node.entries:
-            if key.text in known:
-                found[key.text] = value
-            else:
-                hint = self.problems.near(key.text, known) or f"known fields are {', '.join(known)}"
-                self.problems.add(key.mark, "KVP301", f"unknown field {quote(key.text)} in {what}", hint)
-        for name in required:
-            if name not in found:
-                self.problems.add(node.mark, "KVP302", f"{what} has no field `{name}`")
-        return found
 
-    def entries(self, node: Node, what: str) -> tuple[tuple[Scalar, Node], ...]:
-        """The entries of a mapping whose keys are names chosen by the author."""
-        if isinstance(node, MappingNode):
-            return node.entries
-        self._wrong(node, f"{what} must be a mapping")
-        return ()
+def refused(*wrongs: Wrong) -> PydanticCustomError:
+    """What a validator raises."""
+    return PydanticCustomError("refused", "refused", {"wrongs": wrongs})
 
-    def items(self, node: Node, what: str, count_max: int) -> tuple[Node, ...]:
-        """The items of a list."""
-        if not isinstance(node, SequenceNode):
-            self._wrong(node, f"{what} must be a list")
-            return ()
-        if len(node.items) > count_max:
-            self.problems.add(
-                node.mark, "KVP307", f"{what} has `{len(node.items)}` entries, over {count_max}"
-            )
-            return ()
-        return node.items
 
-    def words(
-        self, node: Node, what: str, read: Callable[[Node], T], count_max: int = 10_000
-    ) -> tuple[T, ...]:
-        """One value or a list of different ones."""
-        nodes = node.items if isinstance(node, SequenceNode) else (node,)
-        if not nodes:
-            self.problems.add(node.mark, "KVP305", f"{what} is empty")
-        if len(nodes) > count_max:
-            self.problems.add(node.mark, "KVP307", f"{what} has `{len(nodes)}` entries, over {count_max}")
-            return ()
+@dataclass(frozen=True)
+class Reads:
+    """How a scalar is read: `read` gives the value of its text, or what is wrong with it.
+
+    With `keeps` the value is the scalar itself, where its mark is needed later.
+    """
+
+    kind: str
+    read: Callable[[str], Any]
+    placeholder: Any
+    schema: dict[str, Any] = field(hash=False)
+    kinds: tuple[str, ...] = ("string",)
+    what: str = ""
+    keeps: bool = False
+
+    def called(self, what: str) -> Reads:
+        """The same, called so in messages."""
+        return replace(self, what=what)
+
+    def __call__(self, node: object) -> Any:
+        """The value of a node."""
+        if isinstance(node, Scalar) and node.kind in self.kinds:
+            value = self.read(node.text)
+            if isinstance(value, Wrong):
+                raise refused(value._replace(what=value.what or self.what))
+            return node if self.keeps else value
+        if isinstance(node, Broken):
+            return Scalar("", "null", node.mark) if self.keeps else self.placeholder
+        raise refused(_not(self.kind, node, self.what))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return core_schema.no_info_plain_validator_function(self)
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        return dict(self.schema)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a list or a mapping is read: `read` is given its node and what validates the entries, of type `usual`."""
+
+    read: Callable[[Any, Callable[[Any], Any]], Any]
+    describe: Callable[[dict[str, Any], Any], dict[str, Any]]
+    usual: Any = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        entries = handler(source) if self.usual is None else handler.generate_schema(self.usual)
+        return core_schema.no_info_wrap_validator_function(self.read, entries)
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        return self.describe(handler(core), handler)
+
+
+def listed(
+    most: int = 10_000, *, distinct: bool = False, single: bool = False, kind: str = "a list", what: str = ""
+) -> Shape:
+    """A list; with `distinct` of different words and not empty, with `single` one may stand alone."""
+
+    def repeats(node: SequenceNode) -> Iterator[Wrong]:
+        if not node:
+            yield Wrong("KVP305", f"{WHAT} is empty", what=what)
         seen: set[str] = set()
-        values = []
-        for item in nodes:
+        for index, item in enumerate(node):
             if isinstance(item, Scalar) and item.text in seen:
-                self.problems.add(item.mark, "KVP305", f"{what} lists {quote(item.text)} twice")
+                yield Wrong("KVP305", f"{WHAT} lists {quote(item.text)} twice", at=(index,), what=what)
             elif isinstance(item, Scalar):
                 seen.add(item.text)
-            values.append(read(item))
-        return tuple(values)
 
-    def string(self, node: Node, what: str) -> str | None:
-        """A string, whatever it says; None after a problem."""
-        if isinstance(node, Scalar) and node.kind == "string":
-            return node.text
-        self._wrong(node, f"{what} must be a string")
-        return None
+    def read(node: Node, items: Callable[[Any], Any]) -> Any:
+        if isinstance(node, Broken):
+            return ()
+        if not isinstance(node, SequenceNode):
+            if single:
+                return items([node])
+            raise refused(_not(kind, node, what))
+        _check_count(node, most, what)
+        if distinct and (wrongs := tuple(repeats(node))):
+            raise refused(*wrongs)
+        return items(node)
 
-    def text(self, node: Node, what: str) -> str:
-        """One line for people to read."""
-        text = self.string(node, what)
-        if text is None:
-            return ""
-        if not text.strip() or len(text) > 500 or "\n" in text or "\r" in text:
-            self.problems.add(
-                node.mark, "KVP215", f"{what} {quote(text)} is not one line of 1 to 500 characters"
-            )
-        elif HIDDEN.search(text) or "\t" in text:
-            self._hidden(node, text, what)
-        return text
+    def describe(several: dict[str, Any], _: Any) -> dict[str, Any]:
+        several |= {"minItems": 1, "uniqueItems": True} if distinct else {}
+        several["maxItems"] = most
+        return {"anyOf": [several["items"], several]} if single else several
 
-    def identifier(self, node: Node, what: str) -> str:
-        """A name of a rule, grant, segment, group, classification or label."""
-        return self._name(
-            node, what, _IDENTIFIER, "use at most 64 ASCII letters, digits and `._-`, a letter or digit first"
-        )
+    return Shape(read, describe)
 
-    def tenant(self, node: Node, what: str) -> str:
-        """A tenant's name: its id, wider than an identifier because issuers choose it, and where there are several
-        issuers, `^` and its own."""
-        hint = "use at most 128 ASCII letters, digits and `._@:/-`, a letter or digit first; `^` goes before an issuer"
-        text = self._name(node, what, _TENANT, hint)
+
+def by_name(least: int = 0, most: int = 10_000) -> Shape:
+    """A mapping whose keys are names that the author chooses."""
+
+    def read(node: Node, entries: Callable[[Any], Any]) -> Any:
+        if isinstance(node, Broken):
+            return {}
+        if not isinstance(node, MappingNode):
+            raise refused(_not("a mapping", node))
+        if len(node) < least:
+            raise refused(Wrong("KVP305", f"{WHAT} is empty"))
+        _check_count(node, most)
+        return entries(node)
+
+    count = {"minProperties": least, "maxProperties": most}
+    return Shape(read, lambda entries, _: entries | count)
+
+
+def either(usual: Any, other: Reads | type[DocumentPart], *words: str) -> Shape:
+    """Another form of a value beside the usual one: that of mappings, or of scalars, or of some words."""
+
+    def read(node: Node, usually: Callable[[Any], Any]) -> Any:
+        if not isinstance(other, Reads):
+            return other.model_validate(node) if isinstance(node, MappingNode) else usually(node)
+        if isinstance(node, Scalar) and (not words or node.text in words):
+            return other(node)
+        return usually(node)
+
+    def describe(usually: dict[str, Any], handler: Any) -> dict[str, Any]:
+        more = other.schema if isinstance(other, Reads) else handler(other.__pydantic_core_schema__)
+        return {"anyOf": [*usually.get("anyOf", [usually]), more]}
+
+    return Shape(read, describe, usual)
+
+
+def _check_count(node: SequenceNode | MappingNode, most: int, what: str = "") -> None:
+    if len(node) > most:
+        raise refused(Wrong("KVP307", f"{WHAT} has `{len(node)}` entries, over {most}", what=what))
+
+
+class DocumentPart(BaseModel):
+    """Base of every mapping with known fields. `called` is what messages call it: `{0}` is the name it stands under,
+    `{1}` the one above, `{tenant}` tells a tenant's own, and `{id}` is that of the entry which it is part of."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    called: ClassVar[str]
+    __slots__ = ("node",)  # a private attribute of pydantic's would cost what the rest of a section does
+    if TYPE_CHECKING:
+        node: MappingNode
+
+    @property
+    def mark(self) -> SourceMark:
+        """Where the section begins."""
+        return self.node.mark
+
+    def at(self, *place: str) -> SourceMark:
+        """Where the value of a field stands, or of an entry in it."""
+        return mark_at(self.node, place)
+
+    def keys_of(self, name: str) -> Iterable[Scalar]:
+        """The keys of a mapping by name, with their marks."""
+        node = self.node.get(name)
+        return node.keys_written.values() if isinstance(node, MappingNode) else ()
+
+    def _wrongs(self) -> Iterable[Wrong]:
+        """What is wrong among the fields of the section, where each by itself is sound."""
+        return ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, node: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        known, required = field_names(cls)
+        if isinstance(node, Broken):
+            node = MappingNode(((Scalar(name, "string", node.mark), node) for name in required), node.mark)
+        if not isinstance(node, MappingNode):
+            raise refused(_not("a mapping", node, cls.called))
+        fields: Mapping[str, Node] = node
+        if not (required <= node.keys() <= known.keys()):
+            if wrongs := tuple(_strangers(cls, node)):
+                raise refused(*wrongs)
+            fields = {name: node[name] for name in known if name in node}
+        section = handler(fields)
+        object.__setattr__(section, "node", node)
+        if (wrongs := tuple(section._wrongs())) and sound(node):
+            raise refused(*wrongs)
+        return section
+
+
+@cache
+def field_names(section: type[DocumentPart]) -> tuple[dict[str, None], frozenset[str]]:
+    """The fields of a section as a document writes them, the required ones first; and the required ones."""
+    named = [(told.alias or name, told.is_required()) for name, told in section.model_fields.items()]
+    named.sort(key=lambda pair: not pair[1])
+    return {name: None for name, _ in named}, frozenset(name for name, required in named if required)
+
+
+def _strangers(section: type[DocumentPart], node: MappingNode) -> Iterator[Wrong]:
+    known, required = field_names(section)
+    hint = f"known fields are {', '.join(known)}"
+    for name, value in node.items():
+        if name not in known and not isinstance(value, Broken):
+            message = f"unknown field {quote(name)} in {WHAT}"
+            yield Wrong("KVP301", message, hint, (name, tuple(known)), (name,), section.called)
+    for name in known:
+        if name in required and name not in node:
+            yield Wrong("KVP302", f"{WHAT} has no field `{name}`", at=(name,), what=section.called)
+
+
+def _not(kind: str, node: object, what: str = "") -> Wrong:
+    assert isinstance(node, Scalar | SequenceNode | MappingNode)
+    return Wrong("KVP205", f"{WHAT} must be {kind}, not {describe(node)}", what=what)
+
+
+def sound(node: Node | None) -> bool:
+    """True where nothing in it is broken."""
+    if isinstance(node, MappingNode):
+        return all(map(sound, node.values()))
+    return all(map(sound, node)) if isinstance(node, SequenceNode) else not isinstance(node, Broken)
+
+
+def read_section(section: type[M], root: Node, problems: Problems) -> M:
+    """The section that a tree holds, whatever is wrong with it: every problem is recorded, and its place broken."""
+    for _ in range(_ROUNDS_MAX):  # what is wrong between fields shows when each of them is read
         try:
-            return self.issuers.resolve(text) if text else ""
-        except ConfigError as error:
-            self.problems.add(node.mark, "KVP413", error.message)
-            return ""
+            return section.model_validate(root)
+        except ValidationError as error:
+            for found in error.errors(include_url=False, include_input=False):
+                for wrong in found["ctx"]["wrongs"]:
+                    _record(root, found["loc"], wrong, problems)
+                    root = _broken(root, (*found["loc"], *wrong.at))
+    raise AssertionError("a refused place is broken, and a broken one is not refused")
 
-    def issuer(self, node: Node, what: str) -> str:
-        """Who vouches for tenants, as principals name it."""
-        hint = "use at most 128 ASCII letters, digits and `._:@+=~,/!|'-`; an identity document may give it a `name`"
-        name = self._name(node, what, _ISSUER, hint)
-        if name == OWN:
-            self.problems.add(node.mark, "KVP207", f"{what} {quote(name)} is a reserved word")
-        return name
 
-    def integer(self, node: Node, what: str, low: int, high: int) -> int:
-        """A decimal integer within bounds."""
-        if not isinstance(node, Scalar) or node.kind != "integer":
-            self._wrong(node, f"{what} must be an integer")
-            return low
-        if len(node.text) > 18 or not low <= int(node.text) <= high:
-            self.problems.add(node.mark, "KVP214", f"{what} {quote(node.text)} is not in {low}..{high}")
-            return low
-        return int(node.text)
+def _record(root: Node, place: Place, wrong: Wrong, problems: Problems) -> None:
+    names = [quote(step) for step in reversed(place) if isinstance(step, str)]
+    above = [node["id"] for node, _ in along(root, place) if isinstance(node, MappingNode) and "id" in node]
+    told = {
+        "id": quote(getattr(above[-1], "text", "") if above else ""),
+        "tenant": "tenant " if place[:1] == ("tenants",) else "",
+    }
+    mark = mark_at(root, (*place, *wrong.at), key=wrong.code == "KVP301")
+    complain(problems, mark, wrong, (wrong.what or "{0}").format(*names, **told))
 
-    def boolean(self, node: Node, what: str) -> bool:
-        """`true` or `false`."""
-        if isinstance(node, Scalar) and node.kind == "boolean":
-            return node.text.lower() == "true"
-        self._wrong(node, f"{what} must be `true` or `false`")
-        return False
 
-    def choice(self, node: Node, what: str, choices: dict[str, T]) -> T:
-        """One of a few words."""
-        first = next(iter(choices.values()))
-        text = self.string(node, what)
-        if text is None or text in choices:
-            return choices.get(text or "", first)
-        hint = self.problems.near(text, choices) or f"choices are {', '.join(choices)}"
-        self.problems.add(node.mark, "KVP208", f"{what} {quote(text)} is not a choice", hint)
-        return first
+def complain(problems: Problems, mark: SourceMark, wrong: Wrong, what: str) -> None:
+    """Record what is wrong with `what`."""
+    hint = problems.near(*wrong.near) if wrong.near else None
+    problems.add(mark, wrong.code, wrong.message.replace(WHAT, what), hint or wrong.hint)
 
-    def duration_us(self, node: Node, what: str, *, positive: bool = False) -> int:
-        """`250ms`, `30m`, `8h`, `7d`, `0s` as microseconds; at most ten years."""
-        text = self._plain(node, what, "a duration")
-        if text is None:
-            return 1
-        match = _DURATION.match(text)
+
+def _broken(root: Node, place: Place) -> Node:
+    """The tree with a place broken."""
+    broken = Broken(mark_at(root, place))
+    steps = list(along(root, place))
+    if not steps:
+        return broken
+    container: Any = steps[-1][0]
+    container[steps[-1][1]] = broken
+    return root
+
+
+def _text(text: str) -> str | Wrong:
+    if not text.strip() or len(text) > 500 or "\n" in text or "\r" in text:
+        return Wrong("KVP215", f"{WHAT} {quote(text)} is not one line of 1 to 500 characters")
+    return _hidden(text) or text
+
+
+def _hidden(text: str) -> Wrong | None:
+    found = None if text.isprintable() else next((c for c in text if c == "\t" or HIDDEN.match(c)), None)
+    return Wrong("KVP104", f"{WHAT} {quote(text)} holds character `U+{ord(found):04X}`") if found else None
+
+
+def _duration(least: int) -> Callable[[str], int | Wrong]:
+    @lru_cache(4096)  # a document says few different ones, often
+    def read(text: str) -> int | Wrong:
+        match = re.fullmatch(_DURATION, text)
         value = int(match[1]) * _UNITS_US[match[2]] if match else -1
-        if not 0 <= value <= _DURATION_MAX_US:
-            self.problems.add(node.mark, "KVP209", f"{what} {quote(text)} is not a duration of at most 3650d")
-            return 1
-        if positive and value == 0:
-            self.problems.add(node.mark, "KVP506", f"{what} is {quote(text)}")
-            return 1
-        return value
+        if not 0 <= value <= 3650 * _UNITS_US["d"]:
+            return Wrong("KVP209", f"{WHAT} {quote(text)} is not a duration of at most 3650d")
+        return value if value >= least else Wrong("KVP506", f"{WHAT} is {quote(text)}")
 
-    def percentage(self, node: Node, what: str) -> Fraction:
-        """`20%` or `12.5%` as an exact fraction."""
-        text = self._plain(node, what, "a percentage")
-        if text is None:
-            return Fraction(0)
-        match = _PERCENTAGE.match(text)
-        value = Fraction(f"{match[1]}.{match[2] or 0}") / 100 if match else Fraction(2)
-        if value > 1:
-            self.problems.add(
-                node.mark, "KVP210", f"{what} {quote(text)} is not a percentage of at most 100%"
-            )
-            return Fraction(0)
-        return value
+    return read
 
-    def share(self, node: Node, what: str) -> Fraction:
-        """`all`, `none` or `1/64` as an exact fraction."""
-        text = self._plain(node, what, "a share")
-        if text is None or text in ("all", "none"):
-            return Fraction(text == "all")
-        match = _FRACTION.match(text)
-        if match is None or int(match[1]) >= int(match[2]):
-            self.problems.add(node.mark, "KVP211", f"{what} {quote(text)} is not a share")
-            return Fraction(0)
-        return Fraction(int(match[1]), int(match[2]))
 
-    def date_us(self, node: Node, what: str) -> int:
-        """The instant at which a UTC day begins, in microseconds since the Unix epoch."""
-        text = self._plain(node, what, "a date")
-        if text is None:
-            return 0
-        match = _DATE.match(text)
-        try:
-            day = dt.date(*(int(part) for part in match.groups())) if match else None
-        except ValueError:
-            day = None
-        if day is None or not 1970 <= day.year <= 2199:
-            self.problems.add(node.mark, "KVP212", f"{what} {quote(text)} is not a date")
-            return 0
-        return (day - dt.date(1970, 1, 1)).days * _UNITS_US["d"]
+@lru_cache(4096)
+def _percentage(text: str) -> Fraction | Wrong:
+    value = Fraction(text[:-1]) / 100 if re.fullmatch(_PERCENTAGE, text) else Fraction(2)
+    return (
+        value if value <= 1 else Wrong("KVP210", f"{WHAT} {quote(text)} is not a percentage of at most 100%")
+    )
 
-    def digest(self, node: Node, what: str, prefix: str) -> str:
-        """A prefixed digest of 64 lower-case hex digits; the digits alone are returned."""
-        text = self.string(node, what)
-        if text is None:
-            return ""
-        digits = text.removeprefix(prefix)
-        if not text.startswith(prefix) or not _HEX.match(digits):
-            self.problems.add(
-                node.mark, "KVP213", f"{what} {quote(text)} is not `{prefix}` and 64 hex digits"
-            )
-        return digits
 
-    def route(self, node: Node, what: str) -> str:
-        """A path pattern; `*` is one whole segment, at the end any number of them."""
-        text = self.string(node, what)
-        if text is None:
-            return "/"
-        if len(text) > 256 or not _ROUTE.match(text) or "/../" in text + "/" or "/./" in text + "/":
-            self.problems.add(node.mark, "KVP216", f"{what} {quote(text)} is not a route")
-        return text
+def _share(text: str) -> Fraction | Wrong:
+    if text in ("all", "none"):
+        return Fraction(text == "all")
+    share = Fraction(text) if re.fullmatch(_FRACTION, text) else Fraction(1)
+    return share if share < 1 else Wrong("KVP211", f"{WHAT} {quote(text)} is not a share")
 
-    def _name(self, node: Node, what: str, pattern: re.Pattern[str], hint: str) -> str:
-        text = self.string(node, what)
-        if text is None:
-            return ""
-        if text in RESERVED:
-            self.problems.add(node.mark, "KVP207", f"{what} {quote(text)} is a reserved word")
-        elif HIDDEN.search(text) or "\t" in text:
-            self._hidden(node, text, what)
-        elif not pattern.match(text):
-            self.problems.add(node.mark, "KVP206", f"{what} {quote(text)} is not an identifier", hint)
-        else:
+
+@lru_cache(4096)
+def _date(text: str) -> int | Wrong:
+    try:
+        day = dt.date.fromisoformat(text) if re.fullmatch(_DATE, text) else dt.date.min
+    except ValueError:
+        day = dt.date.min
+    if not 1970 <= day.year <= 2199:
+        return Wrong("KVP212", f"{WHAT} {quote(text)} is not a date")
+    return (day - dt.date(1970, 1, 1)).days * _UNITS_US["d"]
+
+
+def _route(text: str) -> str | Wrong:
+    if len(text) > 256 or not re.fullmatch(_ROUTE, text) or "/../" in text + "/" or "/./" in text + "/":
+        return Wrong("KVP216", f"{WHAT} {quote(text)} is not a route")
+    return text
+
+
+def _pattern(pattern: str, description: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^({pattern})$", "description": description, **more}
+
+
+def _name(pattern: str, description: str, hint: str, what: str = "", *reserved: str) -> Reads:
+    match = re.compile(rf"{pattern}\Z").match
+
+    def read(text: str) -> str | Wrong:
+        if text in RESERVED or text in reserved:
+            return Wrong("KVP207", f"{WHAT} {quote(text)} is a reserved word")
+        if match(text):
             return text
-        return ""
+        return _hidden(text) or Wrong("KVP206", f"{WHAT} {quote(text)} is not an identifier", hint)
 
-    def _hidden(self, node: Node, text: str, what: str) -> None:
-        character = next(c for c in text if c == "\t" or HIDDEN.match(c))
-        self.problems.add(
-            node.mark, "KVP104", f"{what} {quote(text)} holds character `U+{ord(character):04X}`"
-        )
+    return Reads("a string", read, "", _pattern(pattern, description), what=what, keeps=True)
 
-    def _plain(self, node: Node, what: str, kind: str) -> str | None:
-        """A scalar's text, even where it looks like a number: the message then says which unit is missing."""
-        if isinstance(node, Scalar) and node.kind in ("string", "integer"):
-            return node.text
-        self._wrong(node, f"{what} must be {kind}")
-        return None
 
-    def _wrong(self, node: Node, message: str) -> None:
-        if not isinstance(node, Broken):
-            self.problems.add(node.mark, "KVP205", f"{message}, not {describe(node)}")
+def _measure(
+    kind: str, read: Callable[[str], Any], placeholder: Any, pattern: str, description: str, *examples: str
+) -> Reads:
+    """A bare number is refused for its missing unit, not for its type."""
+    shown = _pattern(pattern, description, examples=list(examples))
+    return Reads(kind, read, placeholder, shown, ("string", "integer"))
+
+
+def choice(words: Mapping[str, Any] | Iterable[Enum]) -> Reads:
+    """One of a few words; the first is the placeholder."""
+    choices = dict(words) if isinstance(words, Mapping) else {word.name.lower(): word for word in words}
+
+    def read(text: str) -> Any:
+        if text in choices:
+            return choices[text]
+        message = f"{WHAT} {quote(text)} is not a choice"
+        return Wrong("KVP208", message, f"choices are {', '.join(choices)}", (text, tuple(choices)))
+
+    return Reads("a string", read, next(iter(choices.values())), {"enum": list(choices)})
+
+
+def constant(value: str) -> Reads:
+    """The schema of a document."""
+
+    def read(text: str) -> str | Wrong:
+        message = f"schema {quote(text)} is not `{value}`"
+        return text if text == value else Wrong("KVP303", message, f"write `schema: {value}`")
+
+    return Reads("a string", read, value, {"const": value})
+
+
+def integer(low: int, high: int) -> Reads:
+    """A decimal integer within bounds."""
+
+    def read(text: str) -> int | Wrong:
+        if len(text) > 18 or not low <= int(text) <= high:
+            return Wrong("KVP214", f"{WHAT} {quote(text)} is not in {low}..{high}")
+        return int(text)
+
+    return Reads("an integer", read, low, {"type": "integer", "minimum": low, "maximum": high}, ("integer",))
+
+
+def hex_digest(prefix: str) -> Reads:
+    """A prefixed digest of 64 lower-case hex digits; the digits alone are the value."""
+
+    def read(text: str) -> str | Wrong:
+        if re.fullmatch(rf"{prefix}[0-9a-f]{{64}}", text):
+            return text.removeprefix(prefix)
+        return Wrong("KVP213", f"{WHAT} {quote(text)} is not `{prefix}` and 64 hex digits")
+
+    return Reads("a string", read, "", _pattern(f"{prefix}[0-9a-f]{{64}}", "A digest"))
+
+
+def told(description: str, default: Any = ..., alias: str | None = None) -> Any:
+    """A field with what it is for; without a default it is required."""
+    if default == {}:  # a mutable default would be copied each time
+        return Field(default_factory=dict, description=description, alias=alias)
+    return Field(default, description=description, alias=alias)
+
+
+STRING = Reads("a string", str, None, {"type": "string"})
+TEXT = Reads(
+    "a string", _text, "", _pattern(r"[^\n\r\t]+", "One line for people", minLength=1, maxLength=500)
+)
+TRUTH = Reads(
+    "`true` or `false`", lambda text: text.lower() == "true", None, {"type": "boolean"}, ("boolean",)
+)
+IDENTIFIER = _name(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+    "A name: ASCII letters, digits and ._-",
+    "use at most 64 ASCII letters, digits and `._-`, a letter or digit first",
+)
+TENANT = _name(
+    rf"[A-Za-z0-9][A-Za-z0-9._@:/-]{{0,127}}(\^{_ISSUER})?",
+    "A tenant's id, compared byte for byte; with several issuers, `^` and its own",
+    "use at most 128 ASCII letters, digits and `._@:/-`, a letter or digit first; `^` goes before an issuer",
+    "tenant",
+)
+ISSUER = _name(
+    _ISSUER,
+    "An issuer, as principals name it",
+    "use at most 128 ASCII letters, digits and `._:@+=~,/!|'-`; an identity document may give it a `name`",
+    "issuer",
+    OWN,
+)
+NAMED = Reads("a string", str, "", IDENTIFIER.schema, keeps=True)  # it is looked up where it is declared
+DURATION = _measure("a duration", _duration(0), 1, _DURATION, "A duration", "0s", "250ms", "30m", "8h", "7d")
+POSITIVE = replace(DURATION, read=_duration(1))
+PERCENTAGE = _measure("a percentage", _percentage, Fraction(0), _PERCENTAGE, "A percentage", "20%", "12.5%")
+SHARE = _measure("a share", _share, Fraction(0), f"all|none|{_FRACTION}", "A share", "all", "none", "1/64")
+DATE = _measure("a date", _date, None, _DATE, "A UTC date; an end is exclusive, at 00:00", "2027-03-31")
+ROUTE = Reads("a string", _route, "/", _pattern(_ROUTE, "A path", maxLength=256))
+
+Text = Annotated[str, TEXT]
+Date = Annotated[int | None, DATE]
+Duration = Annotated[int, DURATION]
+Positive = Annotated[int, POSITIVE]
+Percentage = Annotated[Fraction, PERCENTAGE]
+Truth = Annotated[bool | None, TRUTH]

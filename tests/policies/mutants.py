@@ -11,9 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kvcustody.policies.document.model import Grant, Policy, Relation, Rule, RuleEffect, Via
-from kvcustody.policies.document.problems import Problems, SourceMark
-from kvcustody.policies.document.yaml_nodes import Scalar
-from kvcustody.policies.reading.fields import FieldReader
+from kvcustody.policies.reading.fields import DATE
 from kvcustody.policies.reading.load_policy import load_policy
 
 DAY = 86_400_000_000
@@ -131,7 +129,7 @@ def cast(rng: random.Random, declare) -> Cast:
 
 
 def date(text):
-    return FieldReader(Problems("")).date_us(Scalar(text, "string", SourceMark(1, 1)), "date")
+    return DATE.read(text)
 
 
 MAY, JULY, FEBRUARY = (date(f"2026-0{m}-15") for m in (5, 7, 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvcustody.policies.document.model import Policy, TenantPolicy
-from kvcustody.policies.reading.tenants import percent
+from kvcustody.policies.reading.sections import percent
 from kvcustody.policies.workbench.diff.model import SettingChange
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from kvcustody.policies.document.model import EvictionKind, Offload, Policy, Tier
 from kvcustody.policies.document.problems import quote
-from kvcustody.policies.reading.eviction import PRIORITY_DEFAULT
+from kvcustody.policies.reading.sections import PRIORITY_DEFAULT
 from kvcustody.policies.workbench.lint.dead_rules import Finding
 
 _CODE = "KVP761"

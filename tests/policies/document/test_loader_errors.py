@@ -227,6 +227,25 @@ CASES = [
     ),
     case("guaranteed-over-cap", "guaranteed: 20%, cap: 60%", "guaranteed: 20%, cap: 10%"),
     case("default-unbounded", ", tenants_max: 20", ""),
+    case("one-tenant-for-a-list", "tenants: [acme, labs]", "tenants: acme"),
+    case(
+        "audit-unknown-field",
+        "own_hits: aggregate}\n",
+        "own_hits: aggregate}\n  by_classification: {high: {own_hit: deny}}\n",
+    ),
+    case(
+        "a-broken-share-has-no-consequence",
+        "labs: {}",
+        "labs: {quota: {guaranteed: 10%, cap: 1:30}}",
+        base=STRICT,
+    ),
+    case(
+        "two-in-one-grant",
+        "reader: labs\n    at_most: mid",
+        'reader: "*"\n    at_mots: mid\n    at_most: mit',
+    ),
+    case("label-of-another-type", "labels: {region: eu}", "labels: {region: [eu]}"),
+    case("rule-term-unknown", "{reader: owner}", "{raeder: owner}"),
 ]
 
 
@@ -295,6 +314,26 @@ def test_all_problems_are_collected_and_ordered():
     )
     places = [(p.line, p.column) for p in rejected(text).problems]
     assert len(places) == 3 and places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("cap: 60%", "cup: 60%", "KVP302"),
+        ("tokens: 512", "tokens: 0777", "KVP204"),
+        ("reader: labs", "reader: 7", "KVP205"),
+        ("policy: lru", "policy: lur", "KVP208"),
+    ],
+)
+def test_one_problem_hides_no_other(old, new, code):
+    """Neither in its own section nor in another; and what stands in for it is not complained about."""
+    alone = rejected(BASE.replace(old, new)).problems
+    text = BASE.replace(old, new).replace("at_most: mid", "at_most: mit").replace("idle: 30m", "idle: 9h")
+    text = text.replace("name: base\n", "name: base\nissuers: [corp, partner]\n")
+    found = rejected(text)
+    codes = {problem.code for problem in found.problems}
+    assert code in {problem.code for problem in alone} and {problem.code for problem in alone} <= codes
+    assert {"KVP402", "KVP413", "KVP505"} <= codes and "``" not in str(found)
 
 
 def test_problems_are_capped_and_the_rest_counted():
