@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 from two_worlds import AUC_GATE, BLOCK, World, auc, compare, everyone, strict, table, tokens
 
+from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.governance.admission_outcome import Admission
 
 # victim, attacker: (tenant, subject)
@@ -279,5 +280,7 @@ def test_own_log_differs_in_pool_wide_numbers_and_in_nothing_else() -> None:
 
 
 def _plain(value: object) -> object:
-    blocks = getattr(value, "blocks", None)
-    return (blocks.tolist(), value.generations.tolist()) if blocks is not None else value  # type: ignore[attr-defined]
+    if not isinstance(value, FlatRuns):
+        return value
+    _, blocks, generations = value.pairs()
+    return blocks.tolist(), generations.tolist()

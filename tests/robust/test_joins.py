@@ -16,6 +16,7 @@ from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import BlocksAttached, Event
+from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.schema.ledger import attachments, events
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor import sequence_events as evidence
@@ -89,7 +90,8 @@ def test_a_join_is_on_record(make: Make, store: Engine, how: str) -> None:
     with store.connect() as connection:
         assert connection.scalar(select(func.sum(attachments.c.attached_blocks))) == WHOLE
         (residency,) = connection.scalars(select(attachments.c.residency).distinct())
-        leaves = [orjson.loads(data) for data in connection.scalars(select(events.c.leaf))]
+        every = map(orjson.loads, connection.scalars(select(events.c.leaf)))
+        leaves = [body for leaf in every for body in plain_bodies(leaf)]
     story = sorted((leaf["sequence"], leaf["kind"]) for leaf in leaves if leaf.get("residency") == residency)
     kinds = list(dict.fromkeys(kind for _, kind in story if kind != "blocks-released"))
     assert kinds == ["residency-opened", "blocks-attached", "residency-released"]

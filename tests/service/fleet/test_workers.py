@@ -68,10 +68,11 @@ def worker(client, people) -> Worker:
 
 
 def leaf_count(service: Service, worker: Worker) -> int:
+    """How many events the ledger has of a worker, whatever leaves they share."""
     life = select(incarnations.c.id).where(incarnations.c.uuid == worker.incarnation).scalar_subquery()
     with service.reading() as connection:
-        query = select(func.count()).select_from(events).where(events.c.incarnation == life)
-        return int(connection.scalar(query) or 0)
+        leaves = connection.scalars(select(events.c.leaf).where(events.c.incarnation == life))
+        return sum(1 for leaf in leaves for _ in plain_bodies(orjson.loads(leaf)))
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -443,8 +444,8 @@ def test_a_remote_ledger_records_as_a_local_one_does(
     made = Worker()
     for _ in range(50):
         ledger.submit([event._replace(at_us=ledger._clock.now_us()) for event in made.request("acme")])
-    assert ledger.submit_durable(KeyEvent(1, None, "made", 1, "test")) == 202
-    assert ledger.flush(20) and ledger.durable_sequence == 202 and ledger.status().healthy
+    last = ledger.submit_durable(KeyEvent(1, None, "made", 1, "test"))
+    assert ledger.flush(20) and ledger.durable_sequence == last < 202 and ledger.status().healthy
     ledger.close()
     made.incarnation = ledger.incarnation
     assert leaf_count(service, made) == 202
