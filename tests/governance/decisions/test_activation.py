@@ -4,19 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from builders import governor
 
-from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import Event, PolicyActivated
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission
-from kvcustody.governance.governor.governor import Governor
-from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import identify
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.root_key_wrapping import open_wrapping
-from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
@@ -70,11 +64,7 @@ class World:
     def __init__(self, folder: Path, grants: str = GRANT) -> None:
         self.clock = VirtualClock()
         self.ledger = FailingLedger()
-        keyring = Keyring(
-            FileKeyStore(folder / "keys.json"), open_wrapping("generated", folder / "root"), self.clock
-        )
-        pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=self.clock), 256, PoolOptions())
-        self.governor = Governor(pools, table(1, grants), keyring, self.ledger, clock=self.clock)
+        self.governor = governor(table(1, grants), self.clock, ledger=self.ledger)
 
     def hit(self, tenant: str) -> int:
         admission = self.governor.admit(identify(issuer="idp", tenant=tenant), MODEL, PROMPT)
