@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
 from sqlalchemy import Engine, MetaData, delete, func, insert, select, text
@@ -31,8 +32,6 @@ from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, tree_nodes
 from kvcustody.audit.subjects import pseudonym_directory
 from kvcustody.audit.verify.fsck_ledger import fsck
-from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.clock import SystemClock
 from kvcustody.errors import CustodyError
 from kvcustody.migrations.upgrade import current, upgrade
 
@@ -68,11 +67,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:  # pseudonyms as they were then
         patch.setattr(pseudonym_directory, "committed_name", lambda *_: secrets.token_hex(12))
         for seed, worker in enumerate(("a", "b", "a")):
-            writer = EventWriter(
-                engine, worker=worker, clock=SystemClock(), spill_directory=folder / "spill", clear_names=True
-            )
-            writer.submit(list(life(seed, worker)))
-            writer.close(60)
+            builders.record(engine, folder / "spill", list(life(seed, worker)), worker=worker)
     yield engine
     engine.dispose()
 
@@ -202,11 +197,8 @@ def test_traces_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
                 )
                 connection.exec_driver_sql(numbers)
             connection.commit()
-    writer = EventWriter(
-        earlier, worker="c", clock=SystemClock(), spill_directory=tmp_path / "spill", clear_names=True
-    )
-    writer.submit([KeyEvent(1, "tenant-1", "made", 99, "operator", trace) for trace in ("", "ab" * 16)])
-    writer.close(60)
+    told = [KeyEvent(1, "tenant-1", "made", 99, "operator", trace) for trace in ("", "ab" * 16)]
+    builders.record(earlier, tmp_path / "spill", told, worker="c")
     with earlier.connect() as connection:
         found = find_events(connection, EventFilter(trace="ab" * 16))
         assert [(row.log, row.body["trace"]) for row in found.rows] == [("tenant/tenant-1", "ab" * 16)]

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 from sqlalchemy import select
 from typer.testing import CliRunner, Result
@@ -35,7 +36,6 @@ from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.audit.witness.client import WitnessAddress, read_addresses
 from kvcustody.audit.witness.submitter import WitnessSubmitter
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit import on_record
 from kvcustody.console.main import app
@@ -54,9 +54,7 @@ def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     shutil.copy(migrated, "kvcustody.db")
     engine = open_store("sqlite:///kvcustody.db", timeout_seconds=2.0)
     clock = SystemClock()
-    writer = EventWriter(
-        engine, worker="w", clock=clock, spill_directory=tmp_path / "spill", clear_names=True
-    )
+    writer = builders.writer(engine, tmp_path / "spill", clock=clock)
     now = clock.now_us()
     writer.submit([WorkerStarted(now, "w", 8, 1, 4096, "cpu", "test")])
     writer.submit(
