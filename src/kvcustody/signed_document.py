@@ -102,7 +102,7 @@ def convert(form: object, model: type[Model], what: str) -> Model:
     try:
         return msgspec.convert(form, model)
     except msgspec.ValidationError as error:
-        raise DocumentRejected(f"{what}: {error}; take it from who made it once more") from None
+        raise DocumentRejected(f"{what}: {error}; take the document from who made it") from None
 
 
 def read_signature(form: object) -> DocumentSignature:
@@ -126,10 +126,13 @@ def check_signature(keys: Mapping[str, Key], signature: DocumentSignature, messa
     key = keys.get(signature.key)
     if key is None:
         raise DocumentRejected(
-            f"{what} is signed by `{signature.key}`, which the trust configuration does not name"
+            f"{what} is signed by `{signature.key}`, which the trust configuration does not name: have it signed by a "
+            "key that is named there"
         )
     if not ed25519_verifies(key.public, signature.data, message):
-        raise DocumentRejected(f"{what} is not signed by `{signature.key}`: the signature does not fit")
+        raise DocumentRejected(
+            f"{what} is not signed by `{signature.key}`: the signature does not fit; take the document from who made it"
+        )
     return key
 
 
