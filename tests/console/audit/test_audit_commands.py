@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 
 import builders
 import pytest
+from command_line import Run, answer
 from sqlalchemy import select
-from typer.testing import CliRunner, Result
 from verifiers import ALONE
 
 from kvcustody.audit.database.engine import open_store
@@ -38,11 +37,9 @@ from kvcustody.audit.witness.client import WitnessAddress, read_addresses
 from kvcustody.audit.witness.submitter import WitnessSubmitter
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit import on_record
-from kvcustody.console.main import app
 from kvcustody.console.opening import reading
 
 DOCS = Path(__file__).parents[3] / "docs" / "audit" / "walkthrough.md"
-Run = Callable[..., Result]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -75,20 +72,6 @@ def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     (tmp_path / "ledger.vkey").write_text(f"# handed over in person\n{key.verifier}\n")
     engine.dispose()
     return tmp_path
-
-
-@pytest.fixture
-def run(place: Path) -> Run:
-    def call(line: str, *, exits: int = 0) -> Result:
-        made = CliRunner().invoke(app, shlex.split(line))
-        assert made.exit_code == exits, (line, made.output, made.stderr)
-        return made
-
-    return call
-
-
-def answer(made: Result) -> Any:
-    return json.loads(made.stdout)
 
 
 def test_what_belongs_to_a_trace_is_found_by_it(run: Run) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -50,15 +48,7 @@ def test_an_erasure(plane: ControlPlane, idle: IdleEngine) -> None:
 
 
 def test_a_scan_by_the_command_that_waits(plane: ControlPlane, idle: IdleEngine) -> None:
-    command = [
-        str(Path(sys.executable).with_name("kvcustody")),
-        "scan",
-        "worker",
-        "gpu-0",
-        "--wait",
-        "--json",
-    ]
-    command += ["--server", plane.address, "--api-key-file", str(plane.key_file("olive"))]
+    command = plane.command("olive", "scan", "worker", "gpu-0", "--wait", "--json")
     done = subprocess.run(command, capture_output=True, timeout=90, check=True)
     found: dict[str, Any] = orjson.loads(done.stdout)
     assert (found["outcome"], found["incarnation"]) == ("scanned", idle.worker.writer.incarnation)
