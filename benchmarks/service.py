@@ -76,6 +76,7 @@ def settings(folder: Path) -> ServiceSettings:
     other = folder / "database"
     return ServiceSettings(
         database_url=other.read_text() if other.exists() else f"sqlite:///{folder}/ledger.db",
+        subject_keys_url=f"sqlite:///{folder}/people.db" if other.exists() else None,
         state_path=folder / "state",
         listen=f"unix:{folder}/api.sock",
         signing_key_path=folder / "signing.key",
