@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,20 +40,27 @@ def test_recorded_steps_verify_and_are_written_the_same() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
-        (b',"schema":"kvcustody/policy-release@1"', b"", "leaves its schema out"),
-        (b"policy-release@1", b"policy-release@2", r"release record: Invalid enum value .*\$.schema"),
-        (b'"at_us":1', b'"at_us":true,"at":1', "not in canonical form"),
-        (b'"number":1', b'"number":"1"', r"release record: Expected `int`, got `str` - at `\$.number`"),
-        (b'=="},"body"', b'=="},"body"', ""),
+        (rb',"schema":"kvcustody/policy-release@1"', b"", "leaves its schema out"),
+        (rb"policy-release@1", b"policy-release@2", r"release record: Invalid enum value .*\$.schema"),
+        (rb'"at_us":1', b'"at_us":true,"at":1', "not in canonical form"),
+        (rb'"number":1', b'"number":"1"', r"release record: Expected `int`, got `str` - at `\$.number`"),
+        (rb'"key":"ada"(?=[^{]*}}$)', b'"key":"a+a"', r"matching regex .* at `\$.signature.key`"),
+        (rb'[AQgw]=="}}$', b'x=="}}', "spells its signature otherwise"),
     ],
+    ids=["schema", "another schema", "unsorted", "type", "key name", "stray bits"],
 )
 def test_a_record_of_another_form_is_refused_with_the_place(
     before: bytes, after: bytes, problem: str
 ) -> None:
-    data = RECORDS[0].replace(before, after)
-    if not problem:
-        assert read_record(data).number == 1  # the control
-        return
-    assert data != RECORDS[0]
+    assert read_record(RECORDS[0]).number == 1, "control"
+    data = re.sub(before, after, RECORDS[0], count=1)
+    assert data != RECORDS[0], "void: nothing was changed"
     with pytest.raises(ReleaseError, match=problem):
         read_record(data)
+
+
+def test_stray_bits_in_a_signature_of_a_bundle_are_refused() -> None:
+    signed = re.sub(rb'[AQgw]=="}]}$', b'x=="}]}', BUNDLE)
+    assert signed != BUNDLE
+    with pytest.raises(PolicyError, match="the one spelling of base64"):
+        read_bundle(signed)
