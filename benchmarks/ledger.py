@@ -40,8 +40,7 @@ from kvcustody.migrations.upgrade import upgrade
 sys.path.insert(0, str(Path(__file__).resolve().parent / "evidence"))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-from bench import Bench
-from frozen import frozen
+from bench import Bench, frozen
 from ledger_cost import compared, prompts
 from ledger_stores import fresh_store, postgres
 from ledger_workload import BATCH, workload

@@ -54,8 +54,7 @@ from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-from bench import Bench
-from frozen import frozen
+from bench import Bench, frozen
 from ledger_stores import fresh_store, restart_postgres
 from ledger_workload import workload
 from plain_driver import plain, rows_of

@@ -36,8 +36,7 @@ from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-from bench import Bench
-from frozen import frozen
+from bench import Bench, frozen
 
 TENANTS, SUBJECTS = 50, 20_000
 WORKERS, TOGETHER, BATCH = 24, 7, 1000

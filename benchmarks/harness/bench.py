@@ -13,9 +13,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,3 +98,17 @@ def alternate(
             if number >= 0:
                 found[name].append(answer)
     return found
+
+
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """The garbage collector looks at new objects only, as in an engine that froze what it loaded.
+
+    To look at the 200,000 objects of a process that has imported the product stops it for 0.1 s.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
