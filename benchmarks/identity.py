@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +28,10 @@ from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
+from bench import Bench
+
 ROUNDS, BATCH = 400, 50
 SIGNERS = {
     "RS256": rsa.generate_private_key(65537, 2048),
@@ -41,10 +46,10 @@ BODIES = {
 }
 
 
-def least_us(call: Callable[[], object], batch: int = BATCH) -> float:
+def least_us(call: Callable[[], object], rounds: int, batch: int = BATCH) -> float:
     """The least mean time of a call over the rounds, in microseconds."""
     best = float("inf")
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         start = time.perf_counter()
         for _ in range(batch):
             call()
@@ -52,18 +57,18 @@ def least_us(call: Callable[[], object], batch: int = BATCH) -> float:
     return best / batch * 1e6
 
 
-def verification(principal: Principal, salt: str | None) -> float:
+def verification(principal: Principal, salt: str | None, rounds: int) -> float:
     """Microseconds to verify a fresh token."""
     tokens = ScopeTokens(
         KeyBuffer.random(), SystemClock(), remembered_max=1 << 20, remembered_per_tenant_max=1 << 20
     )
-    fresh = iter([tokens.carry(tokens.issue(principal, client_salt=salt)) for _ in range(ROUNDS * BATCH)])
+    fresh = iter([tokens.carry(tokens.issue(principal, client_salt=salt)) for _ in range(rounds * BATCH)])
 
     def verify() -> None:
         if not isinstance(tokens.verify(*next(fresh)), VerifiedToken):
             raise SystemExit("a fresh token was rejected")
 
-    return least_us(verify)
+    return least_us(verify, rounds)
 
 
 def make_gate(directory: Path) -> tuple[RequestGate, dict[str, str]]:
@@ -87,27 +92,40 @@ def make_gate(directory: Path) -> tuple[RequestGate, dict[str, str]]:
 
 def main() -> None:
     """Print one line for each figure."""
+    bench = Bench(__doc__, "kvcustody", "PyJWT", "cryptography", rounds=ROUNDS)
+    rounds = bench.parse().rounds
+    figures: dict[str, float] = {}
+
+    def shown(what: str, cost: float) -> None:
+        figures[what] = round(cost, 2)
+        print(f"{what}: {cost:.1f} us", flush=True)
+
     short = Principal("idp", TenantId("acme"), SubjectId("alice"), route="/v1/completions")
     long = Principal(
         "idp", TenantId("acme"), SubjectId("s" * 90), SessionId("t" * 36), route="/v1/completions"
     )
     for name, principal in (("in the salt", short), ("beside the salt", long)):
         for salt in (None, "mine"):
-            print(f"verify, {name}, client salt {salt}: {verification(principal, salt):.1f} us")
+            shown(f"verify, {name}, client salt {salt}", verification(principal, salt, rounds))
     with tempfile.TemporaryDirectory() as name:
         gate, credentials = make_gate(Path(name))
         for kind, credential in credentials.items():
             headers = [(b"authorization", f"Bearer {credential}".encode())]
-            cost = least_us(
-                lambda headers=headers: gate.authenticate("POST", "/v1/completions", RequestHeaders(headers))
+            shown(
+                f"enter, {kind}",
+                least_us(
+                    lambda headers=headers: gate.authenticate(
+                        "POST", "/v1/completions", RequestHeaders(headers)
+                    ),
+                    rounds,
+                ),
             )
-            print(f"enter, {kind}: {cost:.0f} us")
         admitted = gate.authenticate("POST", "/v1/completions", RequestHeaders(headers))
         for kind, body in BODIES.items():
             data = json.dumps(body).encode()
-            cost = least_us(lambda data=data: gate.scope(admitted, data), batch=2)
-            parse = least_us(lambda data=data: json.loads(data), batch=2)
-            print(f"scope, {kind}: {cost:.0f} us (parsing alone {parse:.0f} us)")
+            shown(f"scope, {kind}", least_us(lambda data=data: gate.scope(admitted, data), rounds, batch=2))
+            shown(f"parsing alone, {kind}", least_us(lambda data=data: json.loads(data), rounds, batch=2))
+    bench.keep({"rounds": rounds, "us": figures})
 
 
 if __name__ == "__main__":

@@ -17,9 +17,6 @@ Run: `python benchmarks/ledger.py [--rounds 5] [--postgres] [--engine 9] [--out 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import sys
 import tempfile
@@ -43,8 +40,7 @@ from kvcustody.migrations.upgrade import upgrade
 sys.path.insert(0, str(Path(__file__).resolve().parent / "evidence"))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-from frozen import frozen
-from hardware import facts
+from bench import Bench, frozen
 from ledger_cost import compared, prompts
 from ledger_stores import fresh_store, postgres
 from ledger_workload import BATCH, workload
@@ -168,22 +164,18 @@ def summary(found: list[tuple[Cost, Cost]], count: int) -> dict[str, float]:
 
 def main() -> None:
     """Print one JSON object with every figure; times and costs are for one event."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--residencies", type=int, default=10_000)
-    parser.add_argument("--blocks", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--scattered", action="store_true")
-    parser.add_argument("--postgres", action="store_true")
-    parser.add_argument("--engine", type=int, default=0, help="pairs of `ledger_cost.py`, here too")
-    parser.add_argument("--out", type=Path, help="write the figures here too")
-    options = parser.parse_args()
+    bench = Bench(__doc__, "SQLAlchemy", "psycopg", "orjson", "numpy", rounds=5, facts="hardware")
+    bench.add("--residencies", type=int, default=10_000)
+    bench.add("--blocks", type=int, default=100)
+    bench.add("--scattered", action="store_true")
+    bench.add("--postgres", action="store_true")
+    bench.add("--engine", type=int, default=0, help="pairs of `ledger_cost.py`, here too")
+    options = bench.parse()
     events = workload(options.residencies, options.blocks, scattered=options.scattered)
     figures: dict[str, Any] = {
-        "hardware": facts("SQLAlchemy", "psycopg", "orjson", "numpy"),
         "events": len(events),
         "batch": BATCH,
         "same_rows": "identical rows, columns, tables, indexes and settings; the plain side has the rows ready",
-        "load_average": round(os.getloadavg()[0], 1),
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -204,10 +196,7 @@ def main() -> None:
             f"{step_ms:g}": compared(trace, step_ms, options.engine) for step_ms in (0.0, 20.0)
         }
     figures |= {"coverage_units": units, "coverage_s": round(proof_seconds, 2)}
-    text = json.dumps(figures, indent=2)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n")
+    bench.keep(figures, show=True)
 
 
 if __name__ == "__main__":

@@ -8,25 +8,23 @@ Run: `python benchmarks/occupancy.py --json benchmarks/results/occupancy-cpu.jso
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "redteam"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "redteam" / "occupancy"))
 
-import hardware
+from bench import Bench
 from occupancy_channel import SETTINGS, WAYS, measure
 
 
 def main() -> None:
     """Measure every setting, print a table, keep it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trials", type=int, default=2000, help="trials of each setting")
-    parser.add_argument("--json", type=Path, help="keep the figures, with commit and hardware, in this file")
-    arguments = parser.parse_args()
+    bench = Bench(__doc__, "numpy", facts="")
+    bench.add("--trials", type=int, default=2000, help="trials of each setting")
+    arguments = bench.parse()
     rows = []
     print(f"{'bits of 3 (by chance)':36}{'victim':9}" + "".join(f"{way:>16}" for way in WAYS))
     for name, setting in SETTINGS.items():
@@ -36,9 +34,7 @@ def main() -> None:
             cells = "".join(f"{f'{c.bits:.2f} ({c.chance:.2f})':>16}" for c in found.values())
             print(f"{name:36}{held:9}{cells}", flush=True)
             rows.append({"setting": name, "victim": held, "ways": {w: c._asdict() for w, c in found.items()}})
-    if arguments.json:
-        result = {"trials": arguments.trials, "rows": rows, **hardware.facts("numpy")}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    bench.keep({"trials": arguments.trials, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ runs on the machine slows both alike.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from kvcustody.policies.workbench.prove.prove import prove
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-import hardware
+from bench import Bench, alternate
 from decide import HEAD, NOW, requests, sized
 
 RULES, TENANTS, TURNS, CALLS = 1_000, 200, 301, 2_000
@@ -137,26 +136,20 @@ def decisions() -> dict[str, dict[str, float]]:
     found = {}
     for kind in ("own", "unlisted", "grant", "segment"):
         asked = requests(kind, TENANTS, CALLS)
-        pairs = []
-        for turn in range(TURNS):
-            order = (few, many) if turn % 2 else (many, few)
-            taken = {decide: cpu_nanoseconds(decide, asked) for decide in order}
-            pairs.append((taken[few], taken[many]))
+        sides = {"few": partial(cpu_nanoseconds, few, asked), "many": partial(cpu_nanoseconds, many, asked)}
+        taken = alternate(sides, TURNS)
         found[kind] = {
-            "few_ns": statistics.median(one for one, _ in pairs),
-            "many_ns": statistics.median(two for _, two in pairs),
-            "ratio": statistics.median(two / one for one, two in pairs),
+            "few_ns": statistics.median(taken["few"]),
+            "many_ns": statistics.median(taken["many"]),
+            "ratio": statistics.median(two / one for one, two in zip(*taken.values(), strict=True)),
         }
     return found
 
 
 def main() -> None:
     """Measure, print, and write the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    bench = Bench(__doc__, "kvcustody", "PyYAML")
+    bench.parse()
     costs, asked = workbench(), decisions()
     for name, value in costs.items():
         print(f"{name:>12} {value:.3f}" if name.endswith("_s") else f"{name:>12} {value:,}")
@@ -164,15 +157,8 @@ def main() -> None:
         print(
             f"{kind:>12} {row['few_ns']:.0f} ns under 10 rules, {row['many_ns']:.0f} under 1,000: {row['ratio']:.3f}"
         )
-    if arguments.json:
-        result = {
-            "benchmark": "policy",
-            "facts": hardware.facts("kvcustody", "PyYAML"),
-            "settings": {"rules": RULES, "tenants": TENANTS, "turns": TURNS, "calls": CALLS},
-            "workbench": costs,
-            "decisions": asked,
-        }
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    settings = {"rules": RULES, "tenants": TENANTS, "turns": TURNS, "calls": CALLS}
+    bench.keep({"benchmark": "policy", "settings": settings, "workbench": costs, "decisions": asked})
 
 
 if __name__ == "__main__":

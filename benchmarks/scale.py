@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
@@ -35,7 +34,7 @@ from kvcustody.policies.table.model import AccessRequest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-import hardware
+from bench import Bench
 from governed import MODEL, READER, RESERVE_HIGH, Shelf, govern, policy_table, principal, serve
 from report import table
 from workload import BLOCK_TOKENS, VOCABULARY
@@ -421,29 +420,22 @@ def worst(one: dict[str, Any]) -> str:
     return table([title, "median µs", "p99.9 µs", "max µs"], rows)
 
 
+PARTS = "decision,cost,short,lapse,bytes"
+
+
 def main() -> None:
     """Measure the chosen parts, print the tables, write the result file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="decision,cost,short,lapse,bytes", help="parts (%(default)s)")
-    parser.add_argument("--blocks", type=int, default=LARGE_BLOCKS, help="the large pool (%(default)s)")
-    parser.add_argument("--json", type=Path, help="also write the result file here")
-    options = parser.parse_args()
+    bench = Bench(__doc__, "kvcustody", "numpy", only=f"parts, of {PARTS}")
+    bench.add("--blocks", type=int, default=LARGE_BLOCKS, help="the large pool (%(default)s)")
+    options = bench.parse()
     gc.disable()
     found: dict[str, Any] = {}
-    for name, values in measure(options.only.split(","), options.blocks):
+    for name, values in measure((options.only or PARTS).split(","), options.blocks):
         found[name] = values
         print(f"{name}: {json.dumps(values)}", file=sys.stderr, flush=True)
         freeze()
     print(markdown(found))
-    if options.json is not None:
-        result = {
-            "benchmark": "scale",
-            "facts": hardware.facts("kvcustody", "numpy"),
-            "goals": GOALS,
-            "results": found,
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    bench.keep({"benchmark": "scale", "goals": GOALS, "results": found})
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ Filling the cache takes most of the time: about a millisecond a residency.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import sys
 import tempfile
 import time
@@ -44,7 +42,7 @@ from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-import hardware
+from bench import Bench
 from governed import ISSUER, MODEL, govern, serve
 
 TURNS = 4
@@ -172,18 +170,14 @@ def measure(residencies: int, live: int, steps: int, folder: Path) -> dict[str, 
 
 def main() -> None:
     """Print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--residencies", type=int, default=1_000_000)
-    parser.add_argument("--live", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    bench = Bench(__doc__, "numpy", "SQLAlchemy", facts="hardware")
+    bench.add("--residencies", type=int, default=1_000_000)
+    bench.add("--live", type=int, default=256)
+    bench.add("--steps", type=int, default=20_000)
+    options = bench.parse()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(options.residencies, options.live, options.steps, Path(folder))
-    print(json.dumps(result, indent=2))
-    if options.json:
-        facts = {"hardware": hardware.facts("numpy", "SQLAlchemy")}
-        options.json.write_text(json.dumps(facts | result, indent=2) + "\n")
+    bench.keep(result, show=True)
 
 
 if __name__ == "__main__":

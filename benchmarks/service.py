@@ -54,8 +54,7 @@ from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-import hardware
-from frozen import frozen
+from bench import Bench, frozen
 from ledger_stores import fresh_store, restart_postgres
 from ledger_workload import workload
 from plain_driver import plain, rows_of
@@ -76,6 +75,7 @@ def settings(folder: Path) -> ServiceSettings:
     other = folder / "database"
     return ServiceSettings(
         database_url=other.read_text() if other.exists() else f"sqlite:///{folder}/ledger.db",
+        subject_keys_url=f"sqlite:///{folder}/people.db" if other.exists() else None,
         state_path=folder / "state",
         listen=f"unix:{folder}/api.sock",
         signing_key_path=folder / "signing.key",
@@ -441,39 +441,31 @@ def restarts(workers: int, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    bench = Bench(
+        __doc__, "uvicorn", "uvloop", "httptools", "fastapi", "orjson", "SQLAlchemy", facts="hardware"
     )
-    parser.add_argument("--events", type=int, default=10_000_000)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--workers", type=int, default=24)
-    parser.add_argument("--batches", type=int, default=6)
-    parser.add_argument("--leaves", type=int, default=1000)
-    parser.add_argument(
-        "--restart-batches", type=int, default=60, help="batches of each worker, 50 leaves each"
-    )
-    parser.add_argument("--runs", type=int, default=3, help="of each content")
-    parser.add_argument(
-        "--ingest", action="store_true", help="measure what workers hand in, and nothing else"
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    bench.add("--events", type=int, default=10_000_000)
+    bench.add("--seconds", type=float, default=10.0)
+    bench.add("--workers", type=int, default=24)
+    bench.add("--batches", type=int, default=6)
+    bench.add("--leaves", type=int, default=1000)
+    bench.add("--restart-batches", type=int, default=60, help="batches of each worker, 50 leaves each")
+    bench.add("--runs", type=int, default=3, help="of each content")
+    bench.add("--ingest", action="store_true", help="measure what workers hand in, and nothing else")
+    bench.add("--serve", type=Path, help=argparse.SUPPRESS)
+    options = bench.parse()
     if options.serve:
         run_service(options.serve)
         return
     found: dict[str, Any] = {
-        "hardware": hardware.facts("uvicorn", "uvloop", "httptools", "fastapi", "orjson", "SQLAlchemy"),
         "events": options.events,
-        "load_1min": os.getloadavg()[0],
         "cores": os.cpu_count(),
     }
     found |= ingests(options)
     if not options.ingest:
         found |= queries(options.events, options.seconds)
         found |= restarts(options.workers, options.restart_batches)
-    if options.json:
-        options.json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n")
+    bench.keep(found)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ Run: `python benchmarks/soak.py --json benchmarks/results/soak-cpu.json` [tests/
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -18,7 +16,7 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-import hardware
+from bench import Bench
 
 
 def results(report: Path) -> list[dict[str, Any]]:
@@ -40,10 +38,9 @@ def results(report: Path) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Run, keep, and answer as pytest does."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("tests", nargs="*", help="a part of them, as pytest names it")
-    parser.add_argument("--json", type=Path, help="keep the results in this file")
-    arguments = parser.parse_args()
+    bench = Bench(__doc__, "pytest", "hypothesis", "torch", facts="")
+    bench.add("tests", nargs="*", help="a part of them, as pytest names it")
+    arguments = bench.parse()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-m", "soak", f"--junitxml={report}"]
@@ -53,8 +50,7 @@ def main() -> int:
             counts = {
                 kind: sum(row["outcome"] == kind for row in rows) for kind in ("passed", "failed", "skipped")
             }
-            kept = counts | hardware.facts("pytest", "hypothesis", "torch") | {"tests": rows}
-            arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
+            bench.keep(counts | {"tests": rows})
     return done
 
 

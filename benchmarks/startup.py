@@ -7,18 +7,17 @@ Run: `python benchmarks/startup.py --json benchmarks/results/startup-cpu.json`.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-import hardware
+from bench import Bench, alternate
 
 COMMANDS = {  # what it is: its words, the goal in CPU seconds
     "--help": (["--help"], 0.3),
@@ -42,11 +41,8 @@ def cpu_seconds(command: list[str], folder: Path) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--strict", action="store_true", help="exit 1 where a goal is missed")
-    options = parser.parse_args()
+    bench = Bench(__doc__, "typer", "sqlalchemy", "fastapi", rounds=11, strict=True)
+    options = bench.parse()
     program = [sys.executable, "-m", "kvcustody.console.main"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -60,26 +56,17 @@ def main() -> int:
             for what, (given, _) in COMMANDS.items()
         }
         words["python alone"] = [sys.executable, "-c", ""]
-        taken: dict[str, list[float]] = {what: [] for what in words}
-        for _ in range(options.rounds):
-            for what, command in words.items():
-                taken[what].append(cpu_seconds(command, folder))
+        sides = {what: partial(cpu_seconds, command, folder) for what, command in words.items()}
+        taken = alternate(sides, options.rounds)
     median = {what: statistics.median(values) for what, values in taken.items()}
     print("| command | CPU s | of a bare Python | goal |\n|---|---|---|---|")
     for what, (_, goal) in COMMANDS.items():
         found = median[what]
         state = "met" if found <= goal else "missed"
         print(f"| {what} | {found:.2f} | {found / median['python alone']:.0f}× | ≤ {goal} {state} |")
-    if options.json:
-        facts = hardware.facts("typer", "sqlalchemy", "fastapi")
-        found = {
-            "facts": facts,
-            "cpu_seconds": median,
-            "goals": {what: goal for what, (_, goal) in COMMANDS.items()},
-        }
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    missed = any(median[what] > goal for what, (_, goal) in COMMANDS.items())
-    return 1 if options.strict and missed else 0
+    goals = {what: goal for what, (_, goal) in COMMANDS.items()}
+    bench.keep({"cpu_seconds": median, "goals": goals})
+    return bench.status(all(median[what] <= goal for what, goal in goals.items()))
 
 
 if __name__ == "__main__":

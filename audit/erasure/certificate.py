@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import secrets
 from typing import Any, NamedTuple
 
@@ -40,6 +39,7 @@ from kvcustody.audit.schema.ledger import (
 from kvcustody.audit.subjects.subject_filter import of_subjects, of_tenant
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
+from kvcustody.signed_document import encode_ascii
 
 SCHEMA = "kvcustody/erasure-certificate@1"
 SALT_BYTES = 32
@@ -70,11 +70,6 @@ def new_opening(selector: str) -> SelectorOpening:
 def statement_text(key_name: str, body: bytes) -> str:
     """What is signed: whose key, what it is, and the digest of the body."""
     return f"{key_name}\nkvcustody erasure certificate\n{hashlib.sha256(body).hexdigest()}\n"
-
-
-def canonical(body: dict[str, Any]) -> bytes:
-    """The bytes of a body: sorted keys, no spaces, ASCII."""
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def issue(
@@ -116,7 +111,7 @@ def issue(
         "leaves": carried,
         "limits": list(LIMITS),
     }
-    signature = sign_statement(key, statement_text(key.name, canonical(body)))
+    signature = sign_statement(key, statement_text(key.name, encode_ascii(body)))
     signed = {
         "name": signature.name,
         "key_id": signature.key_id.hex(),
@@ -213,6 +208,3 @@ def _spans(generations: Any) -> list[tuple[int, int]]:
     firsts = generations[np.concatenate(([0], cuts + 1))]
     lasts = generations[np.concatenate((cuts, [len(generations) - 1]))]
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
-
-
-__all__ = ["SCHEMA", "SelectorOpening", "canonical", "issue", "new_opening", "statement_text"]

@@ -10,18 +10,11 @@ from typing import Any
 
 import orjson
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from kvcustody.audit.tlog.signed_note import CannotCheckError
+from kvcustody.signed_document import ed25519_verifies
 
-
-def ed25519_verifies(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether the 64-byte signature is the key's over the message."""
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+__all__ = ["arrow", "ed25519_verifies", "ml_dsa_44_verifies", "parse_json"]
 
 
 def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context: bytes | None = None) -> bool:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from kvcustody.audit.schema.trees import signed_checkpoints
 from kvcustody.audit.subjects.subject_table import is_proved, is_tagged, row_of
 from kvcustody.audit.tlog.checkpoint import verify
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note, parse_signatures
+from kvcustody.signed_document import digest
 
 _AT_ONCE = 4096
 _SECOND_US = 1_000_000
@@ -159,7 +159,7 @@ def _check_release(connection: Connection, found: RegisterFindings) -> None:
     for row in rows:
         step = f"step `{row.number}` in `policy_release`"
         data = bytes(row.record)
-        if "sha256:" + hashlib.sha256(data).hexdigest() not in digests.get(row.number, ()):
+        if digest(data) not in digests.get(row.number, ()):
             found.problems.append(f"{step} is on record nowhere as it stands there")
             continue
         record = orjson.loads(data)

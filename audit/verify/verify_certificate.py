@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.erasure.certificate import SCHEMA, SelectorOpening, canonical, statement_text
+from kvcustody.audit.erasure.certificate import SCHEMA, SelectorOpening, statement_text
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.who_owes import owing, without_answer
 from kvcustody.audit.processes.marked_processes import Marked, marked_processes
@@ -28,6 +28,7 @@ from kvcustody.audit.tlog.root_log import check_head, parse_head_proof
 from kvcustody.audit.tlog.signed_note import NoteSignature, VerifierKey, parse_vkey
 from kvcustody.audit.tlog.signing_key import verify_statement
 from kvcustody.errors import LedgerError
+from kvcustody.signed_document import encode_ascii
 
 DOCUMENT_BYTES_MAX = 256 << 20
 
@@ -106,7 +107,7 @@ def _check_signature(
         report.problems.append("the signature is malformed")
         return
     made = NoteSignature(signature["name"], bytes.fromhex(signature["key_id"]), data)
-    verify_statement(key, statement_text(key.name, canonical(body)), made)
+    verify_statement(key, statement_text(key.name, encode_ascii(body)), made)
 
 
 def _proved(

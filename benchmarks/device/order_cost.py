@@ -8,8 +8,6 @@ Run: `python benchmarks/device/order_cost.py --json benchmarks/results/order-cos
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "device"))
 
-import hardware
+from bench import Bench
 from fake_triton import fake_triton
 
 from kvcustody.kernels.ordered import OrderedScrub
@@ -87,10 +85,8 @@ def measure(blocks: int, owners: int, read_back: bool, group: int, rounds: int) 
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=4000)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    bench = Bench(__doc__, "torch", "triton", rounds=4000, facts="")
+    arguments = bench.parse()
     rows = []
     print(f"{'blocks':>7}{'owners':>8}{'group':>7}{'read back':>11}{'us an order':>13}")
     with fake_triton():
@@ -112,14 +108,7 @@ def main() -> None:
             )
     plain = [row["us"] for row in rows if row["owners"] == 1 and not row["read_back"]]
     print(f"without read-back, one owner: at most {max(plain)} us, goal {GOAL_US}")
-    if arguments.json:
-        result = {
-            "rounds": arguments.rounds,
-            "goal_us": GOAL_US,
-            "rows": rows,
-            **hardware.facts("torch", "triton"),
-        }
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    bench.keep({"rounds": arguments.rounds, "goal_us": GOAL_US, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ cudaFree and cudaMalloc), and by another process. Counted are the bytes that sti
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +20,7 @@ from kvcustody.kernels.segment import SegmentTable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-import hardware
+from bench import Bench
 
 PATTERN = 0xA7
 BLOCK = 1 << 20
@@ -63,11 +61,10 @@ def measure(device: str, mib: int, *, scrubbed: bool) -> dict[str, int]:
 
 def main() -> None:
     """Print one line for each way of leaving."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--mib", type=int, default=512)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    bench = Bench(__doc__, "kvcustody", "torch")
+    bench.add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    bench.add("--mib", type=int, default=512)
+    options = bench.parse()
     rows = {
         name: measure(options.device, options.mib, scrubbed=name == "scrubbed")
         for name in ("as it is", "scrubbed")
@@ -76,11 +73,7 @@ def main() -> None:
     for name, row in rows.items():
         shares = (f"{count / (options.mib << 20):.1%}" for count in row.values())
         print(f"| {name} | {' | '.join(shares)} |")
-    if options.json:
-        result = {"benchmark": "residue", "facts": hardware.facts("kvcustody", "torch"), "mib": options.mib}
-        options.json.write_text(
-            json.dumps(result | {"device": options.device, "bytes": rows}, indent=1) + "\n"
-        )
+    bench.keep({"benchmark": "residue", "mib": options.mib, "device": options.device, "bytes": rows})
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from kvcustody.kernels.verify import verify
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-import hardware
+from bench import Bench, alternate
 
 PIECES = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
 FULL_PIECES = (8 << 10, 16 << 10, 32 << 10, 128 << 10, 1 << 20, 4 << 20)
@@ -116,13 +116,12 @@ def measure(
     }
     if device.type == "cuda":
         work |= on_device(table, blocks, flat)
-    turns = range(options.repeats + 1)
-    rounds = [{name: seconds(one, device) for name, one in work.items()} for _ in turns]
-    del rounds[0]  # it compiles, and touches pages
+    sides = {name: partial(seconds, one, device) for name, one in work.items()}
+    taken = alternate(sides, options.repeats, warm=1)  # the first compiles, and touches pages
     assert not len(verify(table, blocks).dirty)
-    rates = {name: len(flat) / min(one[name] for one in rounds) / 1e9 for name in work}
+    rates = {name: len(flat) / min(times) / 1e9 for name, times in taken.items()}
     columns = ("zero", "scrub", "naive", "verify", "copy", "peer", "read_back", "memset")
-    paired = float(np.median([one["zero"] / one["scrub"] for one in rounds]))
+    paired = float(np.median(np.divide(taken["zero"], taken["scrub"])))
     in_order = (rates.get(name, float("nan")) for name in columns)
     strategy = strategy_of(table).describe() if uses_triton(table) else None
     return Point(piece, layers, listed, order, *in_order, paired_ratio=paired, strategy=strategy)
@@ -184,16 +183,13 @@ def finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--mib", type=int, default=128, help="bytes of each point, MiB (use >= 1024 on a GPU)"
-    )
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--full", action="store_true", help="the whole grid of a device")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    bench = Bench(__doc__, "kvcustody", "torch", "triton", "numpy")
+    bench.add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    bench.add("--mib", type=int, default=128, help="bytes of each point, MiB (use >= 1024 on a GPU)")
+    bench.add("--layers", type=int, default=4)
+    bench.add("--repeats", type=int, default=15)
+    bench.add("--full", action="store_true", help="the whole grid of a device")
+    options = bench.parse()
     probe = SegmentTable.from_tensors([torch.zeros(1, 16, device=options.device)])
     path = "triton" if uses_triton(probe) else "torch"
     print(f"{options.device}, {path} path, {options.mib} MiB a point, {options.layers} layers")
@@ -214,20 +210,9 @@ def main() -> None:
         )
     one_block_us = small(options)
     print(f"one block of {options.layers} layers: {one_block_us:.1f} us")
-    if options.json:
-        result = {
-            "benchmark": "scrub",
-            "facts": hardware.facts("kvcustody", "torch", "triton", "numpy"),
-            "settings": {
-                "device": options.device,
-                "path": path,
-                "mib": options.mib,
-                "layers": options.layers,
-            },
-            "points": [finite(point._asdict() | {"ratio": point.ratio}) for point in points],
-            "one_block_us": one_block_us,
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    settings = {"device": options.device, "path": path, "mib": options.mib, "layers": options.layers}
+    listed = [finite(point._asdict() | {"ratio": point.ratio}) for point in points]
+    bench.keep({"benchmark": "scrub", "settings": settings, "points": listed, "one_block_us": one_block_us})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ machine does shows. `late` counts blocks beyond their classification's deadline 
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from kvcustody.console.replay.summary import LAG_EDGES_US
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-import hardware
+from bench import Bench
 
 TRACES = {"mooncake": "mooncake_conv_dev40.jsonl.gz", "agentic": "agentic_v6_dev.jsonl.gz"}
 
@@ -49,11 +48,10 @@ def replay(kind: str, trace: Path, limit: int | None) -> dict[str, Any]:
 
 def main() -> None:
     """Replay both traces, print a line each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--traces", type=Path, required=True, help="the folder of the recorded traces")
-    parser.add_argument("--limit", type=int, help="only the first requests of each")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    bench = Bench(__doc__, "kvcustody", "torch", "numpy")
+    bench.add("--traces", type=Path, required=True, help="the folder of the recorded traces")
+    bench.add("--limit", type=int, help="only the first requests of each")
+    options = bench.parse()
     rows = {}
     print(
         f"whole traces: {'no, the first ' + str(options.limit) + ' requests of each' if options.limit else 'yes'}"
@@ -76,17 +74,16 @@ def main() -> None:
         cells += [f"{lag[one] / 1000:.1f}" for one in ("p50_us", "p99_us", "max_us")]
         cells += [str(one) for one in (coverage["due"], coverage["in_time"], late, coverage["reread_blocks"])]
         print(f"| {' | '.join(cells)} |", flush=True)
-    if options.json:
-        result = {
+    bench.keep(
+        {
             "benchmark": "scrub_lag",
-            "facts": hardware.facts("kvcustody", "torch", "numpy"),
             "policy": "regulated-saas",
             "limit": options.limit,
             "whole_traces": options.limit is None,
             "histogram_edges_us": LAG_EDGES_US,
             "traces": rows,
         }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    )
 
 
 if __name__ == "__main__":

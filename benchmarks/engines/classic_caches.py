@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -37,7 +36,7 @@ from kvcustody.testkit.tiny_model import tiny_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-import hardware
+from bench import Bench
 from report import table
 from spread import ratio
 
@@ -197,7 +196,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             open_worker(settings, SlabMemory.plan(256 << 20)) as worker,
             Custodian(worker.governor) as custodian,
         ):
-            for kind in arguments.only.split(","):
+            for kind in (arguments.only or ",".join(KINDS)).split(","):
                 sides = Sides(custodian, llama.config, tokens)
                 for part, work in (
                     ("generate", generating(llama, prompt, arguments.new)),
@@ -208,15 +207,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens")
-    parser.add_argument("--new", type=int, default=64, help="tokens generated")
-    parser.add_argument("--only", default=",".join(KINDS))
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    bench = Bench(__doc__, "kvcustody", "torch", "transformers", only=f"kinds, of {','.join(KINDS)}")
+    bench.add("--pairs", type=int, default=15)
+    bench.add("--prompt", type=int, default=512, help="tokens")
+    bench.add("--new", type=int, default=64, help="tokens generated")
+    arguments = bench.parse()
     torch.set_num_threads(1)
     results = measure(arguments)
     rows = [
@@ -232,14 +227,8 @@ def main() -> None:
         for kind, one in kinds.items()
     ]
     print(table(["part", "kind", "plain tok/s", "governed tok/s", "governed ÷ plain", "open / end ms"], rows))
-    if arguments.json:
-        document = {
-            "benchmark": "classic-caches",
-            "facts": hardware.facts("kvcustody", "torch", "transformers"),
-            "settings": {"prompt": arguments.prompt, "new": arguments.new},
-            "results": results,
-        }
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    settings = {"prompt": arguments.prompt, "new": arguments.new}
+    bench.keep({"benchmark": "classic-caches", "settings": settings, "results": results})
 
 
 if __name__ == "__main__":

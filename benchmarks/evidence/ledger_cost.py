@@ -11,15 +11,13 @@ Run: `python benchmarks/evidence/ledger_cost.py [--pairs 9] [--conversations 150
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +33,8 @@ from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
+from bench import Bench, alternate
 from governed import govern, principal, serve
-from hardware import facts
 
 BLOCK_TOKENS = 16
 POOL_BLOCKS = 1 << 14
@@ -106,13 +104,9 @@ def without(trace: Sequence[Prompt], step_ms: float) -> Ran:
 
 def compared(trace: Sequence[Prompt], step_ms: float, pairs: int) -> dict[str, Any]:
     """The loss of throughput with the ledger on; negative where the pair says that it was faster."""
-    losses, on, off = [], [], []
-    for number in range(pairs):
-        sides = [with_ledger, without] if number % 2 else [without, with_ledger]
-        found = {side: side(trace, step_ms) for side in sides}
-        on.append(found[with_ledger])
-        off.append(found[without])
-        losses.append(1 - on[-1].per_s / off[-1].per_s)
+    sides = {side.__name__: partial(side, trace, step_ms) for side in (with_ledger, without)}
+    on, off = alternate(sides, pairs).values()
+    losses = [1 - one.per_s / other.per_s for one, other in zip(on, off, strict=True)]
     return {
         "loss_percent": round(statistics.median(losses) * 100, 2),
         "pairs_percent": [round(loss * 100, 1) for loss in losses],
@@ -127,26 +121,20 @@ def compared(trace: Sequence[Prompt], step_ms: float, pairs: int) -> dict[str, A
 
 def main() -> None:
     """Print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--conversations", type=int, default=150)
-    parser.add_argument("--steps-ms", type=float, nargs="+", default=[0.0, 20.0])
-    parser.add_argument("--out", type=Path, help="write the figures here too")
-    options = parser.parse_args()
+    bench = Bench(__doc__, "SQLAlchemy", "orjson", "numpy", facts="hardware")
+    bench.add("--pairs", type=int, default=9)
+    bench.add("--conversations", type=int, default=150)
+    bench.add("--steps-ms", type=float, nargs="+", default=[0.0, 20.0])
+    options = bench.parse()
     trace = prompts(options.conversations)
     figures: dict[str, Any] = {
-        "hardware": facts("SQLAlchemy", "orjson", "numpy"),
         "requests": len(trace),
         "requests_a_step": REQUESTS_A_STEP,
-        "load_average": round(os.getloadavg()[0], 1),
         "steps_of_ms": {
             f"{step_ms:g}": compared(trace, step_ms, options.pairs) for step_ms in options.steps_ms
         },
     }
-    text = json.dumps(figures, indent=2)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n")
+    bench.keep(figures, show=True)
 
 
 if __name__ == "__main__":

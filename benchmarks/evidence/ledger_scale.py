@@ -13,8 +13,6 @@ Run: `python benchmarks/evidence/ledger_scale.py [--leaves 10000000] [--database
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import statistics
@@ -45,7 +43,7 @@ from kvcustody.clock import SystemClock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-from hardware import facts
+from bench import Bench
 from ledger_stores import fresh_store, postgres
 
 TOGETHER = 20_000
@@ -218,22 +216,18 @@ def measured(uri: str | None, folder: Path, leaves: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON object; every time is wall time of one question, its answer decoded or checked."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--leaves", type=int, default=10_000_000)
-    parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
-    parser.add_argument("--out", type=Path, help="write the figures here too")
-    options = parser.parse_args()
-    figures: dict[str, Any] = {"hardware": facts(), "load_average": round(os.getloadavg()[0], 1)}
+    bench = Bench(__doc__, facts="hardware")
+    bench.add("--leaves", type=int, default=10_000_000)
+    bench.add("--database", choices=("sqlite", "postgresql", "both"), default="both")
+    options = bench.parse()
+    figures: dict[str, Any] = {}
     if options.database != "postgresql":
         with tempfile.TemporaryDirectory() as name:
             figures["sqlite"] = measured(None, Path(name), options.leaves)
     if options.database != "sqlite":
         with tempfile.TemporaryDirectory() as name, postgres(shared_buffers=SHARED_BUFFERS) as uri:
             figures["postgresql"] = measured(uri, Path(name), options.leaves)
-    text = json.dumps(figures, indent=2)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n")
+    bench.keep(figures, show=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import multiprocessing
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kvcustody.clock import SystemClock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
+from bench import alternate
 from ledger_stores import fresh_store
 from ledger_workload import BATCH, workload
 
@@ -79,13 +81,12 @@ def events_per_second(folder: Path, uri: str, writers: int, residencies: int) ->
 
 def four_to_one(folder: Path, uri: str, residencies: int, pairs: int) -> dict[str, Any]:
     """Four writer processes against one, each pair one after the other with the same number of events in all."""
-    found = []
-    for number in range(pairs):
-        order = (1, 4) if number % 2 else (4, 1)
-        found.append({count: events_per_second(folder, uri, count, residencies) for count in order})
+    sides = {str(count): partial(events_per_second, folder, uri, count, residencies) for count in (4, 1)}
+    four, one = alternate(sides, pairs).values()
+    ratios = [many / alone for many, alone in zip(four, one, strict=True)]
     return {
-        "one_writer_events_per_s": round(max(rates[1] for rates in found)),
-        "four_writers_events_per_s": round(max(rates[4] for rates in found)),
-        "four_writers_to_one": round(statistics.median(rates[4] / rates[1] for rates in found), 3),
-        "pairs": [round(rates[4] / rates[1], 3) for rates in found],
+        "one_writer_events_per_s": round(max(one)),
+        "four_writers_events_per_s": round(max(four)),
+        "four_writers_to_one": round(statistics.median(ratios), 3),
+        "pairs": [round(ratio, 3) for ratio in ratios],
     }

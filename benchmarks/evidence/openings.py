@@ -10,7 +10,6 @@ Run: `python benchmarks/evidence/openings.py [--leaves 840000] [--json benchmark
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 from sqlalchemy import Engine, select
 
 from kvcustody.audit.database.engine import open_store
@@ -38,8 +36,7 @@ from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-import hardware
-from frozen import frozen
+from bench import Bench, frozen
 
 TENANTS, SUBJECTS = 50, 20_000
 WORKERS, TOGETHER, BATCH = 24, 7, 1000
@@ -150,13 +147,10 @@ def look_ups(ledger: Ledger, spans: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--leaves", type=int, default=840_000)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    found: dict[str, Any] = {"hardware": hardware.facts("SQLAlchemy"), "leaves": options.leaves}
+    bench = Bench(__doc__, "SQLAlchemy", facts="hardware")
+    bench.add("--leaves", type=int, default=840_000)
+    options = bench.parse()
+    found: dict[str, Any] = {"leaves": options.leaves}
     with tempfile.TemporaryDirectory(prefix="kvcustody-openings-") as text:
         ledgers = {
             "spans": Ledger(Path(text), "spans", ()),
@@ -184,8 +178,7 @@ def main() -> None:
             print(name, found[name], flush=True)
             ledger.committer.close()
             ledger.engine.dispose()
-    if options.json:
-        options.json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n")
+    bench.keep(found)
 
 
 if __name__ == "__main__":

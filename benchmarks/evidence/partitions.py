@@ -9,9 +9,6 @@ Run: `python benchmarks/evidence/partitions.py [--leaves 200000] [--rounds 3] [-
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
 import statistics
 import sys
@@ -31,7 +28,7 @@ from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-from hardware import facts
+from bench import Bench
 from ledger_stores import postgres
 from plain_driver import plain_copy
 
@@ -209,19 +206,13 @@ def measured(uri: str, leaves: int, rounds: int) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Print one JSON object: best rounds of COPY, medians of questions."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--leaves", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="write the figures here too")
-    options = parser.parse_args()
-    figures: dict[str, Any] = {"hardware": facts("SQLAlchemy", "psycopg"), "leaves": options.leaves}
-    figures |= {"months": MONTHS, "tenants": TENANTS, "load_average": round(os.getloadavg()[0], 1)}
+    bench = Bench(__doc__, "SQLAlchemy", "psycopg", rounds=3, facts="hardware")
+    bench.add("--leaves", type=int, default=200_000)
+    options = bench.parse()
+    figures: dict[str, Any] = {"leaves": options.leaves, "months": MONTHS, "tenants": TENANTS}
     with postgres() as uri:
         figures["tables"] = measured(uri, options.leaves, options.rounds)
-    text = json.dumps(figures, indent=2)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n")
+    bench.keep(figures, show=True)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ else the machine does. Run: `python benchmarks/evidence/proofs.py [--leaves 1000
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import sqlite3
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,10 @@ from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.tlog.tiles import CHECKPOINT, write_export
 from kvcustody.audit.verify.verify_tiles import verify_export
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+from bench import Bench
 
 LEAF_BYTES = 300
 
@@ -198,16 +201,16 @@ def exporting(folder: Path, size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--leaves", type=int, default=10_000_000)
-    parser.add_argument("--export", type=int, default=1_000_000)
-    given = parser.parse_args()
+    bench = Bench(__doc__, "kvcustody", "cryptography")
+    bench.add("--leaves", type=int, default=10_000_000)
+    bench.add("--export", type=int, default=1_000_000)
+    given = bench.parse()
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, Any] = {"leaf_bytes": LEAF_BYTES, "hashing": hashing(), "signing": signing()}
         found |= {f"batch_1000_over_{logs}_logs": committing(logs) for logs in (1, 32, 250)}
         found[f"proofs_among_{given.leaves}_leaves"] = proving(Path(folder), given.leaves)
         found[f"export_of_{given.export}_leaves"] = exporting(Path(folder), given.export)
-    print(json.dumps(found, indent=2))
+    bench.keep(found, show=True)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,6 @@ there are two cores. `memory_mib` is the most that each has had.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import resource
 import sys
 import tempfile
@@ -43,7 +40,7 @@ from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-from hardware import facts
+from bench import Bench
 from ledger_workload import BATCH
 
 OFFSET_US = 1_760_000_000_000_000
@@ -158,26 +155,20 @@ def beside(before: resource.struct_rusage) -> dict[str, float | int]:
 
 def main() -> None:
     """Print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=1_000_000)
-    parser.add_argument("--db", type=Path, help="Where the ledger is kept, or is already.")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    bench = Bench(__doc__, "SQLAlchemy", "numpy", "reportlab")
+    bench.add("--events", type=int, default=1_000_000)
+    bench.add("--db", type=Path, help="Where the ledger is kept, or is already.")
+    options = bench.parse()
     with tempfile.TemporaryDirectory() as folder:
         path = options.db or Path(folder, "ledger.db")
         if not path.exists():
             fill(path, options.events)
         result = {
-            "facts": facts("SQLAlchemy", "numpy", "reportlab"),
             "events": options.events,
-            "load_average": round(os.getloadavg()[0], 1),
             "with_recount": measure(path, True),
             "without_recount": measure(path, False),
         }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    bench.keep(result, show=True)
 
 
 if __name__ == "__main__":

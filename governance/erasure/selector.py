@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import AnyPlan, DomainLabel
+from kvcustody.signed_document import encode_ascii
 
 
 class Selector(NamedTuple):
@@ -51,7 +52,7 @@ class Selector(NamedTuple):
         """Every part, canonically: what a certificate commits to and its requester opens."""
         people = {"session": self.session, "subject": self.subject, "tenant": self.tenant}
         parts = {**{name: value for name, value in people.items() if value is not None}, **self.narrowing}
-        return json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return encode_ascii(parts).decode()
 
 
 def selector_from(text: str) -> Selector:

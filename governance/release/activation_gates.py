@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,13 +17,13 @@ from typing import Any
 from kvcustody.governance.decisions.staged_table import StagedTable
 from kvcustody.governance.release.record import ReleaseError
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
-from kvcustody.policies.bundle.canonical_json import encode
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.diff.model import PolicyDiff, WidenedAccess
 from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.prove.model import Proof
 from kvcustody.policies.workbench.prove.prove import prove
+from kvcustody.signed_document import digest, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,12 @@ def consent_id(proposal: Proposal, opening: WidenedAccess) -> str:
 
 def opening_id(manifest: str, what: Mapping[str, Any]) -> str:
     """The same from what `WidenedAccess.data` tells, for those who have no more of it than its manifest's id."""
-    form = {"manifest": manifest, "opening": dict(what)}
-    return "sha256:" + hashlib.sha256(encode(form)).hexdigest()
+    return digest(encode({"manifest": manifest, "opening": dict(what)}))
+
+
+def proof_digest(proof: Proof) -> str:
+    """The digest by which a record names the proof of what it puts into effect."""
+    return digest(json.dumps(proof.data(), sort_keys=True).encode())
 
 
 def _base(state: ReleaseState, revision: int, revoked: frozenset[str], proposal: Proposal) -> DecisionTable:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from kvcustody.errors import ConfigError
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.activation_gates import Gate
-from kvcustody.governance.release.record import ReleaseError, digest_of
+from kvcustody.governance.release.record import ReleaseError
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState, fold
 from kvcustody.governance.release.rollback_guard import RevisionMark
 from kvcustody.governance.release.store import ReleaseStore
 from kvcustody.policies.bundle.trust import Trust
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.signed_document import digest
 
 
 class ReleaseReader:
@@ -62,7 +63,7 @@ class ReleaseReader:
     def _further(self, state: ReleaseState) -> ReleaseState:
         known = len(state.records)
         records = self._store.read(max(0, known - 1))
-        if known and (not records or digest_of(records[0]) != state.head):
+        if known and (not records or digest(records[0]) != state.head):
             raise ReleaseError(
                 f"the release was cut, or its record `{known}` is not the one that was seen before"
             )

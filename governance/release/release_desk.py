@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,16 +23,16 @@ from kvcustody.governance.release.record import (
     ReleaseAction,
     ReleaseError,
     ReleaseRecord,
-    digest_of,
     make_record,
     stage_form,
 )
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState, fold
 from kvcustody.governance.release.store import ReleaseStore
 from kvcustody.policies.bundle.bundle import SKEW_US, manifest_of, sign_manifest, write_bundle
-from kvcustody.policies.bundle.manifest import BundleManifest, BundleSignature, signature_form
+from kvcustody.policies.bundle.manifest import BundleManifest
 from kvcustody.policies.bundle.trust import Signer, Trust
 from kvcustody.policies.workbench.diff.model import WidenedAccess
+from kvcustody.signed_document import DocumentSignature, digest
 
 YEAR_SECONDS = 365 * 86_400
 
@@ -106,7 +104,7 @@ class ReleaseWorkflow:
             "revoked": sorted(state.revoked),
             "cells": found.cells,
             "verdict": found.change.verdict.value,
-            "signature": signature_form(sign_manifest(proposal.manifest, signer)),
+            "signature": sign_manifest(proposal.manifest, signer).form(),
         }
         self._take(state, signer, ReleaseAction.APPROVED, body, proposal)
         return found
@@ -140,7 +138,7 @@ class ReleaseWorkflow:
             coming = gates.table_of(proposal, state.revoked)
             stage = Stage(frozenset(map(coming.policy.named, stage.tenants)), stage.share)
             StagedTable(gates.table_of(state.active, state.revoked), coming, stage)
-        body = {"revision": revision, "stage": stage_form(stage), "proof": _digest(found.proof.data())}
+        body = {"revision": revision, "stage": stage_form(stage), "proof": gates.proof_digest(found.proof)}
         detail = "" if stage is None else str(stage)
         self._take(state, signer, ReleaseAction.ACTIVATED, body, proposal, detail=detail)
         return found
@@ -210,7 +208,7 @@ class ReleaseWorkflow:
 
     def _manifest(
         self, state: ReleaseState, document: str, signer: Signer, seconds: int, file: str
-    ) -> tuple[BundleManifest, BundleSignature]:
+    ) -> tuple[BundleManifest, DocumentSignature]:
         at_us = self._at(state)
         manifest, _ = manifest_of(
             document,
@@ -225,13 +223,13 @@ class ReleaseWorkflow:
 
     @staticmethod
     def _body(
-        manifest: BundleManifest, document: str, signature: BundleSignature, note: str, restores: int
+        manifest: BundleManifest, document: str, signature: DocumentSignature, note: str, restores: int
     ) -> dict[str, Any]:
         return {
             "revision": manifest.revision,
             "manifest": manifest.form(),
             "document": document,
-            "signature": signature_form(signature),
+            "signature": signature.form(),
             "note": note,
             "restores": restores,
         }
@@ -286,7 +284,7 @@ class ReleaseWorkflow:
             step.value,
             manifest.revision if manifest is not None else 0,
             manifest.digest if manifest is not None else "",
-            digest_of(data),
+            digest(data),
             signer.name,
             detail[:512],
         )
@@ -295,7 +293,3 @@ class ReleaseWorkflow:
         self._store.append(record.number, data)
         if narrows:
             self._ledger.submit_durable(event)
-
-
-def _digest(data: object) -> str:
-    return "sha256:" + hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -19,22 +19,20 @@ from kvcustody.governance.release.record import (
     ReleaseAction,
     ReleaseError,
     ReleaseRecord,
-    digest_of,
     read_record,
     read_stage,
 )
-from kvcustody.policies.bundle.bundle import SCHEMA as BUNDLE_SCHEMA
 from kvcustody.policies.bundle.bundle import Bundle, check_document
-from kvcustody.policies.bundle.canonical_json import BundleRejected
-from kvcustody.policies.bundle.manifest import (
-    BundleManifest,
-    BundleSignature,
-    read_manifest,
-    read_signature,
-    signed_bytes,
-)
-from kvcustody.policies.bundle.trust import KeyRole, Trust, TrustedKey, check_signature
+from kvcustody.policies.bundle.manifest import BundleManifest, read_manifest
+from kvcustody.policies.bundle.trust import KeyRole, Trust, TrustedKey
 from kvcustody.policies.document.model import Policy
+from kvcustody.signed_document import (
+    DocumentRejected,
+    DocumentSignature,
+    check_signature,
+    digest,
+    read_signature,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Approval:
     """An approver's word: this manifest, against this active revision, with exactly this widening."""
 
     approver: str
-    signature: BundleSignature
+    signature: DocumentSignature
     base: int
     revoked: frozenset[str]
     cells: str
@@ -56,7 +54,7 @@ class Proposal:
     document: str
     policy: Policy
     author: str
-    signature: BundleSignature
+    signature: DocumentSignature
     note: str
     restores: int = 0
     until_us: int = 0  # end of the time box of a revision that broke the glass
@@ -122,16 +120,18 @@ class ReleaseState:
                 f"release record `{record.number}` is older than the one before it; check the clock"
             )
         try:
-            key = check_signature(self.trust, record.signature, record.message(), f"step `{record.number}`")
+            key = check_signature(
+                self.trust.keys, record.signature, record.message(), f"step `{record.number}`"
+            )
             _APPLY[record.action](self, record, key)
         except ReleaseError:
             raise
-        except BundleRejected as error:
+        except DocumentRejected as error:
             raise ReleaseError(error.message) from None
         except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
             raise ReleaseError(f"release record `{record.number}`: the body is malformed") from None
         self.records.append(record)
-        self.head = digest_of(data)
+        self.head = digest(data)
         return record
 
     # -- one method for each action -----------------------------------------------------------------------------------
@@ -151,9 +151,7 @@ class ReleaseState:
         if not self.revoked <= set(manifest.revoked):
             raise ReleaseError(f"revision `{manifest.revision}` brings back what was revoked")
         signature = read_signature(body["signature"])
-        signer = check_signature(
-            self.trust, signature, signed_bytes(BUNDLE_SCHEMA, manifest.form()), "proposal"
-        )
+        signer = check_signature(self.trust.keys, signature, manifest.message(), "proposal")
         if signer.name != key.name:
             raise ReleaseError("a proposal is signed by somebody else than who made it")
         policy = check_document(manifest, body["document"])
@@ -179,8 +177,8 @@ class ReleaseState:
                 f"the approval of revision `{proposal.revision}` is against another active revision"
             )
         signature = read_signature(body["signature"])
-        message = signed_bytes(BUNDLE_SCHEMA, proposal.manifest.form())
-        if check_signature(self.trust, signature, message, "approval").name != key.name:
+        message = proposal.manifest.message()
+        if check_signature(self.trust.keys, signature, message, "approval").name != key.name:
             raise ReleaseError("an approval is signed by somebody else than who gave it")
         proposal.approval = Approval(key.name, signature, body["base"], self.revoked, str(body["cells"]))
 

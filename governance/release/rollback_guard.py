@@ -13,9 +13,9 @@ from pathlib import Path
 
 from kvcustody.errors import ConfigError
 from kvcustody.files import write_file
-from kvcustody.governance.release.record import NOTHING_BEFORE, ReleaseError, digest_of
-from kvcustody.policies.bundle.canonical_json import BundleRejected, decode, encode
+from kvcustody.governance.release.record import NOTHING_BEFORE, ReleaseError
 from kvcustody.policies.bundle.manifest import BundleManifest
+from kvcustody.signed_document import DocumentRejected, decode, digest, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class RevisionMark:
             raise ReleaseError(
                 f"the release has {len(records)} records and had {mark.records}: it was cut, or an old copy came back"
             )
-        if mark.records and digest_of(records[mark.records - 1]) != mark.head:
+        if mark.records and digest(records[mark.records - 1]) != mark.head:
             raise ReleaseError(f"record `{mark.records}` of the release is not the one that was seen before")
 
     def check_revision(self, manifest: BundleManifest) -> None:
@@ -79,7 +79,7 @@ class RevisionMark:
             raise ConfigError(f"revision mark `{self.path}`: {error.strerror}", path=self.path) from None
         try:
             return RollbackMark(**decode(data, "revision mark"))
-        except (BundleRejected, TypeError):
+        except (DocumentRejected, TypeError):
             raise ConfigError(
                 f"revision mark `{self.path}` is damaged: put back its last copy, or remove it after checking that the "
                 "policy in effect is the newest",

@@ -5,31 +5,30 @@
 2. The trust configuration says which signatures a bundle needs; nothing in a bundle says so. A signature by a key
    that it does not name refuses the bundle, so there is no byte of a bundle that may change.
 3. A bundle is for one audience, from `issued_us` until `expires_us`, and never replaces a higher revision.
-4. Reading is bounded, canonical (`bundle_json`) and total: whatever is wrong is one `BundleRejected`.
+4. Reading is bounded, canonical (`signed_document`) and total: whatever is wrong is one `DocumentRejected`.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import permutations
 
-from kvcustody.policies.bundle.canonical_json import BundleRejected, decode, encode
-from kvcustody.policies.bundle.manifest import (
-    BundleManifest,
-    BundleSignature,
-    read_manifest,
-    read_signature,
-    signature_form,
-    signed_bytes,
-)
-from kvcustody.policies.bundle.trust import Signer, Trust, check_signature
+from kvcustody.policies.bundle.manifest import SCHEMA, BundleManifest, read_manifest
+from kvcustody.policies.bundle.trust import Signer, Trust
 from kvcustody.policies.document.digest import digest as policy_digest
 from kvcustody.policies.document.model import Policy
 from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.signed_document import (
+    DocumentRejected,
+    DocumentSignature,
+    check_signature,
+    decode,
+    digest,
+    encode,
+    read_signature,
+)
 
-SCHEMA = "kvcustody/policy-bundle@1"
 BUNDLE_BYTES_MAX = 4 << 20
 SIGNATURES_MAX = 8
 SKEW_US = 300 * 1_000_000
@@ -42,7 +41,7 @@ class Bundle:
 
     manifest: BundleManifest
     document: str
-    signatures: tuple[BundleSignature, ...]
+    signatures: tuple[DocumentSignature, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def manifest_of(
         policy.name,
         revision,
         policy_digest(policy),
-        _sha256(document.encode()),
+        digest(document.encode()),
         issued_us,
         expires_us,
         tuple(sorted(set(revoked))),
@@ -79,14 +78,14 @@ def manifest_of(
     return read_manifest(made.form()), policy
 
 
-def sign_manifest(manifest: BundleManifest, signer: Signer) -> BundleSignature:
+def sign_manifest(manifest: BundleManifest, signer: Signer) -> DocumentSignature:
     """A signature on a manifest."""
-    return BundleSignature(signer.name, signer.sign(signed_bytes(SCHEMA, manifest.form())))
+    return DocumentSignature(signer.name, signer.sign(manifest.message()))
 
 
 def write_bundle(bundle: Bundle) -> bytes:
     """The bytes of a bundle, as they are stored and sent."""
-    signatures = [signature_form(signature) for signature in sorted(bundle.signatures)]
+    signatures = [signature.form() for signature in sorted(bundle.signatures)]
     form = {
         "document": bundle.document,
         "manifest": bundle.manifest.form(),
@@ -97,23 +96,21 @@ def write_bundle(bundle: Bundle) -> bytes:
 
 
 def read_bundle(data: bytes) -> Bundle:
-    """The bundle in `data`, nothing of it trusted yet; raises `BundleRejected`."""
-    if len(data) > BUNDLE_BYTES_MAX:
-        raise BundleRejected(f"bundle of `{len(data)}` bytes is larger than {BUNDLE_BYTES_MAX}")
-    form = decode(data, "bundle")
+    """The bundle in `data`, nothing of it trusted yet; raises `DocumentRejected`."""
+    form = decode(data, "bundle", BUNDLE_BYTES_MAX)
     if form.get("schema") != SCHEMA or set(form) != {"document", "manifest", "schema", "signatures"}:
-        raise BundleRejected(f"bundle is not a `{SCHEMA}`")
+        raise DocumentRejected(f"bundle is not a `{SCHEMA}`")
     listed = form["signatures"]
     if not isinstance(form["document"], str) or not isinstance(listed, list) or len(listed) > SIGNATURES_MAX:
-        raise BundleRejected("bundle has no document, or too many signatures")
+        raise DocumentRejected("bundle has no document, or too many signatures")
     signatures = tuple(read_signature(item) for item in listed)
     if list(signatures) != sorted(set(signatures)):
-        raise BundleRejected("bundle lists its signatures out of order, or one twice")
+        raise DocumentRejected("bundle lists its signatures out of order, or one twice")
     return Bundle(read_manifest(form["manifest"]), form["document"], signatures)
 
 
 def verify(data: bytes, trust: Trust, *, now_utc_us: int, revision_min: int = 0) -> VerifiedBundle:
-    """The policy of a bundle that `trust` accepts now; raises `BundleRejected` with the reason.
+    """The policy of a bundle that `trust` accepts now; raises `DocumentRejected` with the reason.
 
     `revision_min`: the highest revision that was in effect here, restarts included (`governance.release.mark`).
     """
@@ -125,39 +122,39 @@ def verify(data: bytes, trust: Trust, *, now_utc_us: int, revision_min: int = 0)
 
 
 def check_signatures(bundle: Bundle, trust: Trust) -> tuple[str, ...]:
-    """The names of the signers, one for each role that the trust configuration needs; else `BundleRejected`."""
-    message = signed_bytes(SCHEMA, bundle.manifest.form())
-    keys = [check_signature(trust, signature, message, "bundle") for signature in bundle.signatures]
+    """The names of the signers, one for each role that the trust configuration needs; else `DocumentRejected`."""
+    message = bundle.manifest.message()
+    keys = [check_signature(trust.keys, signature, message, "bundle") for signature in bundle.signatures]
     if len({key.public for key in keys}) != len(keys):
-        raise BundleRejected("bundle is signed twice by one key")
+        raise DocumentRejected("bundle is signed twice by one key")
     for role in trust.needs:
         if not any(role in key.roles for key in keys):
-            raise BundleRejected(
+            raise DocumentRejected(
                 f"bundle has no signature of an {role.value}; the trust configuration needs one", role=role
             )
     if not any(
         all(role in key.roles for role, key in zip(trust.needs, each, strict=True))
         for each in permutations(keys, len(trust.needs))
     ):
-        raise BundleRejected(
+        raise DocumentRejected(
             f"bundle is not signed by {len(trust.needs)} people, one for each role that is needed"
         )
     return tuple(key.name for key in keys)
 
 
 def check_document(manifest: BundleManifest, document: str) -> Policy:
-    """The policy in the document that the manifest binds; raises `BundleRejected` or `PolicyRejected`."""
+    """The policy in the document that the manifest binds; raises `DocumentRejected` or `PolicyRejected`."""
     try:
-        found = _sha256(document.encode())
+        found = digest(document.encode())
     except UnicodeEncodeError:
         found = ""
     if found != manifest.document:
-        raise BundleRejected(
+        raise DocumentRejected(
             f"bundle of revision `{manifest.revision}` holds another document than was signed"
         )
     policy = load_policy(document, name=f"{manifest.name}@{manifest.revision}")
     if (policy.name, policy_digest(policy)) != (manifest.name, manifest.digest):
-        raise BundleRejected(
+        raise DocumentRejected(
             f"bundle of revision `{manifest.revision}`: this program reads another policy in the document than the "
             f"`{manifest.digest}` that was signed"
         )
@@ -165,26 +162,22 @@ def check_document(manifest: BundleManifest, document: str) -> Policy:
 
 
 def check_current(manifest: BundleManifest, trust: Trust, *, now_utc_us: int, revision_min: int) -> None:
-    """Raise `BundleRejected` unless the manifest is for us, in force now, and not older than what was in effect."""
+    """Raise `DocumentRejected` unless the manifest is for us, in force now, and not older than what was in effect."""
     if manifest.audience != trust.audience:
-        raise BundleRejected(
+        raise DocumentRejected(
             f"bundle is for `{manifest.audience}`, this deployment is `{trust.audience}`",
             audience=manifest.audience,
         )
     if manifest.revision < revision_min:
-        raise BundleRejected(
+        raise DocumentRejected(
             f"bundle has revision `{manifest.revision}`, but `{revision_min}` was in effect here already; "
             "roll back by releasing the old content under a new revision",
             revision=manifest.revision,
             revision_min=revision_min,
         )
     if manifest.issued_us > now_utc_us + SKEW_US:
-        raise BundleRejected(
+        raise DocumentRejected(
             f"bundle of revision `{manifest.revision}` is issued in the future; check the clock"
         )
     if now_utc_us >= manifest.expires_us:
-        raise BundleRejected(f"bundle of revision `{manifest.revision}` has expired; release it anew")
-
-
-def _sha256(data: bytes) -> str:
-    return "sha256:" + hashlib.sha256(data).hexdigest()
+        raise DocumentRejected(f"bundle of revision `{manifest.revision}` has expired; release it anew")

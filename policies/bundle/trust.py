@@ -1,7 +1,6 @@
 """Whose signature counts: the trust configuration, as data.
 
-1. It alone says which signatures are needed and which keys may give them; what is signed has no say.
-2. A signature by a key that it does not name, or that does not fit, is an error, not something to skip.
+It alone says which signatures are needed and which keys may give them; what is signed has no say.
 """
 
 from __future__ import annotations
@@ -10,12 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-from kvcustody.policies.bundle.canonical_json import BundleRejected
-from kvcustody.policies.bundle.manifest import BundleSignature
 
 
 class KeyRole(StrEnum):
@@ -58,19 +51,3 @@ class Signer(Protocol):
 
     def sign(self, message: bytes) -> bytes:
         """The Ed25519 signature, 64 bytes."""
-
-
-def check_signature(trust: Trust, signature: BundleSignature, message: bytes, what: str) -> TrustedKey:
-    """The trusted key that made this signature of `message`; raises `BundleRejected`."""
-    key = trust.keys.get(signature.key)
-    if key is None:
-        raise BundleRejected(
-            f"{what} is signed by `{signature.key}`, which the trust configuration does not name"
-        )
-    try:
-        Ed25519PublicKey.from_public_bytes(key.public).verify(signature.data, message)
-    except (InvalidSignature, ValueError):
-        raise BundleRejected(
-            f"{what} is not signed by `{signature.key}`: the signature does not fit"
-        ) from None
-    return key

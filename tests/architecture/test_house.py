@@ -6,13 +6,9 @@ import ast
 import collections
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from module_graph import ROOT, sources
 
 FILES_MAX = 15

@@ -31,6 +31,7 @@ FOUNDATION = frozenset(
         "files",
         "http_exchange",
         "ids",
+        "signed_document",
         "tenants",
         "times",
     }

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from module_graph import ROOT
 
 WAY = [

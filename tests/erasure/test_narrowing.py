@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
+from coverage_agreement import disagreements
 from custody_world import POLICY, CustodyWorld
 from sqlalchemy import Engine, select
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
-
-from coverage_agreement import disagreements
 
 from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import Event, HoldsNarrowed

@@ -6,65 +6,35 @@ A Governor or a port over a real writer whose database is away. The controls div
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import governor, policy, table, writer
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Event, WorkerStopped
 from kvcustody.audit.events.custody_events import BlocksAttached
 from kvcustody.audit.writer.committer import Committer
-from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission, Deferred
-from kvcustody.governance.governor.governor import Governor
-from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import identify
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
-from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.testkit.tiny_model import tiny_model
 
-POLICY = """\
-schema: kvcustody/policy@1
-name: shares
-profile: strict
-scope: subject
-classifications: [low]
-classify: [{tenant: "*", as: low}]
-tenants:
-  greedy: {quota: {guaranteed: 50%, cap: 50%}}
-  modest: {quota: {guaranteed: 50%, cap: 50%}}
-rules: [{id: own, effect: permit, action: reuse, when: {reader: owner}}]
-retention: {low: {idle: 1h, absolute: 8h, active_max: 2h}}
-scrub: {default: {within: 1s, verify: none}}
-offload: {low: never}
-audit:
-  on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
-"""
+POLICY = policy(
+    dict.fromkeys(("greedy", "modest"), "{guaranteed: 50%, cap: 50%}"), profile="strict", scope="subject"
+)
 SPILL_BYTES = 256 << 10
 QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.05, spill_bytes=SPILL_BYTES)
 MODEL = tiny_model()
 ROUNDS = 400  # several times what greedy's quarter of the spill holds
-
-
-@pytest.fixture
-def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
-    shutil.copy(migrated, tmp_path / "ledger.db")
-    engine = open_store(tmp_path / "ledger.db")
-    yield engine
-    engine.dispose()
 
 
 class World:
@@ -72,19 +42,8 @@ class World:
 
     def __init__(self, store: Engine, folder: Path) -> None:
         self.clock = VirtualClock(utc_us=time.time_ns() // 1000)
-        self.writer = EventWriter(
-            store,
-            worker="w",
-            clock=self.clock,
-            spill_directory=folder / "spill",
-            settings=QUICK,
-            clear_names=True,
-        )
-        root = RootKeyWrapping(KeyBuffer.random(KEY_BYTES))
-        keyring = Keyring(FileKeyStore(folder / "keys.json"), root, self.clock)
-        pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=self.clock), 256)
-        table = compile_policy(load_policy(POLICY, name="shares.yaml"), revision=1)
-        self.governor = Governor(pools, table, keyring, self.writer, clock=self.clock)
+        self.writer = writer(store, folder / "spill", clock=self.clock, settings=QUICK)
+        self.governor = governor(table(POLICY), self.clock, ledger=self.writer)
         self.numbers = {"greedy": 0, "modest": 0}
         for tenant in self.numbers:
             assert self.serve(tenant)

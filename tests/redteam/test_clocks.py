@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from two_worlds import BLOCK, ISSUER, MODEL, MemoryKeyStore, World, table
+from builders import keyring_in_memory
+from two_worlds import BLOCK, ISSUER, MODEL, World, table
 
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.decisions.segment_matcher import declare
 from kvcustody.governance.identity.domain_spec import tenant_owner
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 
 DAY, YEAR = 86_400 * MICROSECONDS, 365 * 86_400 * MICROSECONDS
 PROMPT = list(range(1, 6 * BLOCK + 1))
@@ -26,7 +24,7 @@ class Deployment:
     """A machine with one way from the victim's cache to the attacker's requests, which ends on `UNTIL`."""
 
     def __init__(self, kind: str, folder: Path) -> None:
-        self.ring = Keyring(MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), VirtualClock())
+        self.ring = keyring_in_memory(VirtualClock())
         self.path = folder / "clock.json"
         self.sharing = GRANT if kind == "grant" else self._segment()
         self.world = self.start(VirtualClock())

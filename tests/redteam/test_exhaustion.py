@@ -12,7 +12,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from two_worlds import BLOCK, ISSUER, MemoryKeyStore, World, table, tokens
+from builders import MemoryKeyStore
+from two_worlds import BLOCK, ISSUER, World, table, tokens
 
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.decisions import access_plan as plans

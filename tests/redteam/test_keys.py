@@ -10,7 +10,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from two_worlds import BLOCK, ISSUER, MemoryKeyStore, World, model, table, tokens
+from builders import MemoryKeyStore
+from two_worlds import BLOCK, ISSUER, World, model, table, tokens
 
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity import model_identity, tlv

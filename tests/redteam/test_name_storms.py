@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+import builders
 import pytest
-from two_worlds import BLOCK, ISSUER, MODEL, MemoryKeyStore, World, table
+from two_worlds import BLOCK, ISSUER, MODEL, World, table
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
@@ -18,10 +18,6 @@ from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.principal import identify
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
-from kvcustody.governance.ledger_protocol import CountingLedger
 
 PLACES, STORM = 8, 400
 TENANTS = """\
@@ -157,31 +153,10 @@ def test_blocks_that_did_not_verify_keep_no_place(
     assert opened.governor.check() == []
 
 
-class Engine:
-    """The port's other side: an index that forgets what it is told to."""
-
-    def __init__(self) -> None:
-        self.evicted: list[int] = []
-
-    def evict(self, blocks: Sequence[int]) -> None:
-        self.evicted += blocks
-
-    def abort(self, request_ids: Sequence[object], cause: str) -> None:
-        raise AssertionError("nothing is aborted")
-
-    def withhold(self, blocks: Sequence[int]) -> None:
-        raise AssertionError("nothing fails")
-
-    def wake(self) -> None:
-        pass
-
-
 def port_storm(profile: str, names: int) -> tuple[EnginePort, list[Any]]:
     clock = VirtualClock()
-    ring = Keyring(MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
     pool = ExternalPool(640, shards=1, bytes_per_block=1, reserved=[0])
-    quotas = table(profile=profile, tenants=TENANTS)
-    port = EnginePort(pool, Engine(), quotas, ring, CountingLedger(), clock=clock, block_tokens=BLOCK)  # type: ignore[arg-type]
+    port = builders.port(table(profile=profile, tenants=TENANTS), clock, pool=pool, block_tokens=BLOCK)
     memory = UnbackedMemory(640, 1, clock=clock)
     answers = []
     for number in range(names):

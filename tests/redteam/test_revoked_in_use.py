@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from two_worlds import BLOCK, ISSUER, MODEL, MemoryKeyStore, World, table
+from builders import keyring_in_memory
+from two_worlds import BLOCK, ISSUER, MODEL, World, table
 
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
@@ -16,8 +17,6 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.policies.table.decision_table import DecisionTable
 
 DAY, ACTIVE_MAX = 86_400 * MICROSECONDS, 8 * 3600 * MICROSECONDS
@@ -34,7 +33,7 @@ class InUse:
     """A request of the attacker's that reads the victim's blocks through `way`, a grant or a segment of one day."""
 
     def __init__(self, kind: str) -> None:
-        ring = Keyring(MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), VirtualClock())
+        ring = keyring_in_memory(VirtualClock())
         self.sharing = grant() if kind == "grant" else self._segment(ring)
         self.world = World(self.table(), blocks=512, keyring=ring)
         self.world.clock.advance(DAY - MICROSECONDS)

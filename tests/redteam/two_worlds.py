@@ -12,12 +12,12 @@ V3  Cost is virtual: the tokens a prompt still has to compute. A wall clock is a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
+from builders import keyring_in_memory
 from numpy.typing import NDArray
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
@@ -32,9 +32,6 @@ from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, ten
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
-from kvcustody.governance.keys.wrapped_key_store import KeyDocument
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.ids import SessionId, SubjectId, TenantId
@@ -135,25 +132,6 @@ def model(**changes: Any) -> ModelIdentity:
 MODEL = model()
 
 
-class MemoryKeyStore:
-    """A key store whose document is in memory; two keyrings over one store are two processes of one deployment."""
-
-    def __init__(self) -> None:
-        self._document = KeyDocument()
-
-    def load(self) -> KeyDocument:
-        """The document as last saved."""
-        return self._document.copy()
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        """One thread: nothing to lock."""
-        return nullcontext()
-
-    def save(self, document: KeyDocument) -> None:
-        """Replace it."""
-        self._document = document.copy()
-
-
 class KeepingLedger(CountingLedger):
     """A counting ledger that also keeps events, to show a tenant its own log."""
 
@@ -187,9 +165,7 @@ class World:
         self.clock = clock or VirtualClock()
         self.time = DeadlineClock(self.clock, clock_path)
         self.ledger = KeepingLedger() if keep_events else CountingLedger()
-        self.keyring = keyring or Keyring(
-            MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), self.clock
-        )
+        self.keyring = keyring or keyring_in_memory(self.clock)
         self.pools = Pools(
             lambda count: UnbackedMemory(count, 1, clock=self.clock),
             blocks,

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.allocator.pool.options import PoolOptions
+from builders import governor
+
 from kvcustody.audit.events import Event
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission
-from kvcustody.governance.governor.governor import Governor
-from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import identify
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
-from kvcustody.governance.keys.wrapped_key_store import KeyDocument
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.rollback_guard import RevisionMark
@@ -153,22 +146,6 @@ def worker_settings(folder: Path, **fields: object) -> Settings:
     )
 
 
-class MemoryKeys:
-    """A key store whose document is in memory."""
-
-    def __init__(self) -> None:
-        self._document = KeyDocument()
-
-    def load(self) -> KeyDocument:
-        return self._document.copy()
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def save(self, document: KeyDocument) -> None:
-        self._document = document.copy()
-
-
 class Follower:
     """A worker that follows a release: a Governor and its feed."""
 
@@ -177,11 +154,7 @@ class Follower:
         self.ledger = StepLedger()
         self.reader = ReleaseReader(release.store, release.people.trust, RevisionMark(release.folder / mark))
         table, expires_us = self.reader.first("shared")
-        keyring = Keyring(MemoryKeys(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), self.clock)
-        pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=self.clock), 512, PoolOptions())
-        self.governor = Governor(
-            pools, table, keyring, self.ledger, clock=self.clock, expires_utc_us=expires_us
-        )
+        self.governor = governor(table, self.clock, ledger=self.ledger, blocks=512, expires_utc_us=expires_us)
         self.feed = PolicyFeed(self.reader, self.governor, self.clock, lease_seconds=lease_seconds)
 
     def follow(self) -> None:

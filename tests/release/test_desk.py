@@ -17,11 +17,12 @@ from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, CustodyError, LedgerUnavailable, PolicyError
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.release import activation_gates as gates
-from kvcustody.governance.release.record import ReleaseAction, ReleaseError, digest_of, make_record
+from kvcustody.governance.release.record import ReleaseAction, ReleaseError, make_record
 from kvcustody.governance.release.replay_records import fold
 from kvcustody.governance.release.store import FolderStore, SqlStore
 from kvcustody.policies.bundle.bundle import verify
 from kvcustody.policies.bundle.trust import KeyRole
+from kvcustody.signed_document import digest
 
 HOUR = 3600 * MICROSECONDS
 
@@ -68,7 +69,7 @@ def test_every_step_is_a_durable_event(release: Release) -> None:
     assert [event.action for event in steps] == ["proposed", "consented", "approved", "activated", "revoked"]
     stored = release.store.read()
     assert [(event.step, event.record) for event in steps] == [
-        (number, digest_of(data)) for number, data in enumerate(stored, 1)
+        (number, digest(data)) for number, data in enumerate(stored, 1)
     ]
 
 

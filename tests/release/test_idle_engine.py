@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import builders
 import pytest
 from idle_engine import IdleEngine
 from release_world import MODEL, READS, Release, policy, worker_settings
@@ -18,7 +19,6 @@ from sqlalchemy import Engine
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.erasure.requests_and_answers import status
 from kvcustody.audit.events import Event, KeysOrdered
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.erasure.erasure_run import request_event
@@ -37,9 +37,7 @@ class Desk:
         self.store: Engine = open_store(folder / "ledger.db")
 
     def put(self, event: Event) -> None:
-        writer = EventWriter(
-            self.store, worker="desk", clock=CLOCK, spill_directory=self.folder / "desk", clear_names=True
-        )
+        writer = builders.writer(self.store, self.folder / "desk", worker="desk", clock=CLOCK)
         writer.submit_durable(event)
         writer.close()
 

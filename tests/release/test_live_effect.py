@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from release_world import FORBID, MODEL, PROMPT, READS, THIRD, Follower, Release, policy
 
@@ -19,12 +19,13 @@ from kvcustody.governance.decisions.staged_table import Stage, StagedTable
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.release import activation_gates as gates
-from kvcustody.governance.release.record import ReleaseError, digest_of
+from kvcustody.governance.release.record import ReleaseError
 from kvcustody.governance.release.rollback_guard import RevisionMark
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.model import AccessRequest
+from kvcustody.signed_document import digest
 
 HIT = 64
 NOW_UTC = 1_767_225_600 * MICROSECONDS
@@ -215,8 +216,8 @@ def test_a_release_that_was_cut_or_swapped_is_refused_after_a_restart(release: R
     with pytest.raises(ReleaseError, match="lower than `2`"):
         mark.check_revision(release.desk.state().proposal(1).manifest)
     with pytest.raises(ReleaseError, match="not the one that was in effect"):
-        mark.check_revision(replace(release.desk.state().proposal(2).manifest, name="other"))
-    assert digest_of(kept) == mark.mark.head
+        mark.check_revision(msgspec.structs.replace(release.desk.state().proposal(2).manifest, name="other"))
+    assert digest(kept) == mark.mark.head
 
 
 # -- stages -------------------------------------------------------------------------------------------------------

@@ -12,22 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
+import builders
 import pytest
-from release_world import MODEL, PROMPT, READS, MemoryKeys, policy
+from release_world import MODEL, PROMPT, READS, policy
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import identify
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
-from kvcustody.governance.ledger_protocol import CountingLedger
-from kvcustody.policies.reading.load_policy import load_policy
-from kvcustody.policies.table.compile import compile_policy
 
-TABLE = compile_policy(load_policy(policy(READS), name="race.yaml"), revision=1)
-CLOSED = compile_policy(load_policy(policy(), name="race.yaml"), revision=2)
+TABLE, CLOSED = builders.table(policy(READS)), builders.table(policy(), 2)
 STEPS, THREADS = 6, 3
 
 
@@ -36,18 +30,9 @@ class Race:
 
     def __init__(self, narrow: Callable[[EnginePort], Any], *, valid_us: int | None = None) -> None:
         clock = self.clock = VirtualClock()
-        keyring = Keyring(MemoryKeys(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
         self.pool = ExternalPool(16, shards=1, bytes_per_block=1, reserved=[0])
-        self.port = EnginePort(
-            self.pool,
-            self,
-            TABLE,
-            keyring,
-            CountingLedger(),
-            clock=clock,
-            block_tokens=16,  # type: ignore[arg-type]
-            expires_utc_us=None if valid_us is None else clock.utc_us() + valid_us,
-        )
+        expires_us = None if valid_us is None else clock.utc_us() + valid_us
+        self.port = builders.port(TABLE, clock, engine=self, pool=self.pool, expires_utc_us=expires_us)
         self.index: dict[bytes, int] = {}
         self.narrow = narrow
         self.queued: Any = None

@@ -13,6 +13,7 @@ from random import Random
 
 import numpy as np
 import torch
+from builders import QUICK, governor, keyring, table, writer
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 
@@ -21,28 +22,20 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.audit.coverage.conservation import ConservationIdentity, conservation
 from kvcustody.audit.events import Event, WorkerStarted
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import MICROSECONDS, Clock, VirtualClock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission
-from kvcustody.governance.governor.governor import Governor
-from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import Principal
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.root_key_wrapping import open_wrapping
-from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.ids import SessionId, SubjectId, TenantId
-from kvcustody.policies.reading.load_policy import load_policy
-from kvcustody.policies.table.compile import compile_policy
 from kvcustody.tenants import Issuers
 from kvcustody.testkit.tiny_model import tiny_model
 
 BLOCK = 16
 SHARDS = 2
 TENANTS = ("alpha", "beta", "gamma")
-QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, durable_seconds=5.0)
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=8, block_tokens=BLOCK, dtype=torch.float16)
 POLICY = """\
 schema: kvcustody/policy@1
@@ -140,15 +133,9 @@ class CustodyWorld:
         self.engine = engine
         make = memory or (lambda count, at: TensorMemory.allocate(count, SPEC, shards=SHARDS, clock=at))
         self.memory = make(blocks, self.clock)
-        self.keyring = open_keyring(folder, self.clock)
-        self.writer = EventWriter(
-            engine,
-            worker=worker,
-            clock=self.clock,
-            spill_directory=folder / "spill",
-            settings=settings,
-            subject_keys=keys,
-            clear_names=keys is None,
+        self.keyring = keyring(folder, self.clock)
+        self.writer = writer(
+            engine, folder / "spill", worker=worker, clock=self.clock, settings=settings, keys=keys
         )
         size = self.memory.bytes_per_block
         self.writer.submit(
@@ -158,12 +145,14 @@ class CustodyWorld:
         options = PoolOptions(
             block_tokens=BLOCK, reserve_low=4, reserve_high=8, evict_ahead=4, scrub_batch=8, windows=windows
         )
-        self.governor = Governor(
-            Pools(lambda _: self.memory, blocks, options),
-            compile_policy(load_policy(POLICY, name="custody.yaml"), revision=1),
-            self.keyring,
-            self.ledger,
-            clock=self.clock,
+        self.governor = governor(
+            table(POLICY),
+            self.clock,
+            ledger=self.ledger,
+            keys=self.keyring,
+            blocks=blocks,
+            memory=lambda _: self.memory,
+            options=options,
         )
         self.lengths: dict[object, int] = {}
         self.fences: list[int] = []
@@ -320,8 +309,3 @@ class CustodyWorld:
         self.governor.close()
         self.lengths.clear()
         self.writer.flush()
-
-
-def open_keyring(folder: Path, clock: Clock) -> Keyring:
-    """The deployment's keyring in `folder`, made on first use."""
-    return Keyring(FileKeyStore(folder / "keys.json"), open_wrapping("generated", folder / "root.key"), clock)

@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from custody_world import BLOCK, MODEL, QUICK, SHARDS, SPEC, Dropping, open_keyring
+from builders import keyring, port, table, writer
+from custody_world import BLOCK, MODEL, SHARDS, SPEC, Dropping
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 
@@ -23,14 +24,10 @@ from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.audit.coverage.conservation import ConservationIdentity, conservation
 from kvcustody.audit.events import Event, WorkerStarted
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.external.engine_control import EngineView
-from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.ids import SessionId, SubjectId, TenantId
-from kvcustody.policies.reading.load_policy import load_policy
-from kvcustody.policies.table.compile import compile_policy
 
 TENANTS = ("alpha", "beta", "gamma")
 POLICY = """\
@@ -101,24 +98,23 @@ class PortWorld:
         self.lag = lag
         self.memory = TensorMemory.allocate(blocks, SPEC, shards=SHARDS, clock=self.clock)
         self.memory.fill(np.arange(blocks), 99)  # what was in the memory before us
-        self.keyring = open_keyring(folder, self.clock)
-        self.writer = EventWriter(
-            store,
-            worker=worker,
-            clock=self.clock,
-            spill_directory=folder / "spill",
-            settings=QUICK,
-            clear_names=True,
-        )
+        self.keyring = keyring(folder, self.clock)
+        self.writer = writer(store, folder / "spill", worker=worker, clock=self.clock)
         size = self.memory.bytes_per_block
         self.writer.submit(
             [WorkerStarted(self.clock.now_us(), worker, blocks - 1, SHARDS, size, "cpu", "test", 1)]
         )
         self.ledger = Dropping(self.writer, chosen or (lambda event: False))
         self.pool = ExternalPool(blocks, shards=SHARDS, bytes_per_block=size, reserved=[0])
-        self.table = compile_policy(load_policy(policy, name="port.yaml"), revision=1)
-        self.port = EnginePort(
-            self.pool, self, self.table, self.keyring, self.ledger, clock=self.clock, block_tokens=BLOCK
+        self.table = table(policy)
+        self.port = port(
+            self.table,
+            self.clock,
+            engine=self,
+            ledger=self.ledger,
+            keys=self.keyring,
+            pool=self.pool,
+            block_tokens=BLOCK,
         )
         # The engine's own books.
         self.free: deque[int] = deque(range(1, blocks))
@@ -310,8 +306,8 @@ class PortWorld:
             for shard in range(SHARDS):
                 results = [self.memory.scrub(shard, blocks, share) for share, blocks in order.batches]
                 self.port.scrubbed(order.number, shard, results, self.memory.scrubbed(shard))
-        for block, who, writer in writes:
-            if self.fresh.get(block) == writer:
+        for block, who, first in writes:
+            if self.fresh.get(block) == first:
                 del self.fresh[block]
                 self.first_writes += 1
                 self.dirty_at_first_write += int(self.memory.nonzero_bytes(np.array([block])) > 0)

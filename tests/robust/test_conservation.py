@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -24,20 +23,6 @@ from kvcustody.audit.schema.ledger import custody_ends
 from kvcustody.clock import MICROSECONDS
 
 Make = Callable[..., CustodyWorld]
-
-
-@pytest.fixture
-def make(store: Engine, tmp_path: Path) -> Iterator[Make]:
-    made: list[CustodyWorld] = []
-
-    def build(**options: object) -> CustodyWorld:
-        world = CustodyWorld(options.pop("engine", store), tmp_path, **options)  # type: ignore[arg-type]
-        made.append(world)
-        return world
-
-    yield build
-    for world in made:
-        world.writer.close(5.0)
 
 
 @pytest.mark.parametrize("seed", range(1, 7))

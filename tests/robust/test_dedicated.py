@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from custody_world import BLOCK, MODEL, QUICK, SPEC, open_keyring
-from sqlalchemy import Engine, select
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
-
+from builders import governor, policy, table, writer
 from coverage_agreement import disagreements
+from custody_world import BLOCK, MODEL, SPEC
+from sqlalchemy import Engine, select
 
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
@@ -19,33 +16,18 @@ from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import WorkerStarted
 from kvcustody.audit.query.custody import gaps
 from kvcustody.audit.schema.ledger import residencies
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.admission_outcome import Admission
-from kvcustody.governance.governor.governor import Governor
-from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.orphans.ledger_join import WriterJoin
-from kvcustody.policies.reading.load_policy import load_policy
-from kvcustody.policies.table.compile import compile_policy
 
-POLICY = """\
-schema: kvcustody/policy@1
-name: apart
-profile: dedicated
-scope: tenant
-classifications: [low]
-classify: [{tenant: "*", as: low}]
-tenants:
-  alpha: {quota: {guaranteed: 40%, cap: 40%, borrow: false}}
-  beta:  {quota: {guaranteed: 40%, cap: 40%, borrow: false}}
-rules: [{id: own, effect: permit, action: reuse, when: {reader: owner}}]
-retention: {low: {idle: 10s, absolute: 60s, active_max: 1h}}
-scrub: {default: {within: 5s, verify: all}}
-offload: {low: never}
-audit: {on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}}
-eviction: {policy: lru}
-"""
+POLICY = policy(
+    dict.fromkeys(("alpha", "beta"), "{guaranteed: 40%, cap: 40%, borrow: false}"),
+    profile="dedicated",
+    retention="{idle: 10s, absolute: 60s, active_max: 1h}",
+    scrub="{within: 5s, verify: all}",
+    more="eviction: {policy: lru}",
+)
 
 
 class Apart:
@@ -53,25 +35,15 @@ class Apart:
 
     def __init__(self, store: Engine, folder: Path) -> None:
         self.clock = VirtualClock()
-        self.writer = EventWriter(
-            store,
-            worker="apart",
-            clock=self.clock,
-            spill_directory=folder / "spill",
-            settings=QUICK,
-            clear_names=True,
-        )
+        self.writer = writer(store, folder / "spill", worker="apart", clock=self.clock)
         self.writer.submit([WorkerStarted(self.clock.now_us(), "apart", 64, 1, 512, "cpu", "test", 1)])
-        self.governor = Governor(
-            Pools(
-                lambda blocks: TensorMemory.allocate(blocks, SPEC, clock=self.clock),
-                80,
-                PoolOptions(block_tokens=BLOCK, reserve_low=2, reserve_high=4, scrub_batch=8),
-            ),
-            compile_policy(load_policy(POLICY, name="apart.yaml"), revision=1),
-            open_keyring(folder, self.clock),
-            self.writer,
-            clock=self.clock,
+        self.governor = governor(
+            table(POLICY),
+            self.clock,
+            ledger=self.writer,
+            blocks=80,
+            memory=lambda blocks: TensorMemory.allocate(blocks, SPEC, clock=self.clock),
+            options=PoolOptions(block_tokens=BLOCK, reserve_low=2, reserve_high=4, scrub_batch=8),
         )
 
     def run(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +23,6 @@ from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.ids import TenantId
 
 Make = Callable[..., CustodyWorld]
-
-
-@pytest.fixture
-def make(store: Engine, tmp_path: Path) -> Iterator[Make]:
-    made: list[CustodyWorld] = []
-
-    def build(**options: object) -> CustodyWorld:
-        world = CustodyWorld(options.pop("engine", store), tmp_path, **options)  # type: ignore[arg-type]
-        made.append(world)
-        return world
-
-    yield build
-    for world in made:
-        world.writer.close(5.0)
 
 
 IDENTITIES: dict[str, tuple[dict[str, object], str]] = {

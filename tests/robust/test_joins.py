@@ -5,8 +5,7 @@ Each control takes the record of that use away: then the ledger alone does not e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import orjson
@@ -26,20 +25,6 @@ from kvcustody.ids import SessionId, SubjectId, TenantId
 WHOLE = 3
 PROMPT = np.arange(WHOLE * BLOCK + 5, dtype=np.int32)
 Make = Callable[..., CustodyWorld]
-
-
-@pytest.fixture
-def make(store: Engine, tmp_path: Path) -> Iterator[Make]:
-    made: list[CustodyWorld] = []
-
-    def build(**options: object) -> CustodyWorld:
-        world = CustodyWorld(options.pop("engine", store), tmp_path, **options)  # type: ignore[arg-type]
-        made.append(world)
-        return world
-
-    yield build
-    for world in made:
-        world.writer.close(5.0)
 
 
 def admit(world: CustodyWorld, user: str) -> object:

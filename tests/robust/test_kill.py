@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from custody_world import CustodyWorld, open_keyring
+from builders import keyring as open_keyring
+from custody_world import CustodyWorld
 from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.coverage.summary import coverage

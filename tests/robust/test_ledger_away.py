@@ -15,42 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from custody_world import MODEL, QUICK, open_keyring
+from builders import governor, grant, policy, table, writer
+from custody_world import MODEL
 from sqlalchemy import Engine, event, select
 
-from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.schema.ledger import events, logs, releases, residencies
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission, Deferred
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
-from kvcustody.governance.governor.governor import Governor
-from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import identify
-from kvcustody.policies.reading.load_policy import load_policy
-from kvcustody.policies.table.compile import compile_policy
 
-POLICY = """\
-schema: kvcustody/policy@1
-name: away
-profile: shared
-scope: tenant
-classifications: [low]
-classify: [{tenant: "*", as: low}]
-tenants:
-  holder: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
-  reader: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
-grants: [{id: reads, owner: holder, reader: reader, at_most: low, until: 2099-01-01, reason: test}]
-rules: [{id: own, effect: permit, action: reuse, when: {reader: owner}}]
-retention: {low: {idle: 1h, absolute: 8h, active_max: 2h}}
-scrub: {default: {within: 1s, verify: none}}
-offload: {low: never}
-audit:
-  on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
-"""
+POLICY = policy(more=grant())
 PROMPT = [*range(1, 65), 7]
 
 
@@ -64,22 +41,11 @@ class World:
         event.listen(store, "connect", self._connected)
         store.dispose()
         self.clock = VirtualClock(utc_us=time.time_ns() // 1000)
-        self.writer = EventWriter(
-            store,
-            worker="w",
-            clock=self.clock,
-            spill_directory=folder / "spill",
-            settings=QUICK,
-            clear_names=True,
-        )
-        pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=self.clock), 256, PoolOptions())
-        policy = POLICY + (f"  by_classification: {{low: {stricter}}}\n" if stricter else "")
-        read = load_policy(policy, name="away.yaml")
-        keyring = open_keyring(folder, self.clock)
-        first = compile_policy(read, revision=1)
-        self.governor = Governor(pools, first, keyring, self.writer, clock=self.clock)
+        self.writer = writer(store, folder / "spill", clock=self.clock)
+        text = POLICY + (f"  by_classification: {{low: {stricter}}}\n" if stricter else "")
+        self.governor = governor(table(text), self.clock, ledger=self.writer)
         assert self.ask("reader") == self.ask("holder", keeps=True) == 0  # their keys are on record
-        self.governor.activate(compile_policy(read, revision=2), actor="ada")  # no grant was used under it
+        self.governor.activate(table(text, 2), actor="ada")  # no grant was used under it
 
     def _connected(self, connection: sqlite3.Connection, _: object) -> None:
         self._raw.append(connection)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 from custody_world import SHARDS, SPEC, CustodyWorld
+from fake_cuda import FakeCuda
 from sqlalchemy import Engine
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.clock import Clock
 from kvcustody.kernels.segment import Layout, SegmentTable
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
-from fake_cuda import FakeCuda
 
 
 class LateMemory(StreamTensorMemory):

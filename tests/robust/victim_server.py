@@ -14,9 +14,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
-import torch
 from custody_world import TENANTS, CustodyWorld
+from fork_server import serve
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.writer.event_writer import WriterSettings
@@ -59,19 +61,5 @@ def child(folder: Path, number: int) -> None:
         os.pwrite(file, line.ljust(80).encode(), 0)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        command, *arguments = line.split()
-        if command == "go":
-            found = os.fork()
-            if not found:
-                child(Path(arguments[0]), int(arguments[1]))
-            print(found, flush=True)
-        else:
-            os.wait()
-            print("dead", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(child)

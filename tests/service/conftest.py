@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,30 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
+from service_world import settings_in
 
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service, open_service
-from kvcustody.governance.service.settings import ServiceSettings
-
-sys.path.insert(
-    0, str(Path(__file__).parent)
-)  # the tests are no package; `service_world` is beside this file
-
-
-def settings_in(folder: Path, **explicit: Any) -> ServiceSettings:
-    given = {
-        "database_url": f"sqlite:///{folder}/ledger.db",
-        "state_path": folder / "state",
-        "listen": f"unix:{folder}/api.sock",
-        "signing_key_path": folder / "signing.key",
-        "checkpoint_seconds": 0.02,
-        "requests_per_second": 1e6,
-        "requests_burst": 1_000_000,
-        "failures_per_minute": 1_000_000,
-    }
-    return ServiceSettings(**{**given, **explicit})
 
 
 class Client:

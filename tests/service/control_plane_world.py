@@ -114,6 +114,11 @@ class ControlPlane:
         rows = [(str(made[name].verifier), role, tenant) for name, (_, tenant, role) in _PEOPLE.items()]
         (self.folder / "trust.toml").write_text(write_trust("prod", rows))
 
+    def command(self, who: str, *words: str) -> list[str]:
+        """A command of somebody's at this control plane, for a process of its own."""
+        program = str(Path(sys.executable).with_name("kvcustody"))
+        return [program, *words, "--server", self.address, "--api-key-file", str(self.key_file(who))]
+
     def key_file(self, name: str) -> Path:
         return self.folder / f"{name}.key"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +21,24 @@ from kvcustody.audit.events import (
 from kvcustody.audit.events.block_runs import gather
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.governance.service.ingest.check_leaves import write_batch
+from kvcustody.governance.service.settings import ServiceSettings
 
 OFFSET_US = 1_790_000_000_000_000
 MEDIA = {"Content-Type": "application/x-ndjson"}
+
+
+def settings_in(folder: Path, **explicit: Any) -> ServiceSettings:
+    given = {
+        "database_url": f"sqlite:///{folder}/ledger.db",
+        "state_path": folder / "state",
+        "listen": f"unix:{folder}/api.sock",
+        "signing_key_path": folder / "signing.key",
+        "checkpoint_seconds": 0.02,
+        "requests_per_second": 1e6,
+        "requests_burst": 1_000_000,
+        "failures_per_minute": 1_000_000,
+    }
+    return ServiceSettings(**{**given, **explicit})
 
 
 class Batch(NamedTuple):

@@ -6,19 +6,14 @@ The Hypothesis machine, the seeded drives and the mutants all run this. A disagr
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from model import SIZE, Limits, Model
+from world import SECOND, World, run
 
 from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "allocator"))
-sys.path.insert(0, str(Path(__file__).parent))
-from model import SIZE, Limits, Model
-from world import SECOND, World, run
 
 DOMAINS = {
     "a": Limits(20 * SECOND, 90 * SECOND),

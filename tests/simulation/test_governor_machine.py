@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from governed import LOW_ABSOLUTE_US, LOW_IDLE_US, MODEL, governor, person
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from model import SIZE, Limits, Model
+from simulation import BASES, SECOND
+from test_manager_machine import DEEP, QUICK, causes, machine, some
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, Deferred
 from kvcustody.governance.erasure.selector import Selector
-
-sys.path.insert(0, str(Path(__file__).parent))
-from governed import LOW_ABSOLUTE_US, LOW_IDLE_US, MODEL, governor, person
-from model import SIZE, Limits, Model
-from simulation import BASES, SECOND
-from test_manager_machine import DEEP, QUICK, causes, machine, some
 
 PEOPLE = [("a", "mia"), ("a", "noa"), ("b", "mia")]
 LOW, HIGH = Limits(LOW_IDLE_US, LOW_ABSOLUTE_US), Limits(0, 0)

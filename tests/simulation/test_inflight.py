@@ -7,12 +7,8 @@ overlap is a block handed out while a step that touches it is open.
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "allocator"))
 from world import SECOND, World, run
 
 BLOCKS, SLOTS, LATEST = (

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from simulation import BASES, SECOND, drive, roomy, tight
 
 from kvcustody.allocator.prefix.eviction_policy import POLICIES
-
-sys.path.insert(0, str(Path(__file__).parent))
-from simulation import BASES, SECOND, drive, roomy, tight
 
 QUICK = settings(
     max_examples=60,

@@ -7,12 +7,12 @@ says so and must be brought up to date with the code.
 from __future__ import annotations
 
 import inspect
-import sys
 import textwrap
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from simulation import SECOND, drive, roomy, tight
+from world import World, run, state_of
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.reclaim import Reclaimer
@@ -25,10 +25,6 @@ from kvcustody.allocator.prefix.eviction_policy import EvictionQueue
 from kvcustody.allocator.prefix.hash_index import PrefixIndex
 from kvcustody.allocator.prefix.publish import Publication
 from kvcustody.allocator.prefix.tree import PrefixTree
-
-sys.path.insert(0, str(Path(__file__).parent))
-from simulation import SECOND, drive, roomy, tight
-from world import World, run, state_of
 
 
 class Mutant(NamedTuple):

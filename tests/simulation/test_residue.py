@@ -7,17 +7,13 @@ every byte of a reused block is residue.
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from world import SECOND, SIZE, World, run
 
 from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS, ScrubResult
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "allocator"))
-from world import SECOND, SIZE, World, run
 
 BLOCKS = 48
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=4, block_tokens=SIZE)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
+from governed import LOW_ABSOLUTE_US, LOW_IDLE_US, MODEL, governor, person
+from simulation import SECOND
 
 from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission
-
-sys.path.insert(0, str(Path(__file__).parent))
-from governed import LOW_ABSOLUTE_US, LOW_IDLE_US, MODEL, governor, person
-from simulation import SECOND
 
 DAY = 86_400 * SECOND
 Handle = tuple[int, int]

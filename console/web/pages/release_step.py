@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 import orjson
@@ -23,8 +21,8 @@ from kvcustody.governance.release.record import SCHEMA, ReleaseAction
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.policies.bundle.bundle import SCHEMA as BUNDLE_SCHEMA
 from kvcustody.policies.bundle.bundle import manifest_of
+from kvcustody.policies.bundle.manifest import SCHEMA as BUNDLE_SCHEMA
 from kvcustody.policies.document.problems import PolicyRejected
 from kvcustody.times import DAY_US
 
@@ -85,12 +83,8 @@ def _body(
     found = _proposal(visit, state)
     if name == "approved":
         return _approved(visit, state, found), found.manifest.form()
-    proof = json.dumps(gates.review(state, found).proof.data(), sort_keys=True).encode()
-    return {
-        "revision": found.revision,
-        "stage": None,
-        "proof": "sha256:" + hashlib.sha256(proof).hexdigest(),
-    }, None
+    proof = gates.proof_digest(gates.review(state, found).proof)
+    return {"revision": found.revision, "stage": None, "proof": proof}, None
 
 
 def _proposed(visit: PageRequest, state: ReleaseState, at_us: int) -> tuple[dict[str, Any], dict[str, Any]]:

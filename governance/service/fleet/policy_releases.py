@@ -25,7 +25,6 @@ from kvcustody.governance.release.record import (
     ReleaseAction,
     ReleaseError,
     ReleaseRecord,
-    digest_of,
     read_record,
 )
 from kvcustody.governance.release.replay_records import ReleaseState, fold
@@ -36,6 +35,7 @@ from kvcustody.policies.bundle.bundle import SKEW_US
 from kvcustody.policies.bundle.trust import Trust
 from kvcustody.policies.document.model import Action
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.signed_document import digest
 
 _AUTHORIZED_MAX = 1 << 16
 _NARROWING = (ReleaseAction.REVOKED, ReleaseAction.BROKE_GLASS)
@@ -201,7 +201,7 @@ class PolicyReleases:
             record.action.value,
             0 if about is None else about.revision,
             "" if about is None else about.manifest.digest,
-            digest_of(data),
+            digest(data),
             record.actor,
         )
         narrows = record.action in _NARROWING

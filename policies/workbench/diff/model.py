@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.workbench.request import instant
+from kvcustody.signed_document import digest, encode_ascii
 
 SCHEMA = "kvcustody/policy-diff@1"
 
@@ -196,8 +195,7 @@ class PolicyDiff:
     @property
     def cells_digest(self) -> str:
         """`sha256:` over the canonical form of `widening()`."""
-        form = json.dumps(self.widening(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return "sha256:" + hashlib.sha256(form.encode()).hexdigest()
+        return digest(encode_ascii(self.widening()))
 
     def data(self) -> dict[str, Any]:
         """Everything, in words."""

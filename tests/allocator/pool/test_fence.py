@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from world import SECOND, World, run
 
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.errors import HandleError
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from world import SECOND, World, run
 
 BOUND = 30 * SECOND
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from world import MINUTE, SECOND, SIZE, World, run
 
 from kvcustody.allocator.pool.block_state import NEVER_US
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from world import MINUTE, SECOND, SIZE, World, run
 
 HOUR = 60 * MINUTE
 

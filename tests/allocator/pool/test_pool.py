@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from world import OPTIONS, SECOND, World, run
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
@@ -16,9 +15,6 @@ from kvcustody.allocator.pool.block_state import TRANSITIONS, BlockState
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.errors import CapacityError, DeviceError, HandleError, IsolationError
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from world import OPTIONS, SECOND, World, run
 
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=8, block_tokens=4)
 

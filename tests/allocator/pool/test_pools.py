@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from world import SECOND, SIZE, run, state_of
 
 from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
@@ -17,9 +16,6 @@ from kvcustody.errors import CapacityError, HandleError
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from world import SECOND, SIZE, run, state_of
 
 POLICY = """
 schema: kvcustody/policy@1

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
+from world import MINUTE, SECOND, World, run
 
 from kvcustody.allocator.manager.reclaim import OVER_QUOTA, POOL_FULL
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from world import MINUTE, SECOND, World, run
 
 
 def test_used_never_exceeds_the_cap_and_own_cache_makes_room_first():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
+from world import MINUTE, SECOND, SIZE, World, run
 
 from kvcustody.allocator.prefix.eviction_policy import (
     POLICIES,
@@ -18,9 +17,6 @@ from kvcustody.allocator.prefix.eviction_policy import (
     SegmentedLru,
 )
 from kvcustody.allocator.prefix.node import Node
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from world import MINUTE, SECOND, SIZE, World, run
 
 
 def pool(policy, blocks: int = 400) -> World:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from world import SIZE, World, run
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from world import SIZE, World, run
 
 SPEC = TensorSpec(layers=2, kv_heads=1, head_dim=4, block_tokens=SIZE)
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from world import MINUTE, SIZE, World, run
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.errors import CapacityError, HandleError
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from world import MINUTE, SIZE, World, run
 
 
 def split(keys: bytes) -> list[bytes]:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from world import SIZE, World, run
 
 from kvcustody.allocator.prefix.sliding_window import attached
 from kvcustody.errors import CapacityError
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from world import SIZE, World, run
 
 
 def prefix(tokens: list[int], blocks: int) -> tuple[int, ...]:

@@ -9,15 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
-from sqlalchemy import Engine, update
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
-
 import coverage_oracle
 import falsified
+import pytest
 from coverage_agreement import counted, disagreements
+from sqlalchemy import Engine, update
 from test_coverage import BLOCKS, opened, story
 
 from kvcustody.audit.coverage.custody_units import CustodySelection, units_of

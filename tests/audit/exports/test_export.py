@@ -17,9 +17,6 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from verifiers import ALONE, is_sound, run_alone, verify_both
 
 from kvcustody.audit.exports import amalgamate

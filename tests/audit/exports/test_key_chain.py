@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Engine
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from verifiers import verify_both
 
 from kvcustody.audit.events import GapRecorded, SigningKeyRecorded

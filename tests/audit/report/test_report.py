@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import coverage_oracle as oracle
+import falsified
 import pytest
+import report_ledger
 import structlog
 from oscal_bindings.v1.models import AssessmentResultsDocument
 from pydantic import ValidationError
 from sqlalchemy import Engine
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import coverage_oracle as oracle
-import falsified
-import report_ledger
 
 from kvcustody.audit.coverage import recount_process as recounting
 from kvcustody.audit.coverage.leaf_sources import leaves_in_export

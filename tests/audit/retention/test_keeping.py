@@ -142,6 +142,7 @@ def test_neither_rows_nor_wal_of_postgresql_ever_held_a_name_where_there_are_key
     assert writer.flush()
     writer.close()
     with postgres_store.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("SET statement_timeout = 0")  # of the whole server, which others share
         connection.exec_driver_sql("CHECKPOINT")
         query = "SELECT current_setting('data_directory'), oid FROM pg_database WHERE datname = current_database()"
         server, database = connection.exec_driver_sql(query).one()

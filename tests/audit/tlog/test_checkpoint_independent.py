@@ -8,13 +8,9 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from independent import (
     ORDER,
     check_leaf_file,

@@ -9,16 +9,12 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from independent import fsck_tiles
 
 from kvcustody.audit.events import Context, ResidencyOpened, ResidencyReleased, leaves

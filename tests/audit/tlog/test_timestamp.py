@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,9 +15,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from verifiers import verify_both
 
 from kvcustody.audit.events import KeyEvent

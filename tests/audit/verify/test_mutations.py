@@ -64,12 +64,13 @@ from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
 from kvcustody.audit.verify.life_rows import LifeRows
 from kvcustody.audit.verify.not_evidence import NOT_EVIDENCE, ROWS
 from kvcustody.clock import SystemClock
-from kvcustody.governance.release.record import ReleaseAction, digest_of, make_record
+from kvcustody.governance.release.record import ReleaseAction, make_record
 from kvcustody.governance.release.signer import FileSigner
 from kvcustody.governance.release.store import SqlStore
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.signed_document import digest
 
 KEY = SigningKey.generate("ledger.test")
 WITNESS = SigningKey.generate("witness.test", KeyKind.COSIGNATURE)
@@ -152,7 +153,7 @@ def fill(engine: Engine, make_writer: Make, world: Make, tmp_path: Path) -> Engi
             audience="x",
             at_us=7,
         )
-        before = digest_of(record.to_bytes())
+        before = digest(record.to_bytes())
         writer.submit_durable(ReleaseStep(1, number, "proposed", number, "", before, "author"))
         store.append(number, record.to_bytes())
     writer.submit_durable(SubjectUnlinked(1, "tenant-0", 1, "dpo", "asked"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, func, select
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from crash_content import check_content
 from crash_lives import CALLS, Kill, check_exactly_once, inject, kill_often, missing
+from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import events as leaves

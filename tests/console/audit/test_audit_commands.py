@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
+from command_line import Run, answer
 from sqlalchemy import select
-from typer.testing import CliRunner, Result
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "audit"))
-
 from verifiers import ALONE
 
 from kvcustody.audit.database.engine import open_store
@@ -38,14 +35,11 @@ from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.audit.witness.client import WitnessAddress, read_addresses
 from kvcustody.audit.witness.submitter import WitnessSubmitter
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit import on_record
-from kvcustody.console.main import app
 from kvcustody.console.opening import reading
 
 DOCS = Path(__file__).parents[3] / "docs" / "audit" / "walkthrough.md"
-Run = Callable[..., Result]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -57,9 +51,7 @@ def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     shutil.copy(migrated, "kvcustody.db")
     engine = open_store("sqlite:///kvcustody.db", timeout_seconds=2.0)
     clock = SystemClock()
-    writer = EventWriter(
-        engine, worker="w", clock=clock, spill_directory=tmp_path / "spill", clear_names=True
-    )
+    writer = builders.writer(engine, tmp_path / "spill", clock=clock)
     now = clock.now_us()
     writer.submit([WorkerStarted(now, "w", 8, 1, 4096, "cpu", "test")])
     writer.submit(
@@ -80,20 +72,6 @@ def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     (tmp_path / "ledger.vkey").write_text(f"# handed over in person\n{key.verifier}\n")
     engine.dispose()
     return tmp_path
-
-
-@pytest.fixture
-def run(place: Path) -> Run:
-    def call(line: str, *, exits: int = 0) -> Result:
-        made = CliRunner().invoke(app, shlex.split(line))
-        assert made.exit_code == exits, (line, made.output, made.stderr)
-        return made
-
-    return call
-
-
-def answer(made: Result) -> Any:
-    return json.loads(made.stdout)
 
 
 def test_what_belongs_to_a_trace_is_found_by_it(run: Run) -> None:

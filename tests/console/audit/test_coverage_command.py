@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import builders
 import orjson
 import pytest
 from sqlalchemy import text
@@ -18,8 +19,6 @@ from kvcustody.audit.events import (
     WorkerStarted,
 )
 from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.migrations.upgrade import upgrade
 
@@ -34,23 +33,15 @@ def ledger(tmp_path: Path) -> Path:
     upgrade(engine)
     runs = (Run(np.arange(4), 1),)
     proof = ("acme", "memset", "cpu", 4096 * 4, 550, 600, "full", 1.0, 4, "ok", runs)
-    writer = EventWriter(
-        engine, worker="w", clock=SystemClock(), spill_directory=tmp_path / "spill", clear_names=True
-    )
-    writer.submit(
-        [
-            WorkerStarted(1, "w", 64, 2, 4096, "cpu", "test"),
-            ResidencyOpened(
-                100, 1, "acme", None, None, False, "internal", (), (), (), 1, 900, runs, "ab" * 8
-            ),
-            ResidencyReleased(200, 1, "acme", "finish", (), 500),
-            CustodyEnded(510, "acme", "internal", runs, "expired", 500, 500, 200, 1000, 900),
-            ReceiptRecorded(600, 1, 0, *proof),
-            ReceiptRecorded(600, 1, 1, *proof),
-        ]
-    )
-    assert writer.flush()
-    writer.close()
+    told = [
+        WorkerStarted(1, "w", 64, 2, 4096, "cpu", "test"),
+        ResidencyOpened(100, 1, "acme", None, None, False, "internal", (), (), (), 1, 900, runs, "ab" * 8),
+        ResidencyReleased(200, 1, "acme", "finish", (), 500),
+        CustodyEnded(510, "acme", "internal", runs, "expired", 500, 500, 200, 1000, 900),
+        ReceiptRecorded(600, 1, 0, *proof),
+        ReceiptRecorded(600, 1, 1, *proof),
+    ]
+    builders.record(engine, tmp_path / "spill", told)
     engine.dispose()
     return path
 

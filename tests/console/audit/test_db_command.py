@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import builders
 import pytest
 from typer.testing import CliRunner
 
 from kvcustody.audit.database.engine import SCHEMA_REVISION, open_store
 from kvcustody.audit.events import GapRecorded
-from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 
 RUN = CliRunner()
@@ -23,9 +22,7 @@ def ledger(tmp_path: Path) -> str:
     done = RUN.invoke(app, ["db", "upgrade", "--ledger", url, "--json"])
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"revision": SCHEMA_REVISION})
     engine = open_store(url)
-    writer = EventWriter(engine, worker="w", clock=SystemClock(), spill_directory=tmp_path, clear_names=True)
-    writer.submit([GapRecorded(1, "test", number, number) for number in range(30)])
-    writer.close()
+    builders.record(engine, tmp_path, [GapRecorded(1, "test", number, number) for number in range(30)])
     engine.dispose()
     return url
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import builders
 import pytest
 from typer.testing import CliRunner, Result
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import DecisionRecorded, KeyEvent, ResidencyOpened, WorkerStarted
 from kvcustody.audit.query.events import EventFilter, find_events
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console import command
 from kvcustody.console.main import app
@@ -26,19 +25,15 @@ def run(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A command in a folder with a ledger that knows one tenant, `acme`, and one actor, `operator`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KVCUSTODY_DATABASE_URL", raising=False)
-    shutil.copy(migrated, "kvcustody.db")
-    engine = open_store("sqlite:///kvcustody.db", timeout_seconds=2.0)
-    clock = SystemClock()
-    writer = EventWriter(
-        engine, worker="w", clock=clock, spill_directory=tmp_path / "spill", clear_names=True
-    )
-    now = clock.now_us()
-    writer.submit([WorkerStarted(now, "w", 8, 1, 4096, "cpu", "test")])
-    writer.submit([ResidencyOpened(now, 1, "acme", "alice", None, False, "internal", (), (), ("own",), 1, 9)])
-    writer.submit([DecisionRecorded(now, "reuse", "deny", "beta", "acme", "internal", ("no",), 1)])
-    writer.submit([KeyEvent(now, "acme", "made", 1, "operator")])
-    writer.close()
-    engine.dispose()
+    now = SystemClock().now_us()
+    told = [
+        WorkerStarted(now, "w", 8, 1, 4096, "cpu", "test"),
+        ResidencyOpened(now, 1, "acme", "alice", None, False, "internal", (), (), ("own",), 1, 9),
+        DecisionRecorded(now, "reuse", "deny", "beta", "acme", "internal", ("no",), 1),
+        KeyEvent(now, "acme", "made", 1, "operator"),
+    ]
+    with builders.ledger(migrated, tmp_path / "kvcustody.db") as engine:
+        builders.record(engine, tmp_path / "spill", told)
     return lambda *words, **how: CliRunner().invoke(app, list(words), **how)
 
 

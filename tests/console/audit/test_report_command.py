@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -26,7 +27,6 @@ from kvcustody.audit.events import (
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.migrations.upgrade import upgrade
@@ -52,26 +52,20 @@ def ledger(tmp_path: Path) -> Path:
     upgrade(engine)
     runs = [Run(np.arange(4) + 10 * number, 1 + 4 * number) for number in range(5)]
     proof = ("memset", "cpu", 4096 * 4, 550, 600, "full", 1.0, 4, "ok", (runs[0],))
-    writer = EventWriter(
-        engine, worker="w", clock=VirtualClock(), spill_directory=tmp_path / "spill", clear_names=True
-    )
-    writer.submit(
-        [
-            WorkerStarted(1, "w", 64, 1, 4096, "cpu", "test"),
-            opened(100, 1, "acme", "ada", runs[0]),
-            ResidencyReleased(200, 1, "acme", "finish", (), 500),
-            CustodyEnded(510, "acme", "internal", (runs[0],), "expired", 500, 500, 200, 1000, 900),
-            ReceiptRecorded(600, 1, 0, "acme", *proof),
-            opened(700, 2, "acme", "ada", runs[1], asserted=True),
-            ResidencyReleased(800, 2, "acme", "finish", (), HOUR),
-            opened(900, 3, "acme", "ada", runs[2]),
-            opened(910, 4, "acme", "bob", runs[3]),
-            opened(920, 5, "labs", "ada", runs[4]),
-            ErasureRequested(950, "e-1", "acme", "subject", "bob", None, HOUR, "dpo"),
-        ]
-    )
-    assert writer.flush()
-    writer.close()
+    told = [
+        WorkerStarted(1, "w", 64, 1, 4096, "cpu", "test"),
+        opened(100, 1, "acme", "ada", runs[0]),
+        ResidencyReleased(200, 1, "acme", "finish", (), 500),
+        CustodyEnded(510, "acme", "internal", (runs[0],), "expired", 500, 500, 200, 1000, 900),
+        ReceiptRecorded(600, 1, 0, "acme", *proof),
+        opened(700, 2, "acme", "ada", runs[1], asserted=True),
+        ResidencyReleased(800, 2, "acme", "finish", (), HOUR),
+        opened(900, 3, "acme", "ada", runs[2]),
+        opened(910, 4, "acme", "bob", runs[3]),
+        opened(920, 5, "labs", "ada", runs[4]),
+        ErasureRequested(950, "e-1", "acme", "subject", "bob", None, HOUR, "dpo"),
+    ]
+    builders.record(engine, tmp_path / "spill", told, clock=VirtualClock())
     key = SigningKey.generate("ledger.example/test")
     CheckpointSigner(engine, [key], memory=tmp_path / "signed", clock=SystemClock()).sign_once()
     (tmp_path / "ledger.vkey").write_text(f"{key.verifier}\n")

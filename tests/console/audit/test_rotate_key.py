@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from command_line import Run, answer
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -19,11 +16,9 @@ from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
 from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.main import app
 from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
 from kvcustody.migrations.upgrade import upgrade
 
-Run = Callable[..., Result]
 CLOCK = SystemClock()
 
 
@@ -40,20 +35,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     CheckpointSigner(engine, [key], memory=tmp_path / "signing.key.last", clock=CLOCK).sign_once()
     engine.dispose()
     return tmp_path
-
-
-@pytest.fixture
-def run(place: Path) -> Run:
-    def call(line: str, *, exits: int = 0) -> Result:
-        made = CliRunner().invoke(app, shlex.split(line))
-        assert made.exit_code == exits, (line, made.output, made.stderr)
-        return made
-
-    return call
-
-
-def answer(made: Result) -> Any:
-    return json.loads(made.stdout)
 
 
 def test_a_handover_is_recorded_and_old_notes_still_verify(run: Run, place: Path) -> None:

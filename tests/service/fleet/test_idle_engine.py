@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from control_plane_world import APART, MODEL, READS, ControlPlane, known, until
+from idle_engine import IdleEngine
 
 from kvcustody.governance.control_plane import agent, erasures
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.release import worker_follow as feed
 from kvcustody.governance.service.access.roles import Role
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "release"))
-
-from idle_engine import IdleEngine
 
 HOLDER = tenant_owner("idp", "holder")
 
@@ -53,15 +48,7 @@ def test_an_erasure(plane: ControlPlane, idle: IdleEngine) -> None:
 
 
 def test_a_scan_by_the_command_that_waits(plane: ControlPlane, idle: IdleEngine) -> None:
-    command = [
-        str(Path(sys.executable).with_name("kvcustody")),
-        "scan",
-        "worker",
-        "gpu-0",
-        "--wait",
-        "--json",
-    ]
-    command += ["--server", plane.address, "--api-key-file", str(plane.key_file("olive"))]
+    command = plane.command("olive", "scan", "worker", "gpu-0", "--wait", "--json")
     done = subprocess.run(command, capture_output=True, timeout=90, check=True)
     found: dict[str, Any] = orjson.loads(done.stdout)
     assert (found["outcome"], found["incarnation"]) == ("scanned", idle.worker.writer.incarnation)

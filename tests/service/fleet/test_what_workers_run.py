@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package; `file_worker` is beside this file
 from file_worker import open_file_worker
+from typer.testing import CliRunner
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import GENERATED, REPLAYED, PolicyActivated, PolicyText, WorkerStarted

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from continuous_world import governed, person
+from engine_traces import TRACES
+from fake_cuda import FakeCuda
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.integrations.transformers.batching.thread_turn import Turn
 from kvcustody.kernels.segment import SegmentTable
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "device"))
-from continuous_world import governed, person
-from engine_traces import TRACES
-from fake_cuda import FakeCuda
 
 
 class Loop:

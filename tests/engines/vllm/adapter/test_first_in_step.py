@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import engine_traces
 import numpy as np
 import pytest
 import torch
+from fake_cuda import FakeCuda
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.clock import VirtualClock
@@ -25,10 +26,6 @@ from kvcustody.integrations.vllm.connector import _shard
 from kvcustody.integrations.vllm.step_messages import StepOrder
 from kvcustody.integrations.vllm.worker.first_in_step import RUNNERS, order_in, wrap_runners
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "device"))
-import engine_traces
-from fake_cuda import FakeCuda
 
 V1, V2 = RUNNERS
 BLOCKS = 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vllm is not installed", allow_module_level=True)
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "integrations" / "identity"))
 import vllm
 from door_world import Deployment, ask, make_signers
 from pydantic import TypeAdapter

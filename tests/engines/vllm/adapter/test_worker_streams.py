@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fake_cuda import FakeCuda
 from scheduler_rig import Rig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
@@ -17,9 +17,6 @@ from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.clock import VirtualClock
 from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "device"))
-from fake_cuda import FakeCuda
 
 BLOCKS = 24
 SEEDS = range(8)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import builders
 from deployment import Deployment
 from local_engine import BLOCK, LocalEngine
 from sqlalchemy import func, select
@@ -17,7 +18,6 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.erasure.requests_and_answers import status
 from kvcustody.audit.events import Event, KeysOrdered
 from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
@@ -29,7 +29,7 @@ PROMPT = [*range(20, 20 + 3 * BLOCK), 17]
 def put(deployment: Deployment, spill: Path, event: Event) -> None:
     """As another process on the same ledger does."""
     store = open_store(deployment.ledger_url)
-    writer = EventWriter(store, worker="desk", clock=CLOCK, spill_directory=spill, clear_names=True)
+    writer = builders.writer(store, spill, worker="desk", clock=CLOCK)
     writer.submit_durable(event)
     writer.close()
     store.dispose()

@@ -1,8 +1,0 @@
-"""Makes `kv_wires` importable from the cases beside it (the tests are no package)."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
