@@ -1,6 +1,7 @@
 """Events into canonical leaves, many at once: by kind, column by column, in loops that the interpreter does not run.
 
-1. An event with a value that its kind does not take has no leaf: it is named with the reason and hinders no other.
+1. An event with a value that its kind does not take has no leaf: it is named with the reason and hinders no other,
+   neither of its batch nor of the leaf that it would have shared.
    numpy's numbers become Python's, and integers from 2^53 on decimal strings; nothing else is converted.
 2. The interpreter lock is offered between chunks, so an engine's thread waits for no batch.
 """
@@ -17,8 +18,9 @@ from kvcustody.audit.events.batch import EMPTY, IncarnationStart, LeafBatch, Lea
 from kvcustody.audit.events.canonical_leaf import LEAF_BYTES_MAX, Context, Leaf, parse
 from kvcustody.audit.events.column_encoder import Item, Written, leaves_of, written
 from kvcustody.audit.events.control_events import DecisionRecorded
+from kvcustody.audit.events.custody_events import CustodyChanged
 from kvcustody.audit.events.event import Event
-from kvcustody.audit.events.leaf_schema import SCHEMAS
+from kvcustody.audit.events.leaf_schema import FOLDED, SCHEMAS
 from kvcustody.audit.events.ledger_events import HitCounters
 from kvcustody.audit.events.registry import KINDS
 from kvcustody.audit.tlog.merkle import leaf_hashes
@@ -149,12 +151,35 @@ class BatchEncoder:
                     self._chunk(draft, kind, items, [place])
                 return
             draft.several[places[0]] = []
-            draft.refused.append(RefusedEvent(*items[places[0]], problem))
+            sequence, event = items[places[0]]
+            sound, found = self._without_wrong(sequence, event)
+            draft.refused += found or [RefusedEvent(sequence, event, problem)]
+            if sound is not None:
+                row = written(SCHEMAS[kind], [(sequence, sound)], self._context).rows[0]
+                draft.several[places[0]] = leaves_of(sound, row)
             return
         draft.several |= made
         rest = [place for place in places if place not in made]
         if rest:
             self._chunk(draft, kind, items, rest)
+
+    def _without_wrong(self, sequence: int, event: Event) -> tuple[CustodyChanged | None, list[RefusedEvent]]:
+        """What of a shared leaf can be written, if any of it is wrong, and what is wrong."""
+        if not isinstance(event, CustodyChanged):
+            return None, []
+        found: list[RefusedEvent] = []
+        kept: dict[str, list[Event]] = {}
+        for key in FOLDED:
+            for each in getattr(event, key):
+                try:
+                    written(SCHEMAS[CustodyChanged], [(sequence, _alone(event, key, each))], self._context)
+                except Exception as problem:  # rule 1
+                    found.append(RefusedEvent(sequence, each, problem))
+                else:
+                    kept.setdefault(key, []).append(each)
+        if not (found and kept):
+            return None, found
+        return event._replace(**{key: tuple(kept.get(key, ())) for key in FOLDED}), found
 
     def _ordered(self, draft: _Draft, items: Sequence[Item]) -> Encoded:
         """All leaves in the order of their events."""
@@ -195,6 +220,10 @@ class BatchEncoder:
         kept = [item for item, width in zip(items, widths, strict=True) if width] if draft.refused else items
         widths = [width for width in widths if width] if several else widths
         return Encoded(kept, widths, batch, draft.refused)
+
+
+def _alone(event: CustodyChanged, key: str, held: Event) -> CustodyChanged:
+    return event._replace(**{name: (held,) if name == key else () for name in FOLDED})
 
 
 def _put(column: list[_ValueT], values: Sequence[_ValueT], wide: dict[int, int]) -> None:
