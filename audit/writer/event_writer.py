@@ -32,6 +32,7 @@ from typing import NamedTuple, Self
 
 from sqlalchemy import Engine
 
+from kvcustody.audit.database.engine import describe
 from kvcustody.audit.events import Context, Event, GapRecorded, WorkerStopped
 from kvcustody.audit.events.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
@@ -39,7 +40,7 @@ from kvcustody.audit.writer.database_sink import DatabaseSink
 from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import EventQueue, QueuedEvents
 from kvcustody.audit.writer.outage import Outage
-from kvcustody.audit.writer.sink import BatchRefusedError, Life, Sink, SinkAwayError
+from kvcustody.audit.writer.sink import BatchRefusedError, LedgerSink, Life, SinkAwayError
 from kvcustody.audit.writer.spill_file import SpillFile, lock_worker_name
 from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import Clock
@@ -89,7 +90,7 @@ class LedgerWriter:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: LedgerSink,
         *,
         worker: str,
         clock: Clock,
@@ -363,7 +364,7 @@ class LedgerWriter:
             outage.lost(away)
         work = self._encoder.encode(items)
         for sequence, event, problem in work.refused:
-            self._unwritable(sequence, event, type(problem).__name__, str(problem))
+            self._unwritable(sequence, event, type(problem).__name__, describe(problem))
         return work
 
     def _encode_ahead(self) -> None:

@@ -26,7 +26,13 @@ from kvcustody.audit.events.column_encoder import Item
 from kvcustody.audit.subjects.subject_table import Row, row_of
 from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import EventQueue
-from kvcustody.audit.writer.sink import BatchRefusedError, Life, Sink, SinkAwayError, SinkError
+from kvcustody.audit.writer.sink import (
+    BatchRefusedError,
+    LedgerSink,
+    Life,
+    NotAcknowledgedError,
+    SinkAwayError,
+)
 from kvcustody.audit.writer.spill_file import SpillFile, SpillFullError, SpillSegment
 from kvcustody.audit.writer.tenant_shares import TenantShares, sizes_of
 from kvcustody.clock import Clock
@@ -95,7 +101,7 @@ class Outage:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: LedgerSink,
         life: Life,
         clock: Clock,
         context: Context,
@@ -134,9 +140,9 @@ class Outage:
         """Events go to the spill, or nowhere."""
         return bool(self.spilled or self.down)
 
-    def lost(self, problem: SinkError | LedgerError) -> None:
+    def lost(self, problem: NotAcknowledgedError | LedgerError) -> None:
         """The sink failed."""
-        cause = problem.cause if isinstance(problem, SinkError) else problem.message
+        cause = problem.cause if isinstance(problem, NotAcknowledgedError) else problem.message
         if not self.down:
             _log.warning("the ledger takes no batches", reason=cause)
         self.down = cause
@@ -165,7 +171,8 @@ class Outage:
         except SpillFullError as problem:
             self.full = problem.message
             self.held = entries
-            self.spacing.wait()
+            if not self.down:
+                self.spacing.wait()
             return False
         self._directory.settle(names)
         self._shares.spilled(sizes_of(entries, names))
@@ -188,7 +195,7 @@ class Outage:
         try:
             self._sink.reopen()
             self.catch_up()
-        except (SinkError, LedgerError) as problem:
+        except (NotAcknowledgedError, LedgerError) as problem:
             self.lost(problem)
 
     def catch_up(self) -> None:

@@ -27,7 +27,7 @@ class Life(NamedTuple):
     offset_us: int
 
 
-class SinkError(Exception):
+class NotAcknowledgedError(Exception):
     """A batch was not acknowledged; `cause` says why in a few words, without any value of it."""
 
     def __init__(self, cause: str) -> None:
@@ -35,7 +35,7 @@ class SinkError(Exception):
         self.cause = cause
 
 
-class SinkAwayError(SinkError):
+class SinkAwayError(NotAcknowledgedError):
     """Nothing is taken now. `error` is what a start fails with; `passing` where it may begin without the sink.
 
     `wait_seconds`: how long the sink asks to be left alone.
@@ -50,7 +50,7 @@ class SinkAwayError(SinkError):
         self.passing = passing
 
 
-class BatchRefusedError(SinkError):
+class BatchRefusedError(NotAcknowledgedError):
     """This batch, or a part of it, cannot be written, however often it is tried; `kind` goes into the ledger."""
 
     def __init__(self, kind: str, cause: str) -> None:
@@ -58,7 +58,7 @@ class BatchRefusedError(SinkError):
         self.kind = kind
 
 
-class Sink(Protocol):
+class LedgerSink(Protocol):
     """Used by one thread at a time, but for `prepare`, which may run beside a `commit`, and `issuers`."""
 
     @property
