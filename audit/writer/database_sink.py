@@ -1,6 +1,6 @@
 """A database as the sink of a ledger writer: a batch is a transaction, and dead predecessors are closed by the writer.
 
-1. What the statement is at fault for is refused; whatever the database is, is `SinkAwayError`, and drops the pool.
+1. What the statement is at fault for is refused; whatever the database is, is `SinkAwayError`.
 2. Of a replay only what the database itself calls wrong data is refused: what was durable is not given up for less.
 """
 
@@ -89,6 +89,10 @@ class DatabaseSink:
             except (IntegrityError, DataError, LookupError, TypeError, ValueError) as problem:
                 raise BatchRefusedError(type(problem).__name__, describe(problem)) from problem
 
+    def lost(self, cause: str) -> None:
+        """The pool's connections are not to be trusted."""
+        self.engine.dispose()
+
     def reopen(self) -> None:
         """Accept the file that is there now, where it fits."""
         with self._reaching():
@@ -123,7 +127,6 @@ class DatabaseSink:
         except (SQLAlchemyError, StoreGoneError, TreeError) as problem:
             if refused(problem):
                 raise BatchRefusedError(type(problem).__name__, describe(problem)) from problem
-            self.engine.dispose()
             raise self._away(problem) from problem
 
     def _away(self, problem: SQLAlchemyError | LedgerError) -> SinkAwayError:

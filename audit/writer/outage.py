@@ -144,7 +144,7 @@ class Outage:
         """The sink failed."""
         cause = problem.cause if isinstance(problem, NotAcknowledgedError) else problem.message
         if not self.down:
-            _log.warning("the ledger takes no batches", reason=cause)
+            self._sink.lost(cause)
         self.down = cause
         self.spacing.failed(problem.wait_seconds if isinstance(problem, SinkAwayError) else 0.0)
 

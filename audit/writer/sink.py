@@ -89,6 +89,9 @@ class LedgerSink(Protocol):
     def replay(self, names: Sequence[Row], data: Sequence[bytes]) -> int:
         """Hand in a part of a spill, all of one process, perhaps not the first time; how many leaves were new."""
 
+    def lost(self, cause: str) -> None:
+        """From now on it counts as away."""
+
     def reopen(self) -> None:
         """Whether the sink is there again: before a replay, and where there is nothing to replay."""
 

@@ -83,6 +83,10 @@ class ControlPlaneSink:
             self._put_on_record(incarnation, offset_us)
         return self._put(incarnation, sequence, names, data)
 
+    def lost(self, cause: str) -> None:
+        """An operator may want to know."""
+        _log.warning("control plane takes no batches", reason=cause)
+
     def reopen(self) -> None:
         """Ask for something that changes nothing, where this process is on record."""
         if self._life is not None:

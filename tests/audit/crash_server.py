@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import structlog
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import (
@@ -170,7 +169,6 @@ def child(ledger: str, spill: str, progress: str, seed: int, pace: Pace) -> None
 
 
 def main() -> None:
-    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))  # the other one is read
     for line in sys.stdin:
         command, *arguments = line.split()
         if command == "go":

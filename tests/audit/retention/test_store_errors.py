@@ -153,7 +153,6 @@ def test_a_full_database_refuses_class_a_and_spills_class_b(
 DISK = """
     import resource, signal, sys, time
     from pathlib import Path
-    import structlog
     from kvcustody.audit.events import KeyEvent
     from kvcustody.audit.database.engine import open_store
     from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
@@ -161,7 +160,6 @@ DISK = """
     from kvcustody.errors import LedgerUnavailable
     from kvcustody.migrations.upgrade import upgrade
 
-    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     folder = Path(sys.argv[1])
     engine = open_store(folder / "ledger.db")
