@@ -368,8 +368,8 @@ class LedgerWriter:
         return work
 
     def _encode_ahead(self) -> None:
-        """While a batch is handed in: the next one, when there is a whole one."""
-        if len(self._intake) >= self._settings.batch and not self._outage.held:
+        """While a batch is handed in: the next one, when there is a whole one and none waits already."""
+        if len(self._intake) >= self._settings.batch and not self._ahead.items:
             self._ahead = self._encode()
 
     def _hand_in(self, work: Encoded, *, again: bool = False) -> list[Entry]:

@@ -195,8 +195,15 @@ def test_everything_is_recorded_and_class_a_when_it_returns(world: World) -> Non
 
 def test_a_batch_is_encoded_while_another_is_handed_in(world: World) -> None:
     writer = world.open(SETTINGS._replace(batch=10))
+    encode_ahead, found = writer._encode_ahead, list[int]()
+
+    def ahead() -> None:
+        encode_ahead()
+        found.append(len(writer._ahead.items))
+
+    writer._encode_ahead = ahead  # type: ignore[method-assign]
     last = writer.submit([opened(number) for number in range(500)])
-    assert writer.flush(30) and writer.durable_sequence == last
+    assert writer.flush(30) and writer.durable_sequence == last and any(found)
     assert [leaf.sequence for leaf in world.leaves(writer)] == [*range(1, last + 1)]
 
 
@@ -263,7 +270,8 @@ def test_a_full_spill_stops_admission_and_what_is_held_arrives(world: World) -> 
     for number in range(60):
         writer.submit([opened(number)])
     until(lambda: not writer.admitting, writer)
-    assert "limit" in writer.status().cause and writer.status().backlog
+    assert "limit" in writer.status().cause
+    until(lambda: writer.status().backlog > 0, writer)
     with pytest.raises(LedgerUnavailable):
         writer.submit_durable(key_event(), timeout_seconds=1.0)
     world.back(writer)
@@ -271,6 +279,17 @@ def test_a_full_spill_stops_admission_and_what_is_held_arrives(world: World) -> 
     assert sorted(
         leaf.body["residency"] for leaf in world.leaves(writer) if leaf.kind == "residency-opened"
     ) == [*range(60)]
+
+
+def test_what_was_encoded_ahead_waits_behind_what_is_held(world: World) -> None:
+    """A batch fails beside the encoding of the next, and the spill refuses it: both arrive, in order."""
+    writer = world.open(SETTINGS._replace(batch=10, spill_bytes=1))
+    world.away()
+    last = writer.submit([opened(number) for number in range(500)])
+    until(lambda: bool(writer._outage.held and writer._ahead.items), writer)
+    world.back(writer)
+    assert writer.durable_sequence >= last and world.gaps(writer) == []
+    assert world.kinds(writer).count("residency-opened") == 500
 
 
 def test_a_queue_over_its_capacity_goes_to_the_spill(world: World) -> None:
