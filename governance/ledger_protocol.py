@@ -12,7 +12,7 @@ from kvcustody.tenants import Issuers
 
 
 class Ledger(Protocol):
-    """`audit.writer.EventWriter` is the real one."""
+    """`audit.writer.LedgerWriter` is the real one."""
 
     @property
     def admitting(self) -> bool:

@@ -1,17 +1,14 @@
-"""Batches into the database: new names, leaves and projections in one transaction, the commit beside other work.
+"""Batches into the database: new names, leaves and projections in one transaction.
 
 1. `write` returned means committed. When it raises, the commit may have arrived all the same, so the next transaction
    skips the names that are there.
 2. A ledger file that was deleted or replaced under an open connection would swallow commits: `StoreGoneError`.
-3. What runs during a transaction (`meanwhile`) sees neither success nor failure of it, and ends before `write` does.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
@@ -32,8 +29,6 @@ from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.audit.writer.wal_checkpointer import WalCheckpointer
 
-Call = Callable[[], None]
-
 
 class Committer:
     """Owns the transactions of one writer."""
@@ -46,51 +41,37 @@ class Committer:
         self._identity = file_identity(engine)
         self._uncertain = False
         self._connection: Connection | None = None
-        self._aside = _SideThread()
         self._wal = WalCheckpointer(engine)
 
     def write(
         self,
         batch: LeafBatch,
+        names: Sequence[Row] = (),
         *,
         skip_known: bool = False,
         rest: Sequence[LeafBatch] = (),
         given: Sequence[Row] = (),
-        meanwhile: Call | None = None,
     ) -> int:
         """Commit a batch, and return how many of its leaves were new; raises what the database raises.
 
-        Those in `rest` are part of the same transaction (on SQLite alone, `Appender.append_all`), and so are the names
-        in `given`, which may be there already.
+        Those in `rest` are part of the same transaction (on SQLite alone, `Appender.append_all`), and so are the new
+        `names` of the directory, and those in `given`, which may be there already.
         """
-        names = self._directory.fresh()
         given = self._directory.kept(given, own=False) if given else given
-        added: list[int] = []
-
-        def act() -> None:
-            added.append(self._transaction([batch, *rest], names, given, skip_known))
-
         try:
-            if meanwhile is None:
-                act()
-            else:
-                self._aside.run(act, meanwhile)
+            added = self._transaction([batch, *rest], names, given, skip_known)
         except BaseException:
-            if not added:  # else it is `meanwhile` that failed
-                self._appender.forget()
-                self._uncertain = True
+            self._appender.forget()
+            self._uncertain = True
             raise
-        finally:
-            if added:
-                self._uncertain = False
-                self._directory.settle(names)
-        self._wal.committed(added[0])
-        return added[0]
+        self._uncertain = False
+        self._wal.committed(added)
+        return added
 
     def _transaction(
         self,
         batches: Sequence[LeafBatch],
-        names: list[Row],
+        names: Sequence[Row],
         given: Sequence[Row],
         skip_known: bool,
     ) -> int:
@@ -149,8 +130,7 @@ class Committer:
         check_store(self._engine)
 
     def close(self) -> None:
-        """End the threads of commits; may be called again."""
-        self._aside.close()
+        """End the thread of checkpoints; may be called again."""
         self._wal.close()
         self._release_connection()
 
@@ -160,40 +140,3 @@ def refused(problem: Exception) -> bool:
     if isinstance(problem, (StoreGoneError, TreeError)):
         return False
     return isinstance(problem, (IntegrityError, DataError)) or not isinstance(problem, DBAPIError)
-
-
-class _SideThread:
-    """A thread that runs one call while its owner does something else."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._problems: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def run(self, call: Call, meanwhile: Call) -> None:
-        """Run both and return when both have ended; raises what `meanwhile` raises, else what `call` does."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="kvcustody-commit", daemon=True)
-            self._thread.start()
-        self._calls.put(call)
-        try:
-            meanwhile()
-        finally:
-            problem = self._problems.get()
-        if problem is not None:
-            raise problem
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._calls.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _serve(self) -> None:
-        while call := self._calls.get():
-            try:
-                call()
-            except BaseException as problem:  # handed to the owner, who decides
-                self._problems.put(problem)
-            else:
-                self._problems.put(None)

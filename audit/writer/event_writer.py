@@ -1,19 +1,21 @@
-"""The group-commit writer: events in from the engine, leaves out, nothing lost in silence.
+"""The group-commit writer: events in from the engine, leaves out to a sink, nothing lost in silence.
 
 1. `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
-2. `durable_sequence` is the highest sequence up to which every event is committed, or fsynced in the spill, or was
-   refused to its caller. An event at or below it survives kill -9.
-3. `submit_durable` returns only after the commit; otherwise it raises `LedgerUnavailable` within its deadline, and a
-   `Withdrawn` leaf accounts for the sequence.
-4. When the database fails, or the queue is longer than its capacity, class B goes to the spill and is replayed
-   exactly once. When the spill is full too, `admitting` turns False; events then wait in memory up to twice the
-   capacity, and beyond that a `GapRecorded` leaf says which sequences are missing.
-5. Recording never blocks scrubbing: no call here waits for the database except `submit_durable`, `flush` and `close`.
-6. At start, spills are replayed and the custody of this worker's dead incarnations is closed as unproven. A worker
-   name is one process at a time.
+2. `durable_sequence` is the highest sequence up to which every event was acknowledged by the sink, or fsynced in the
+   spill, or was refused to its caller. An event at or below it survives kill -9.
+3. `submit_durable` returns only after the sink's acknowledgement, which means committed; otherwise it raises
+   `LedgerUnavailable` within its deadline, and a `Withdrawn` leaf accounts for the sequence.
+4. When the sink fails, or the queue is longer than its capacity, class B goes to the spill and is replayed exactly
+   once. When the spill is full too, `admitting` turns False; events then wait in memory up to twice the capacity, and
+   beyond that a `GapRecorded` leaf says which sequences are missing.
+5. Recording never blocks scrubbing: no call here waits for the sink except `submit_durable`, `flush`, `issuers` and
+   `close`.
+6. At start, spills are replayed and the custody of this worker's dead incarnations is closed as unproven; where the
+   sink may be away then, both happen when it is back. A worker name is one process at a time.
 7. Used as a context manager, it records the orderly end of a process without memory of its own, whatever ended the
    block: such a process comes back as dead only where it was killed. One with memory records its end by itself, with
    its pool's counters, once its custody has ended.
+8. `close` drains, and where events are in the spill asks the sink once more.
 """
 
 from __future__ import annotations
@@ -24,36 +26,31 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.engine import WRITE, StoreGoneError, describe, ledger_error
+from kvcustody.audit.database.engine import describe
 from kvcustody.audit.events import Context, Event, GapRecorded, WorkerStopped
 from kvcustody.audit.events.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
-from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory, names_anybody
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.tlog.merkle import TreeError
-from kvcustody.audit.writer.append_leaves import register
-from kvcustody.audit.writer.committer import Committer, refused
-from kvcustody.audit.writer.crash_recovery import close_dead
-from kvcustody.audit.writer.database_outage import DatabaseOutage
+from kvcustody.audit.writer.database_sink import DatabaseSink
 from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import EventQueue, QueuedEvents
-from kvcustody.audit.writer.spill_file import SpillFile
+from kvcustody.audit.writer.outage import Outage
+from kvcustody.audit.writer.sink import BatchRefusedError, LedgerSink, Life, SinkAwayError
+from kvcustody.audit.writer.spill_file import SpillFile, lock_worker_name
 from kvcustody.audit.writer.tenant_shares import TenantShares
-from kvcustody.audit.writer.worker_lock import lock_worker_name
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError, LedgerUnavailable
 from kvcustody.tenants import Issuers
 
-_UNWRITABLE = (LedgerError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+Call = Callable[[], None]
 
-
-_BEHIND = 4  # batches committed as one where so many wait: fewer waits for the disk, pages written once
+_BEHIND = 4  # batches handed in as one where so many wait: fewer waits for the disk, pages written once
+_END_SECONDS = 5.0  # what a call that is under way at the end may take
 
 
 class WriterSettings(NamedTuple):
@@ -88,31 +85,29 @@ class Awaited(NamedTuple):
     ticket: QueuedEvents
 
 
-class EventWriter:
+class LedgerWriter:
     """Owns the thread that writes one incarnation's events; one a process, closed at its end."""
 
     def __init__(
         self,
-        engine: Engine,
+        sink: LedgerSink,
         *,
         worker: str,
         clock: Clock,
         spill_directory: Path,
         settings: WriterSettings | None = None,
-        subject_keys: SubjectKeys | None = None,
-        clear_names: bool = False,
+        may_be_away: bool = False,
     ) -> None:
-        """`clear_names`: without `subject_keys`, subjects' names stand in the ledger; else no event may name one."""
-        self._engine = engine
+        """`may_be_away`: where the sink cannot be reached, begin with the spill. The sink is closed with the writer."""
+        self._sink = sink
         self._worker = worker
         self._clock = clock
         self._settings = settings = settings or WriterSettings()
         self.incarnation = uuid.uuid4().hex
         self.offset_us = clock.utc_us() - clock.now_us()
-        self.subject_keys = subject_keys
-        self._directory = SubjectDirectory(subject_keys, clear_names=clear_names)
-        self._context = Context(self.incarnation, self.offset_us, self._directory)
-        self._encoder = BatchEncoder(self._context)
+        self._directory = sink.directory
+        context = Context(self.incarnation, self.offset_us, self._directory)
+        self._encoder = BatchEncoder(context)
         self.shares = TenantShares(events=settings.capacity, spill_bytes=settings.spill_bytes)
         self._intake = EventQueue(
             clock,
@@ -122,43 +117,43 @@ class EventWriter:
             count_seconds=settings.count_seconds,
         )
         self._mark = DurableWatermark()
+        self._most = min(_BEHIND * settings.batch, sink.batch_leaves)
         self._ahead = NOTHING  # encoded during the last commit
+        self._aside = _SideThread()
         self._stop_at = float("inf")
-        self._end_recorded = False
-        self._committer = Committer(engine, self._directory)
+        self._end_recorded = self._tried_at_end = False
         self._spill = SpillFile(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
-        self._outage = DatabaseOutage(
-            engine,
+        self._outage = Outage(
+            sink,
+            Life(worker, self.incarnation, self.offset_us),
             clock,
-            self._context,
+            context,
             intake=self._intake,
             mark=self._mark,
-            directory=self._directory,
-            committer=self._committer,
             spill=self._spill,
             shares=self.shares,
             retry_seconds=settings.retry_seconds,
-            batch=settings.batch,
+            batch=self._most,
         )
         self._worker_lock = lock_worker_name(spill_directory, worker)
         try:
-            self._start(worker)
+            self._start(may_be_away)
         except BaseException:
             os.close(self._worker_lock)
+            sink.close()
             raise
         self._thread = threading.Thread(target=self._run, name="kvcustody-ledger", daemon=True)
         self._thread.start()
 
-    def _start(self, worker: str) -> None:
+    def _start(self, may_be_away: bool) -> None:
         try:
-            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-                register(connection, self.incarnation, worker, self.offset_us, self._clock.utc_us())
-            self._outage.replay()
-            with self._engine.connect() as connection:
-                now_us = self._clock.now_us()
-                self.submit(close_dead(connection, worker, self.incarnation, now_us, self.offset_us))
-        except SQLAlchemyError as problem:
-            raise ledger_error(self._engine, problem) from problem
+            self._outage.catch_up()
+        except SinkAwayError as away:
+            if not (may_be_away and away.passing):
+                raise away.error from away
+            self._outage.lost(away)
+        except BatchRefusedError as problem:
+            raise LedgerError(f"a replay cannot be put on record: {problem.cause}") from problem
 
     # -- the engine's side ----------------------------------------------------------------------------------
 
@@ -171,13 +166,13 @@ class EventWriter:
 
     @property
     def recording(self) -> bool:
-        """False while events go to the spill, or nowhere: the database has them later."""
+        """False while events go to the spill, or nowhere: the ledger has them later."""
         return not (self._outage.active or self._outage.full)
 
     @property
-    def engine(self) -> Engine:
-        """The database that this writer writes to."""
-        return self._engine
+    def down(self) -> str:
+        """Why the sink takes nothing; empty while it does."""
+        return self._outage.down
 
     @property
     def durable_sequence(self) -> int:
@@ -198,12 +193,12 @@ class EventWriter:
 
     def issuers(self) -> Issuers:
         """Whose tenants the ledger names; raises `LedgerUnavailable` where it cannot be asked."""
+        if self._outage.down:
+            raise LedgerUnavailable(f"the ledger cannot be asked: {self._outage.down}")
         try:
-            self._committer.check_there()
-            with self._engine.connect() as connection:
-                return known_issuers(connection)
-        except (SQLAlchemyError, StoreGoneError) as problem:
-            raise LedgerUnavailable(f"the ledger cannot be asked: {describe(problem)}") from problem
+            return self._sink.issuers()
+        except SinkAwayError as away:
+            raise LedgerUnavailable(f"the ledger cannot be asked: {away.cause}") from away
 
     def submit(self, events: Sequence[Event]) -> int:
         """Queue events of class B and C; returns the sequence of the last one."""
@@ -245,15 +240,15 @@ class EventWriter:
         return self._mark.reached(target, timeout_seconds)
 
     def close(self, timeout_seconds: float = 30.0) -> None:
-        """Drain and stop; raises `LedgerError` when events could be kept nowhere."""
+        """Drain and stop; raises `LedgerError` when events could be kept nowhere (rule 8)."""
         self._stop_at = time.monotonic() + timeout_seconds
         self._intake.wake.set()
-        self._thread.join(timeout_seconds + 5 * self._settings.retry_seconds)
+        self._thread.join(timeout_seconds + _END_SECONDS)
         self._spill.close()
         if self._worker_lock >= 0:
             os.close(self._worker_lock)
             self._worker_lock = -1
-        missing = self._intake.sequence - self._mark.sequence
+        missing = self._intake.seal() - self._mark.sequence
         if missing:
             cause = self._outage.cause or "the writer stopped"
             raise LedgerError(f"`{missing}` events are not recorded: {cause}", missing=missing, cause=cause)
@@ -282,11 +277,12 @@ class EventWriter:
             while True:
                 self._wait()
                 self._cycle()
-                if self._stopping and self._drained():
+                if self._stopping and self._drained() and not self._left_to_try():
                     return
         finally:
             self._intake.release_all("the ledger writer has stopped")
-            self._committer.close()
+            self._aside.close()
+            self._sink.close()
 
     @property
     def _stopping(self) -> bool:
@@ -297,14 +293,24 @@ class EventWriter:
             return True
         return not (self._ahead.items or self._outage.held) and self._intake.empty
 
+    def _left_to_try(self) -> bool:
+        """At the end, with everything durable in the spill: ask the sink once more; whether that left anything."""
+        if self._tried_at_end or not self._outage.active or time.monotonic() > self._stop_at:
+            return False
+        self._tried_at_end = True
+        if self._outage.spacing.may_at_the_end:
+            self._outage.recover()
+        return not self._drained()
+
     def _wait(self) -> None:
         """Sleep until there is work, then a little longer so that a batch can form."""
         if self._ahead.items:
             return
         intake = self._intake
         if self._outage.held or not (len(intake) or self._stopping):
-            retry_at = self._outage.retry_at if self._outage.spilled or self._outage.held else float("inf")
-            until = min(intake.counts_due, retry_at)
+            until = intake.counts_due
+            if self._outage.active or self._outage.held:
+                until = min(until, self._outage.spacing.due_at)
             intake.idle = True
             if self._outage.held or not len(intake):
                 intake.wake.wait(max(0.001, until - time.monotonic()))
@@ -316,92 +322,98 @@ class EventWriter:
 
     def _cycle(self) -> None:
         self._intake.flush_counts(now=self._stopping)
-        if self._outage.held:
+        held, spacing = bool(self._outage.held), self._outage.spacing
+        if held:
             self._intake.release_all(self._outage.cause)
-            if not self._outage.due:
+            if not (spacing.due or (self._stopping and spacing.may_be_early)):
                 return
             work, self._outage.held = encoded_of(self._outage.held), []
         elif self._ahead.items:
             work, self._ahead = self._ahead, NOTHING
         else:
             work = self._encode()
-        # A full spill takes nothing, however long the queue is: then only the database can.
+        # A full spill takes nothing, however long the queue is: then only the sink can.
         behind = not self._outage.full and len(self._intake) > self._settings.capacity
-        if self._outage.active and not behind and self._may_retry(work):
+        if self._outage.active and not behind and (held or self._may_retry(work)):
             self._outage.recover()
         if not work.items:
             return
-        left = work.entries() if self._outage.active or behind else self._commit(work)
+        left = work.entries() if self._outage.active or behind else self._hand_in(work)
         if left:
             over = "the queue is over its capacity"
             cause = over if behind and not self._outage.down else self._outage.down
-            self._outage.divert(left, cause, self._finish)
+            self._outage.divert(left, cause or "earlier events are still in the spill", self._finish)
 
     def _may_retry(self, work: Encoded) -> bool:
-        if self._outage.due or self._stopping:
-            return True
+        spacing = self._outage.spacing
+        if spacing.due or not spacing.may_be_early:
+            return spacing.due
         return any(self._intake.awaits(sequence) for sequence, _ in work.items)
 
     def _encode(self) -> Encoded:
         """The next events of the queue as leaves."""
-        items, given_up = self._intake.take(_BEHIND * self._settings.batch)
+        items, given_up = self._intake.take(self._most)
         self._mark.advance(given_up)
         if not items:
             return NOTHING
-        if not self._outage.down and names_anybody(event for _, event in items):
-            try:
-                self._committer.check_there()
-                with self._engine.connect() as connection:
-                    self._directory.prefetch(connection, (event for _, event in items))
-            except (SQLAlchemyError, StoreGoneError) as problem:
-                if not refused(problem):
-                    self._outage.lost(problem)
+        outage = self._outage
+        try:
+            events = [event for _, event in items]
+            self._sink.prepare(events, reachable=not outage.down, spilled=outage.spilled)
+        except SinkAwayError as away:
+            outage.lost(away)
         work = self._encoder.encode(items)
-        for unwritten in work.refused:
-            self._unwritable(*unwritten)
+        for sequence, event, problem in work.refused:
+            self._unwritable(sequence, event, type(problem).__name__, describe(problem))
         return work
 
     def _encode_ahead(self) -> None:
-        """While a transaction runs: the next batch, when there is a whole one."""
-        if len(self._intake) >= self._settings.batch and not self._outage.held:
+        """While a batch is handed in: the next one, when there is a whole one and none waits already."""
+        if len(self._intake) >= self._settings.batch and not self._ahead.items:
             self._ahead = self._encode()
 
-    def _commit(self, work: Encoded) -> list[Entry]:
-        """Commit as one transaction, or one by one when an entry is refused; returns what did not get in."""
-        # Another thread for the commit is worth its price where there is something to do meanwhile.
-        meanwhile = self._encode_ahead if len(work.items) >= self._settings.batch // 2 else None
+    def _hand_in(self, work: Encoded, *, again: bool = False) -> list[Entry]:
+        """Hand in as one batch, or in halves where an entry is refused; returns what did not get through."""
         try:
-            self._committer.write(work.batch, meanwhile=meanwhile)
-        except (SQLAlchemyError, StoreGoneError, TreeError) as problem:
-            if not refused(problem):
-                self._outage.lost(problem)
-                return work.entries()
-        except _UNWRITABLE:
-            pass  # one of them is not writable; the loop below finds out which
-        else:
-            self._finish(work.items)
-            return []
-        return self._commit_singly(work.entries())
-
-    def _commit_singly(self, entries: list[Entry]) -> list[Entry]:
-        for number, entry in enumerate(entries):
-            try:  # a commit that failed may have arrived
-                self._committer.write(entry.batch(), skip_known=True)
-            except (SQLAlchemyError, StoreGoneError, TreeError) as problem:
-                if not refused(problem):
-                    self._outage.lost(problem)
-                    return entries[number:]
-                self._unwritable(entry.sequence, entry.event, problem)
-            except _UNWRITABLE as problem:
-                self._unwritable(entry.sequence, entry.event, problem)
-            else:
-                self._finish([(entry.sequence, entry.event)])
+            self._commit(work, again)
+        except SinkAwayError as away:
+            self._outage.lost(away)
+            return work.entries()
+        except BatchRefusedError as problem:
+            if not again:  # what failed before may have arrived all the same
+                return self._hand_in(work, again=True)
+            entries = work.entries()
+            if len(entries) == 1:
+                self._unwritable(entries[0].sequence, entries[0].event, problem.kind, problem.cause)
+                return []
+            half = len(entries) // 2
+            left = self._hand_in(encoded_of(entries[:half]), again=True)
+            return left + entries[half:] if left else self._hand_in(encoded_of(entries[half:]), again=True)
+        self._outage.spacing.acknowledged()
+        self._finish(work.items)
         return []
 
-    def _unwritable(self, sequence: int, event: Event, problem: Exception) -> None:
+    def _commit(self, work: Encoded, again: bool) -> None:
+        names = self._directory.fresh()
+        acknowledged: list[int] = []
+
+        def act() -> None:
+            acknowledged.append(self._sink.commit(names, work.batch, again=again))
+
+        try:
+            # Another thread is worth its price where there is something to do meanwhile.
+            if again or len(work.items) < self._settings.batch // 2:
+                act()
+            else:
+                self._aside.run(act, self._encode_ahead)
+        finally:
+            if acknowledged:
+                self._directory.settle(names)
+
+    def _unwritable(self, sequence: int, event: Event, kind: str, why: str) -> None:
         """An event that no retry can write becomes a gap; its submitter, if waiting, is refused."""
-        cause = f"{type(event).__name__} could not be written: {type(problem).__name__}"
-        self._intake.settle(sequence, "refused", describe(problem))
+        cause = f"{type(event).__name__} could not be written: {kind}"
+        self._intake.settle(sequence, "refused", why)
         self._intake.emit(GapRecorded(self._clock.now_us(), cause, sequence, sequence))
 
     def _finish(self, items: Sequence[tuple[int, Event]]) -> None:
@@ -415,3 +427,61 @@ class EventWriter:
                 if isinstance(event, GapRecorded):
                     done.extend(range(event.first_sequence, event.last_sequence + 1))
         self._mark.advance(done)
+
+
+class EventWriter(LedgerWriter):
+    """A writer whose sink is a database."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        worker: str,
+        clock: Clock,
+        spill_directory: Path,
+        settings: WriterSettings | None = None,
+        subject_keys: SubjectKeys | None = None,
+        clear_names: bool = False,
+    ) -> None:
+        """`subject_keys`, `clear_names`: as for `DatabaseSink`."""
+        self.engine = engine
+        self.subject_keys = subject_keys
+        sink = DatabaseSink(engine, clock, subject_keys, clear_names=clear_names)
+        super().__init__(sink, worker=worker, clock=clock, spill_directory=spill_directory, settings=settings)
+
+
+class _SideThread:
+    """A thread that runs one call while its owner does something else."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._problems: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, call: Call, meanwhile: Call) -> None:
+        """Run both and return when both have ended; raises what `meanwhile` raises, else what `call` does."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="kvcustody-commit", daemon=True)
+            self._thread.start()
+        self._calls.put(call)
+        try:
+            meanwhile()
+        finally:
+            problem = self._problems.get()
+        if problem is not None:
+            raise problem
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _serve(self) -> None:
+        while call := self._calls.get():
+            try:
+                call()
+            except BaseException as problem:  # handed to the owner, who decides
+                self._problems.put(problem)
+            else:
+                self._problems.put(None)

@@ -4,8 +4,8 @@
 2. A record is read back only if its length and CRC-32 agree; the tail that a crash tore is counted, and its file kept
    beside the others as `.torn`.
 3. The segments together never exceed the limit: past it `append` raises `SpillFullError` and changes nothing.
-4. A segment is deleted only after the caller has made all of it durable elsewhere; a live process holds a lock on its
-   own, so another never replays it.
+4. A segment is deleted only after the caller has made all of it durable elsewhere; one of which a record was refused
+   is kept beside the others as `.refused`. A live process holds a lock on its own, so another never replays it.
 5. A live process holds every segment of its own open until it is retired. One whose file somebody removed, or put
    another in the place of, is written again from there before anything is added and before a replay: what was called
    durable rests on no name that may go.
@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from kvcustody.errors import LedgerError
 from kvcustody.files import sync_path
@@ -40,6 +41,7 @@ class SpillSegment:
     def __init__(self, path: Path, descriptor: int, held: dict[Path, int] | None = None) -> None:
         self.path = path
         self.torn_bytes = 0
+        self.refused = 0  # records that could be made durable nowhere else
         self._descriptor = descriptor
         self._held = {} if held is None else held  # the process's own, by their paths
 
@@ -61,10 +63,10 @@ class SpillSegment:
                 yield payload
 
     def retire(self) -> None:
-        """Delete the segment, or set it aside as `.torn` where part of it could not be read."""
+        """Delete the segment, or set it aside where part of it is in no other place: `.torn`, `.refused`."""
         with suppress(FileNotFoundError):  # somebody was quicker; all of it is elsewhere
-            if self.torn_bytes:
-                self.path.rename(self.path.with_suffix(".torn"))
+            if self.torn_bytes or self.refused:
+                self.path.rename(self.path.with_suffix(".torn" if self.torn_bytes else ".refused"))
             else:
                 self.path.unlink()
             sync_path(self.path.parent)
@@ -196,6 +198,21 @@ class SpillFile:
         except OSError:  # the next append begins another segment: nothing is ever written behind a torn part
             self._held[self._path] = self._descriptor
         self._descriptor = -1
+
+
+def lock_worker_name(directory: Path, worker: str) -> int:
+    """Hold a worker's name on this machine for the life of the process: one process at a time."""
+    path = directory / f"worker-{quote(worker, safe='')}.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as problem:
+        raise LedgerError(f"spill directory `{directory}`: {problem.strerror}", path=directory) from problem
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        os.close(descriptor)
+        raise LedgerError(f"worker `{worker}` is already running", worker=worker) from problem
+    return descriptor
 
 
 def _make(path: Path, data: bytes) -> int:

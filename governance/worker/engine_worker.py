@@ -19,12 +19,11 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.writer.event_writer import LedgerWriter
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.agent import start_agent
-from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.orphans.ledger_join import recover
@@ -56,7 +55,7 @@ class EngineWorker:
     def __init__(
         self,
         port: EnginePort,
-        writer: EventWriter | RemoteLedger,
+        writer: LedgerWriter,
         name: str,
         clock: DeadlineClock,
         stack: ExitStack,

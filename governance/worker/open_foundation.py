@@ -20,13 +20,12 @@ from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.witness.client import read_addresses
 from kvcustody.audit.witness.submitter import WitnessSubmitter
-from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.writer.event_writer import EventWriter, LedgerWriter, WriterSettings
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.erasures import RemoteInbox
 from kvcustody.governance.control_plane.opening import connect, open_remote_ledger, remote_startup_policy
-from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
@@ -52,7 +51,7 @@ class Foundation(NamedTuple):
 
     standing: StartupPolicy
     keyring: Keyring
-    writer: EventWriter | RemoteLedger
+    writer: LedgerWriter
     signer: CheckpointSigner | None
     inbox: ErasureInbox
     connection: ControlPlaneConnection | None = None  # to the control plane, where there is one
@@ -164,9 +163,7 @@ def _take_to_witnesses(settings: Settings, engine: Engine, stack: ExitStack) -> 
         stack.callback(submitter.close)
 
 
-def _announce(
-    writer: EventWriter | RemoteLedger, settings: Settings, table: DecisionTable, started: WorkerStarted
-) -> None:
+def _announce(writer: LedgerWriter, settings: Settings, table: DecisionTable, started: WorkerStarted) -> None:
     """The worker and its policy, on record before the first request."""
     about = (table, started.at_us, settings.worker_name)
     writer.submit([started, *events_beside_activation(*about)])

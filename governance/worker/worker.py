@@ -19,11 +19,10 @@ from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.writer.event_writer import LedgerWriter
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.control_plane.agent import start_agent
-from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.orphans.ledger_join import recover
@@ -53,7 +52,7 @@ class Worker:
     def __init__(
         self,
         governor: Governor,
-        writer: EventWriter | RemoteLedger,
+        writer: LedgerWriter,
         name: str,
         clock: DeadlineClock,
         stack: ExitStack,

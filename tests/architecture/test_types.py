@@ -38,6 +38,9 @@ WAY = [
     "audit/events/batch_encoder.py",
     "audit/writer/event_writer.py",
     "audit/writer/event_queue.py",
+    "audit/writer/outage.py",
+    "audit/writer/sink.py",
+    "audit/writer/database_sink.py",
     "audit/writer/committer.py",
 ]
 # Where anything may come in, or what comes back is not looked at: the name of the parameter, and why.

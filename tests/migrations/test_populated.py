@@ -32,6 +32,7 @@ from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, tree_nodes
 from kvcustody.audit.subjects import pseudonym_directory
 from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.writer import event_queue
 from kvcustody.errors import CustodyError
 from kvcustody.migrations.upgrade import current, upgrade
 
@@ -64,7 +65,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("written")
     engine = open_store(folder / "ledger.db", timeout_seconds=5.0)
     upgrade(engine)
-    with pytest.MonkeyPatch.context() as patch:  # pseudonyms as they were then
+    with pytest.MonkeyPatch.context() as patch:  # pseudonyms and leaves as they were then
+        patch.setattr(event_queue, "_SHARING", frozenset())
         patch.setattr(pseudonym_directory, "committed_name", lambda *_: secrets.token_hex(12))
         for seed, worker in enumerate(("a", "b", "a")):
             builders.record(engine, folder / "spill", list(life(seed, worker)), worker=worker)

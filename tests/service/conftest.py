@@ -139,3 +139,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     made.release(READS)
     yield made
     made.end()
+
+
+@pytest.fixture(scope="module")
+def server(service: Service) -> Iterator[Any]:
+    from service_world import Server
+
+    running = Server(service)
+    yield running
+    running.close()

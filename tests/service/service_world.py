@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import uvicorn
 
 from kvcustody.audit.events import (
     Context,
@@ -20,7 +23,9 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.block_runs import gather
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.ingest.check_leaves import write_batch
+from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings
 
 OFFSET_US = 1_790_000_000_000_000
@@ -128,3 +133,20 @@ def ship(client: Any, key: str, worker: Worker, batch: Batch) -> Any:
 
 def register(client: Any, key: str, worker: Worker) -> Any:
     return client("PUT", worker.path, key, json={"offset_us": OFFSET_US})
+
+
+class Server:
+    """A service on loopback that can be ended and begun again on the same port."""
+
+    def __init__(self, service: Service) -> None:
+        config = uvicorn.Config(create_app(service), port=0, log_config=None, lifespan="off", ws="none")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        self.address = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()

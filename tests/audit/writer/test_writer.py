@@ -46,7 +46,7 @@ from kvcustody.audit.schema.ledger import (
 from kvcustody.audit.subjects import pseudonym_directory as pseudonyms
 from kvcustody.audit.subjects import subject_table as subject_rows
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
-from kvcustody.errors import LedgerError, LedgerUnavailable
+from kvcustody.errors import LedgerUnavailable
 
 
 def opened(residency: int, tenant: str = "acme", subject: str | None = "alice") -> Any:
@@ -326,36 +326,6 @@ def test_a_full_spill_stops_admission_but_never_the_caller(
         assert gaps(connection) == ()
 
 
-def test_what_no_store_could_keep_is_a_gap_by_sequence(store: Engine, make_writer: Any, lock: Any) -> None:
-    settings = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, spill_bytes=2000, capacity=20)
-    writer = make_writer(store, settings=settings)
-    with lock(store):
-        for number in range(100):
-            writer.submit([opened(number)])
-            time.sleep(0.001)
-        assert not writer.admitting
-        time.sleep(0.3)
-    healthy(writer)
-    with store.connect() as connection:
-        kept = connection.scalar(select(func.count()).select_from(residencies)) or 0
-        lost = [gap for gap in gaps(connection) if "faster" in gap.cause]
-        assert kept + sum(gap.last_sequence - gap.first_sequence + 1 for gap in lost) == 100
-        assert lost and len(gaps(connection)) == len(lost)
-
-
-def test_a_queue_over_capacity_spills_with_a_healthy_database(store: Engine, make_writer: Any) -> None:
-    writer = make_writer(
-        store, settings=WriterSettings(batch=2, capacity=20, interval_seconds=0.02, retry_seconds=0.02)
-    )
-    writer.submit([opened(number) for number in range(39)])
-    assert writer.flush()  # durable, if only in the spill
-    healthy(writer)
-    assert outage_kinds(store)["spill-started"] == 1
-    with store.connect() as connection:
-        assert connection.scalar(select(func.count()).select_from(residencies)) == 39
-        assert gaps(connection) == ()
-
-
 def test_own_hits_become_counters(any_store: Engine, make_writer: Any) -> None:
     writer = make_writer(any_store)
     hit = HitCounted(1, "acme", "acme", "reuse", "permit", "own-scope", 3, blocks=4, tokens=64)
@@ -559,13 +529,6 @@ def test_a_dead_incarnation_is_closed_as_unproven(any_store: Engine, make_writer
             None,
         ]
     assert len(sequences(any_store, third.incarnation)) == 0
-
-
-def test_a_worker_name_is_one_process_at_a_time(store: Engine, make_writer: Any) -> None:
-    make_writer(store)
-    with pytest.raises(LedgerError, match="worker `worker-1` is already running"):
-        make_writer(store)
-    make_writer(store, worker="worker-2")
 
 
 def test_closing_drains_and_a_closed_writer_refuses_class_a(store: Engine, make_writer: Any) -> None:

@@ -18,7 +18,7 @@ from kvcustody.errors import ServiceError
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.control_plane import agent as agents
 from kvcustody.governance.control_plane import erasures
-from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
+from kvcustody.governance.control_plane.remote_ledger import ControlPlaneSink
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.release import worker_follow as feed
@@ -190,7 +190,7 @@ def test_a_worker_forgets_a_subject_that_was_redacted(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
     if not told:  # positive control: what it kept in memory would come back as the unlinked pseudonym
-        monkeypatch.setattr(RemoteLedger, "note_unlinkings", lambda *_: None)
+        monkeypatch.setattr(ControlPlaneSink, "note_unlinkings", lambda *_: None)
     engine = open_store(plane.folder / "ledger.db", timeout_seconds=5.0)
     ada, bob = f"ada-{told}", f"bob-{told}"
     keys = SubjectKeys.open(plane.folder / "ledger-subjects.db")
@@ -208,7 +208,7 @@ def test_a_worker_forgets_a_subject_that_was_redacted(
         with engine.connect() as connection:
             count = unlinkings(connection)
         if told:
-            until(lambda: worker.writer._unlinkings == count, worker)  # without any event of its own
+            until(lambda: worker.writer._plane._unlinkings == count, worker)  # without any event of its own
         for who in (ada, bob):
             ask(worker, "reader", who)
         assert worker.writer.flush()
