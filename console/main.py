@@ -16,8 +16,8 @@ COMMANDS = {
         "Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.",
     ),
     "size": Lazy(
-        "kvcustody.console.size:size",
-        "Size the KV cache of a model on a device: exact bytes per token, blocks, tokens and sequences.",
+        "kvcustody.console.size.command:app",
+        "Size the KV cache of a model on a device, or the evidence of a workload in a ledger.",
     ),
     "init": Lazy(
         "kvcustody.console.serve.command:init",

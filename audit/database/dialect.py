@@ -62,6 +62,14 @@ class Dialect:
         """Of all transactions that call this with the number, one goes on; the others wait for its end."""
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({number})")
 
+    def size_bytes(self, connection: Connection) -> int:
+        """What the ledger's tables take on disk, indexes included."""
+        query = (
+            "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class"
+            " WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace"
+        )
+        return int(connection.exec_driver_sql(query).scalar() or 0)
+
     def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
         """What a writer's connection keeps in memory; a server's memory is its own."""
 
@@ -102,6 +110,14 @@ class _Sqlite(Dialect):
 
     def one_at_a_time(self, connection: Connection, number: int) -> None:
         """As all writers do here."""
+
+    def size_bytes(self, connection: Connection) -> int:
+        """The file's pages."""
+        pages, size = (
+            int(connection.exec_driver_sql(f"PRAGMA {name}").scalar() or 0)
+            for name in ("page_count", "page_size")
+        )
+        return pages * size
 
     def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
         connection.connection.cursor().execute(f"PRAGMA cache_size=-{kibibytes}")

@@ -165,7 +165,9 @@ class BatchEncoder:
 
     def _without_wrong(self, sequence: int, event: Event) -> tuple[CustodyChanged | None, list[RefusedEvent]]:
         """What of a shared leaf can be written, if any of it is wrong, and what is wrong."""
-        if not isinstance(event, CustodyChanged):
+        if not isinstance(event, CustodyChanged) or not all(
+            isinstance(getattr(event, key), tuple) for key in FOLDED
+        ):
             return None, []
         found: list[RefusedEvent] = []
         kept: dict[str, list[Event]] = {}

@@ -108,9 +108,9 @@ def replay(
         signing_key_kind=settings.signing_key_kind,
         ledger_origin=settings.ledger_origin,
     )
-    run_job = _import_job()
+    run_job = import_job()
     workload = load_workload(choice, size, read_policy(policy).name)
-    with _progress() as progress:
+    with replay_progress() as progress:
         advance = progress(workload.title, workload.requests)
         report = run_job(workload, options, RunnerOptions(seed=seed), progress=advance)
     if as_json:
@@ -128,7 +128,7 @@ def replay(
         raise report.error
 
 
-def _import_job() -> Callable[..., ReplayReport]:
+def import_job() -> Callable[..., ReplayReport]:
     """The part that needs torch, which is an extra of the package."""
     try:
         from kvcustody.console.replay.run.job import run_job
@@ -146,7 +146,7 @@ def _golden(as_json: bool, policy: str) -> None:
         raise ConfigError(
             "no recorded traces here; set KVCUSTODY_TRACES to the folder of golden_metrics.json"
         )
-    with _progress() as progress:
+    with replay_progress() as progress:
         rows = [
             row
             for trace in golden.TRACES
@@ -161,7 +161,7 @@ def _golden(as_json: bool, policy: str) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int | None], Callable[[], None]]]:
+def replay_progress() -> Iterator[Callable[[str, int | None], Callable[[], None]]]:
     """One bar at a time on stderr."""
     with interruptible() as checkpoint, progress_bar() as bar:
 

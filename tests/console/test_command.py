@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -62,7 +63,30 @@ def test_size_reports_exact_figures(config: Path) -> None:
     assert json.loads(mixed.stdout)["context_mix"] == [[4096, 0.75], [8192, 0.25]]
 
 
+def test_size_ledger_is_what_the_ledger_holds(tmp_path: Path) -> None:
+    """Of a ledger that is there: its own leaves, added up; a day of it is so many times as much."""
+    ledger = tmp_path / "k.db"
+    page = ("--html", tmp_path / "page.html")
+    assert run("replay", "--ledger", ledger, "--limit", "40", *page, "--json").exit_code == 0
+    found = run("size", "ledger", "--ledger", f"sqlite:///{ledger}", "--requests-per-second", "10", "--json")
+    document = json.loads(found.stdout)
+    with sqlite3.connect(ledger) as connection:
+        leaves, size = connection.execute("SELECT count(*), sum(length(leaf)) FROM events").fetchone()
+    assert (document["requests"], document["leaves"], document["leaf_bytes"]) == (40, leaves, size)
+    assert sum(row["bytes"] for row in document["by_kind"].values()) == size < document["disk_bytes"]
+    assert document["per_day"]["leaves"] == pytest.approx(leaves / 40 * 10 * 86_400)
+    assert document["per_day"]["gigabytes"] == pytest.approx(size / 40 * 10 * 86_400 / 1e9)
+
+
+def test_size_ledger_measures_a_replay() -> None:
+    document = json.loads(run("size", "ledger", "--limit", "40", "--json").stdout)
+    assert document["requests"] == 40 and document["by_kind"]["residency-opened"]["leaves"] == 40
+    assert "a day takes" in run("size", "ledger", "--limit", "40").stdout
+
+
 BAD = [
+    (("size", "ledger", "absent.gz", "--ledger", "sqlite:///absent.db"), "KVC100: give a trace to replay or"),
+    (("size", "ledger", "--ledger", "sqlite:///absent.db"), "KVC600"),
     (("size", "absent.json", "--gpu-memory", "80GiB"), "KVC100: cannot read config `absent.json`"),
     (("size", "CONFIG", "--gpu-memory", "lots"), "KVC100: `lots` is not a size"),
     (("size", "CONFIG", "--gpu-memory", "1GiB"), "KVC100: no memory is left"),

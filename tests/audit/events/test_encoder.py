@@ -148,6 +148,13 @@ def test_by_column_gives_the_bytes_and_rows_of_one_by_one(kind: Any, data: st.Da
         assert leaf == rfc8785.dumps(orjson.loads(leaf))
 
 
+@pytest.mark.parametrize("value", [True, 1.5, None, b"bytes", [], [7], (7,)])
+@pytest.mark.parametrize("key", FOLDED)
+def test_a_shared_leaf_that_is_none_is_refused_and_hinders_no_other(key: str, value: Any) -> None:
+    sound = CustodyChanged(5, "acme")
+    check([(1, sound), (2, sound._replace(**{key: value})), (3, sound)])
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_kinds_mixed_with_values_that_are_not_plain(data: st.DataObject) -> None:

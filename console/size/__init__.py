@@ -1,0 +1,1 @@
+"""How much a model's cache, and the record of it, takes: `kvcustody size`."""
