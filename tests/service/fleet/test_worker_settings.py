@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from control_plane_world import APART, READS, ControlPlane, MovedClock, ask, glance, known, opened, until
 from sqlalchemy import select
 
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.query.custody import gaps
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.clock import MICROSECONDS
@@ -38,13 +40,13 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_END_SECONDS", 0.05)
 
 
-def leaves_of(plane: ControlPlane, incarnation: str) -> list[tuple[int, str]]:
-    """(sequence, kind) of every leaf of an incarnation, as they stand in the ledger's file."""
+def leaves_of(plane: ControlPlane, incarnation: str) -> list[tuple[int, bytes]]:
+    """(sequence, bytes) of every leaf of an incarnation, as they stand in the ledger's file."""
     engine = open_store(plane.folder / "ledger.db", read_only=True)
     with engine.connect() as connection:
         life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
-        query = select(events.c.sequence, events.c.kind).where(events.c.incarnation == life)
-        rows = [(row.sequence, row.kind) for row in connection.execute(query)]
+        query = select(events.c.sequence, events.c.leaf).where(events.c.incarnation == life)
+        rows = [(row.sequence, bytes(row.leaf)) for row in connection.execute(query)]
         assert [gap for gap in gaps(connection) if gap.incarnation == incarnation] == []
     engine.dispose()
     return sorted(rows)
@@ -79,7 +81,7 @@ def test_every_event_is_in_the_ledger_once_across_a_kill_of_the_server(plane: Co
         until(lambda: known(plane, life)["status"].get("requests") == 60, worker)  # and its status, as before
     rows = leaves_of(plane, life)
     sequences = [sequence for sequence, _ in rows]
-    kinds = [kind for _, kind in rows]
+    kinds = [body["kind"] for _, leaf in rows for body in plain_bodies(orjson.loads(leaf))]
     assert sequences == sorted(set(sequences)) and kinds.count("residency-opened") == 60
     assert (
         kinds.count("residency-released") == 60 and "spill-started" in kinds and kinds[-1] == "worker-stopped"
@@ -157,7 +159,7 @@ def test_a_worker_starts_without_the_control_plane_on_what_it_kept_until_that_ex
     finally:
         plane.end()
         plane.start()
-    kinds = [kind for _, kind in leaves_of(plane, life)]
+    kinds = [orjson.loads(leaf)["kind"] for _, leaf in leaves_of(plane, life)]
     assert kinds[:2] == ["worker-started", "policy-activated"] and kinds.count("spill-started") == 1
 
 
