@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from kvcustody.audit.events.block_runs import EXACT, FlatRuns, Runs, flatten
+from kvcustody.audit.events.block_runs import EXACT, FlatRuns, Pairs, Runs
 from kvcustody.audit.events.leaf_schema import ints
 from kvcustody.errors import LedgerError
 
@@ -55,11 +55,7 @@ def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
 
 def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Extents]:
     """The same in a shorter form (`block_runs`): named, or `placed`; a list that has none is as it was."""
-    flat = [runs.pairs() if isinstance(runs, FlatRuns) else flatten(runs) for runs in lists]
-    if not flat:
-        return [], Extents([], [], [])
-    owner = np.repeat(np.arange(len(flat)), [len(pairs.blocks) for pairs in flat])
-    pools, blocks, generations = (np.concatenate(column) for column in zip(*flat, strict=True))
+    owner, (pools, blocks, generations) = _laid_flat(lists)
     order = np.lexsort((generations, pools, owner))
     owner, pools, blocks, generations = (column[order] for column in (owner, pools, blocks, generations))
     begins = np.ones(len(owner), np.bool_)  # a group: one pool of one list
@@ -75,11 +71,11 @@ def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Ex
     numbers = np.column_stack((gaps, counts)).ravel().tolist()
     groups = np.flatnonzero(begins)
     of_run = [*(2 * np.searchsorted(runs, groups)).tolist(), len(numbers)]
-    ends = [*groups[1:].tolist(), len(owner)]
+    coded = _coded(blocks, begins, groups) if placed else None
     made: list[list[Any]] = [[] for _ in lists]
     for number, (whose, pool) in enumerate(zip(owner[groups].tolist(), pools[groups].tolist(), strict=True)):
         named = [pool, *numbers[of_run[number] : of_run[number + 1]]]
-        made[whose].append([named, *_coded(blocks[groups[number] : ends[number]])] if placed else named)
+        made[whose].append([named, *next(coded)] if coded is not None else named)
     texts, extents = list(map(orjson.dumps, made)), _flat_extents(len(lists), owner, generations)
     for each in np.unique(owner[has_none]).tolist():
         (texts[each],), found = run_texts([lists[each]])
@@ -88,13 +84,58 @@ def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Ex
     return texts, extents
 
 
-def _coded(blocks: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """Blocks as differences, run-length coded."""
-    steps = np.diff(blocks, prepend=0)
-    begins = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
-    if 2 * len(begins) > len(steps):
-        return steps.tolist(), []
-    return steps[begins].tolist(), np.diff(begins, append=len(steps)).tolist()
+def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
+    """Whose list each block is of, and all of them, in their order."""
+    whose, pools, firsts, parts = list[int](), list[int](), list[int](), list[NDArray[Any]]()
+    told: list[tuple[int, NDArray[Any]]] = []  # generations that are there as an array, by the part
+    for number, runs in enumerate(lists):
+        if isinstance(runs, FlatRuns):
+            blocks, generations, pool = runs.arrays()
+            told.append((len(parts), generations))
+            parts.append(blocks)
+            whose.append(number)
+            pools.append(pool)
+            firsts.append(0)
+            continue
+        for run in runs:
+            parts.append(run.blocks)
+            whose.append(number)
+            pools.append(run.pool)
+            firsts.append(run.generation)
+    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+    ends = np.cumsum(lengths)
+    first = np.array(ints(firsts), np.int64)
+    generations = np.arange(int(lengths.sum())) + np.repeat(first - (ends - lengths), lengths)
+    generations[np.repeat(first == 0, lengths)] = 0
+    for part, known in told:
+        generations[ends[part] - len(known) : ends[part]] = known
+    try:
+        blocks = np.concatenate([np.empty(0, np.int64), *parts], dtype=np.int64, casting="same_kind")
+    except (TypeError, ValueError) as problem:
+        raise LedgerError(f"a run's blocks are not integers: {problem}") from problem
+    columns = (np.repeat(np.array(column, np.int64), lengths) for column in (whose, ints(pools)))
+    owner, pool_of = columns
+    return owner, Pairs(pool_of, blocks, generations)
+
+
+def _coded(
+    blocks: NDArray[np.int64], begins: NDArray[np.bool_], groups: NDArray[np.int64]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """The blocks of each group as differences, run-length coded where that is shorter."""
+    steps = blocks.copy()
+    steps[1:] -= np.where(begins[1:], 0, blocks[:-1])
+    is_new = begins.copy()
+    is_new[1:] |= steps[1:] != steps[:-1]
+    places = np.flatnonzero(is_new)
+    counts = np.diff(places, append=len(steps)).tolist()
+    tokens, every = steps[places].tolist(), steps.tolist()
+    cuts = [*np.searchsorted(places, groups).tolist(), len(places)]
+    ends = [*groups.tolist(), len(steps)]
+    for (low, high), (first, end) in zip(pairwise(cuts), pairwise(ends), strict=True):
+        if 2 * (high - low) > end - first:
+            yield every[first:end], []
+        else:
+            yield tokens[low:high], counts[low:high]
 
 
 def _flat_extents(size: int, owner: NDArray[np.int64], generations: NDArray[np.int64]) -> Extents:

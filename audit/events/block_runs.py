@@ -249,10 +249,9 @@ class FlatRuns(Sequence[Run]):
         """How many there are."""
         return len(self._blocks)
 
-    def pairs(self) -> Pairs:
-        """Every (pool, block, generation), without a look at runs."""
-        blocks, generations = (np.asarray(column, np.int64) for column in (self._blocks, self._generations))
-        return Pairs(np.full(len(blocks), self._pool, np.int64), blocks, generations)
+    def arrays(self) -> tuple[Int64s, Int64s, int]:
+        """Blocks, generations and the pool, without a look at runs."""
+        return self._blocks, self._generations, self._pool
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

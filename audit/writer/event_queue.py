@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from kvcustody.audit.events import (
     BlocksAttached,
@@ -32,7 +33,7 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     Withdrawn,
 )
-from kvcustody.audit.events.block_runs import block_count
+from kvcustody.audit.events.block_runs import Runs, block_count
 from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import Clock
 
@@ -44,21 +45,22 @@ _BESIDE = frozenset({ResidencyOpened, BlocksAttached})  # come before what is to
 Item = tuple[int, Event]
 
 
-def _shares_a_leaf(event: Event) -> bool:
-    """Whether the event may be an item of a leaf (`leaf_schema`, rule 4); what failed has a leaf of its own."""
-    if isinstance(event, ReceiptRecorded):
-        fits = event.tenant is not None and event.result == "ok" and not event.incarnation
-        return fits and block_count(event.runs) <= _BLOCKS_MAX
-    if isinstance(event, CustodyEnded):
-        return not event.incarnation and block_count(event.runs) <= _BLOCKS_MAX
-    if isinstance(event, ResidencyReleased):
-        return not (event.incarnation or event.trace) and block_count(event.written) <= _BLOCKS_MAX
-    if isinstance(event, BlocksReleased):
-        return not (event.incarnation or event.trace) and block_count(event.runs) <= _BLOCKS_MAX
-    return False
+def _few(runs: Runs) -> bool:
+    """Whether the list is short enough to be an item's."""
+    if runs.__class__ is tuple and len(runs) == 1:
+        return len(runs[0].blocks) <= _BLOCKS_MAX
+    return block_count(runs) <= _BLOCKS_MAX
 
 
-_SHARING = frozenset({ResidencyReleased, BlocksReleased, CustodyEnded, ReceiptRecorded})
+# Which events may be items of a leaf (`leaf_schema`, rule 4); what failed has a leaf of its own.
+_MAY_SHARE: dict[type[Event], Callable[[Any], bool]] = {
+    ResidencyReleased: lambda event: not (event.trace or event.incarnation) and _few(event.written),
+    BlocksReleased: lambda event: not (event.trace or event.incarnation) and _few(event.runs),
+    CustodyEnded: lambda event: not event.incarnation and _few(event.runs),
+    ReceiptRecorded: lambda event: (
+        event.result == "ok" and event.tenant is not None and not event.incarnation and _few(event.runs)
+    ),
+}
 
 
 class _Drafts:
@@ -70,7 +72,9 @@ class _Drafts:
 
     def add(self, event: Event, tenant: str) -> bool:
         """Put an event with the others of its tenant; True where that is enough for a leaf."""
-        found = self._by_tenant.setdefault(tenant, [])
+        found = self._by_tenant.get(tenant)
+        if found is None:
+            found = self._by_tenant[tenant] = []
         found.append(event)
         self.count += 1
         return len(found) >= _TOGETHER
@@ -167,23 +171,25 @@ class EventQueue:
     def _keep(self, events: Sequence[Event]) -> None:
         """Queue events, or put them with others (rule 5). The caller holds the lock."""
         alone: list[Event] = []
+        drafts, may_share = self._drafts, _MAY_SHARE
         for event in events:
-            if type(event) in _SHARING and _shares_a_leaf(event):
+            kind = event.__class__
+            check = may_share.get(kind)
+            if check is not None and check(event):
                 tenant: str = event.tenant  # type: ignore[attr-defined]  # each of these has one
-                if self._drafts.add(event, tenant) or self._drafts.count >= self._batch:
-                    self._number(alone)
+                if drafts.add(event, tenant) or drafts.count >= self._batch:
+                    self._close_drafts(alone)
                     alone = []
-                    self._close_drafts()
                 continue
-            if self._drafts.count and type(event) not in _BESIDE:
-                self._number(alone)
+            if drafts.count and kind not in _BESIDE:
+                self._close_drafts(alone)
                 alone = []
-                self._close_drafts()
             alone.append(event)
         self._number(alone)
 
-    def _close_drafts(self) -> None:
-        """Queue what waited to share leaves. The caller holds the lock."""
+    def _close_drafts(self, before: Sequence[Event] = ()) -> None:
+        """Queue what waited to share leaves, after these. The caller holds the lock."""
+        self._number(before)
         if self._drafts.count:
             self._number(self._drafts.take())
 

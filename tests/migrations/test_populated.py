@@ -66,7 +66,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     engine = open_store(folder / "ledger.db", timeout_seconds=5.0)
     upgrade(engine)
     with pytest.MonkeyPatch.context() as patch:  # pseudonyms and leaves as they were then
-        patch.setattr(event_queue, "_SHARING", frozenset())
+        patch.setattr(event_queue, "_MAY_SHARE", {})
         patch.setattr(pseudonym_directory, "committed_name", lambda *_: secrets.token_hex(12))
         for seed, worker in enumerate(("a", "b", "a")):
             builders.record(engine, folder / "spill", list(life(seed, worker)), worker=worker)

@@ -282,5 +282,5 @@ def test_own_log_differs_in_pool_wide_numbers_and_in_nothing_else() -> None:
 def _plain(value: object) -> object:
     if not isinstance(value, FlatRuns):
         return value
-    _, blocks, generations = value.pairs()
+    blocks, generations, _ = value.arrays()
     return blocks.tolist(), generations.tolist()
