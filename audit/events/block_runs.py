@@ -82,7 +82,7 @@ def plain_forms(item: Sequence[Any]) -> list[Sequence[Any]]:
         blocks = np.cumsum(np.repeat(np.array(deltas, np.int64), counts or 1)).tolist()
         if counts and (len(counts) != len(deltas) or min(counts) < 1):
             raise ValueError("counts do not match deltas")
-        if len(blocks) != sum(named[2::2]):
+        if len(blocks) != sum(named[2::2]) or min(blocks) < 0:
             raise ValueError("it has other blocks than generations")
         made, at = list[Sequence[Any]](), 0
         for first, count in zip(firsts, named[2::2], strict=True):
@@ -126,16 +126,72 @@ def decode(item: Sequence[Any]) -> Run:
 
 
 def decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
-    """Many encoded runs laid flat at once, with the length of each; the bulk form of `decode`."""
+    """Many encoded runs laid flat at once, with the length of each; the bulk form of `decode`, of any form."""
     try:
         if is_plain(items):
             return _decode_flat(items)
-        forms = list(map(plain_forms, items))
-    except (TypeError, LookupError) as problem:
+        form = np.fromiter(map(_form, items), np.int64, len(items))
+        made: list[tuple[Int64s, Pairs, Int64s]] = []
+        for number, decoded in enumerate((_decode_flat, _decode_named, _decode_placed)):
+            mine = np.flatnonzero(form == number)
+            if len(mine):
+                made.append((mine, *decoded([items[at] for at in mine.tolist()])))
+    except (ValueError, TypeError, LookupError, OverflowError) as problem:
         raise LedgerError(f"a run in a leaf is malformed: {problem}") from problem
-    pairs, lengths = _decode_flat(list(chain.from_iterable(forms)))
-    widths = np.fromiter(map(len, forms), np.int64, len(forms))
-    return pairs, np.add.reduceat(lengths, np.cumsum(widths) - widths)
+    lengths = np.empty(len(items), np.int64)
+    for mine, _, own in made:
+        lengths[mine] = own
+    starts = np.cumsum(lengths) - lengths
+    columns = [np.empty(int(lengths.sum()), np.int64) for _ in Pairs._fields]
+    for mine, pairs, own in made:
+        before = np.cumsum(own) - own
+        at = np.repeat(starts[mine] - before, own) + np.arange(int(own.sum()))
+        for column, values in zip(columns, pairs, strict=True):
+            column[at] = values
+    return Pairs(*columns), lengths
+
+
+def _form(item: Sequence[Any]) -> int:
+    """0: the first form, 1: named, 2: placed."""
+    if item[0].__class__ is list:
+        return 2
+    return 0 if item[1].__class__ is list else 1
+
+
+def _decode_named(items: Sequence[Sequence[int]]) -> tuple[Pairs, Int64s]:
+    widths = np.fromiter(map(len, items), np.int64, len(items))
+    numbers = np.array(list(chain.from_iterable(items)), np.int64)
+    if int(widths.min()) < 3 or not (widths % 2).all():
+        raise ValueError("a list of generations is of another form")
+    starts = np.cumsum(widths) - widths
+    is_pool = np.zeros(len(numbers), np.bool_)
+    is_pool[starts] = True
+    gaps, counts = numbers[~is_pool][::2], numbers[~is_pool][1::2]
+    spans = (widths - 1) // 2
+    begins = np.cumsum(spans) - spans
+    reached = np.cumsum(gaps + counts)
+    base = np.where(begins > 0, reached[begins - 1], 0)
+    firsts = reached - counts - np.repeat(base, spans)
+    is_first = np.zeros(len(gaps), np.bool_)
+    is_first[begins] = True
+    ends = reached[begins + spans - 1] - base
+    if int(counts.min()) < 1 or int(gaps.min()) < 0 or (gaps[is_first] < 1).any() or int(ends.max()) > EXACT:
+        raise ValueError("a list of generations is of another form")
+    if int(numbers[is_pool].min()) < 0:
+        raise ValueError("a pool is negative")
+    lengths = np.add.reduceat(counts, begins)
+    before = np.cumsum(counts) - counts
+    generations = np.arange(int(counts.sum())) + np.repeat(firsts - before, counts)
+    pools = np.repeat(numbers[is_pool], lengths)
+    return Pairs(pools, np.full(len(generations), UNNAMED, np.int64), generations), lengths
+
+
+def _decode_placed(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
+    named, lengths = _decode_named([item[0] for item in items])
+    listed, own = _decode_flat([[1, *item[1:]] for item in items])  # its blocks, as those of any run
+    if any(len(item) != 3 for item in items) or (own != lengths).any() or int(listed.blocks.min()) < 0:
+        raise ValueError("a list has other blocks than generations")
+    return named._replace(blocks=listed.blocks), lengths
 
 
 def _decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:

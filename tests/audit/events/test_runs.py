@@ -79,6 +79,22 @@ def test_a_shorter_form_holds_the_same_custodies(many: list[list[Run]], placed: 
             )
 
 
+@given(st.lists(st.tuples(st.lists(runs, min_size=1, max_size=4), st.integers(0, 2)), min_size=1, max_size=5))
+def test_forms_may_be_mixed(many: list[tuple[list[Run], int]]) -> None:
+    """All at once, or one by one by way of the first form: the same blocks, and as many of each."""
+    items = []
+    for some, form in many:
+        lists = [tuple(some)]
+        texts = run_texts(lists)[0] if form == 0 else short_texts(lists, placed=form == 2)[0]
+        items += orjson.loads(texts[0])
+    pairs, lengths = decode_flat(items)
+    forms = [list(map(decode, plain_forms(item))) for item in items]
+    assert lengths.tolist() == [sum(len(run.blocks) for run in each) for each in forms]
+    whole = flatten([run for each in forms for run in each])
+    for one, other in zip(pairs, whole, strict=True):
+        assert one.tolist() == other.tolist()
+
+
 def test_named_blocks_are_found_where_they_were_listed() -> None:
     keys, blocks = np.array([5, 7, 9, 7]), np.array([UNNAMED, 3, UNNAMED, UNNAMED])
     made = name_blocks(keys, blocks, np.array([9, 7]), np.array([4, 8]))
@@ -97,7 +113,8 @@ def test_named_blocks_are_found_where_they_were_listed() -> None:
 def test_malformed_shorter_forms_are_refused(item: list[object]) -> None:
     with pytest.raises(LedgerError):
         plain_forms(item)
-        read_extents([[item]])
+    with pytest.raises(LedgerError):
+        decode_flat([item])  # type: ignore[list-item]
     with pytest.raises(LedgerError):
         read_extents([[item]])
 
