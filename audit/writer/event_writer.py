@@ -37,6 +37,7 @@ from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory, names_anybody
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.tlog.merkle import TreeError
+from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS, RootSealer
 from kvcustody.audit.writer.append_leaves import register
 from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.audit.writer.crash_recovery import close_dead
@@ -66,6 +67,7 @@ class WriterSettings(NamedTuple):
     retry_seconds: float = 0.5
     count_seconds: float = 10.0
     spill_bytes: int = 256 << 20
+    root_interval_seconds: float = INTERVAL_SECONDS
 
 
 class WriterStatus(NamedTuple):
@@ -125,7 +127,8 @@ class EventWriter:
         self._ahead = NOTHING  # encoded during the last commit
         self._stop_at = float("inf")
         self._end_recorded = False
-        self._committer = Committer(engine, self._directory)
+        self._committer = Committer(engine, self._directory, clock)
+        self._sealer = RootSealer(engine, clock, settings.root_interval_seconds)
         self._spill = SpillFile(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
         self._outage = DatabaseOutage(
             engine,
@@ -238,11 +241,21 @@ class EventWriter:
         return self._settings.durable_seconds
 
     def flush(self, timeout_seconds: float = 30.0) -> bool:
-        """Wait until everything submitted before is durable (or refused); False when time ran out."""
+        """Wait until everything submitted before is durable (or refused), and sealed; False when time ran out.
+
+        What the database does not have yet is sealed later.
+        """
         target = self._intake.seal()
         self._intake.hurry = True
         self._intake.wake.set()
-        return self._mark.reached(target, timeout_seconds)
+        return self._mark.reached(target, timeout_seconds) and self.seal(timeout_seconds)
+
+    def seal(self, timeout_seconds: float = 30.0) -> bool:
+        """Have what is committed by now sealed at once, because somebody waits for a proof; False when time ran out."""
+        done = self._sealer.ask()
+        self._intake.hurry = True
+        self._intake.wake.set()
+        return done.wait(timeout_seconds) if self._thread.is_alive() else True
 
     def close(self, timeout_seconds: float = 30.0) -> None:
         """Drain and stop; raises `LedgerError` when events could be kept nowhere."""
@@ -286,6 +299,7 @@ class EventWriter:
                     return
         finally:
             self._intake.release_all("the ledger writer has stopped")
+            self._sealer.end(seal=not self._outage.active)
             self._committer.close()
 
     @property
@@ -304,7 +318,8 @@ class EventWriter:
         intake = self._intake
         if self._outage.held or not (len(intake) or self._stopping):
             retry_at = self._outage.retry_at if self._outage.spilled or self._outage.held else float("inf")
-            until = min(intake.counts_due, retry_at)
+            seal_at = float("inf") if self._outage.active else time.monotonic() + self._sealer.due_seconds
+            until = min(intake.counts_due, retry_at, seal_at)
             intake.idle = True
             if self._outage.held or not len(intake):
                 intake.wake.wait(max(0.001, until - time.monotonic()))
@@ -315,6 +330,10 @@ class EventWriter:
         intake.hurry = False
 
     def _cycle(self) -> None:
+        if self._outage.active:
+            self._sealer.give_up()
+        else:
+            self._sealer.turn()
         self._intake.flush_counts(now=self._stopping)
         if self._outage.held:
             self._intake.release_all(self._outage.cause)
