@@ -81,7 +81,8 @@ class CheckpointSigner:
     def sign_once(self) -> SignedNote | None:
         """Seal what is committed, and sign the newest checkpoint; None where it is signed or there is none.
 
-        What another process seals at this moment, and what this one may not seal, is left to whoever does. Raises `ProofError` where the tree does not extend what was signed (rule 2), and what the database raises.
+        What cannot be sealed from here is left to whoever can. Raises `ProofError` where the tree does not extend what
+        was signed (rule 2), and what the database raises.
         """
         with suppress(SQLAlchemyError, LedgerError):
             seal_now(self._engine)

@@ -28,9 +28,7 @@ from kvcustody.audit.tlog.proofs import (
 )
 from kvcustody.audit.tlog.root_log import HeadProof, LeafProof, RootLeafOpening
 
-SIGN = (
-    "a service or an engine that has the ledger open seals and signs every few seconds, and `kvcustody audit sign` at once"
-)
+SIGN = "a service or an engine that has it open seals and signs every few seconds, and `kvcustody audit sign` at once"
 
 
 class StoredCheckpoint(NamedTuple):

@@ -5,7 +5,7 @@
 2. `unsealed_heads` says which sub-logs grew. It is read together with their heads, in one statement: what commits
    later is for the next seal. A sealer that dies leaves all as it was.
 3. A leaf waits for its checkpoint at most the interval from its commit (`RootSealer.turn`), less where somebody waits
-   for a proof (`ask`, `seal_now`); `unsealed` says how long the oldest has waited.
+   for a proof (`ask`, `soon`, `seal_now`); `unsealed` says how long the oldest has waited.
 4. A sub-log whose frontier is damaged is left out and named (`TreeError`, after the others are sealed).
 """
 
@@ -37,6 +37,7 @@ from kvcustody.errors import LedgerError
 
 INTERVAL_SECONDS = 10.0
 OVERDUE_INTERVALS = 3  # a leaf that waited for so many: nobody seals
+_SOON_US = 1 * MICROSECONDS  # at least so long between seals that somebody would like
 _AGAIN_US = 1 * MICROSECONDS  # where a seal failed, or another process was at it
 
 _log = structlog.get_logger(__name__)
@@ -99,29 +100,29 @@ class RootSealer:
         self._clock = clock
         self._interval_us = round(interval_seconds * MICROSECONDS)
         self._due_us = clock.now_us()
+        self._sealed_us = self._due_us - _SOON_US
+        self._hurry = False
         self._waiting: list[threading.Event] = []
         self._problem = ""
 
     @property
     def due_seconds(self) -> float:
         """When `turn` has something to do: so long from now."""
-        if self._waiting:
-            return 0.0
-        return max(0.0, (self._due_us - self._clock.now_us()) / MICROSECONDS)
+        return 0.0 if self._waiting else max(0.0, (self._next_us() - self._clock.now_us()) / MICROSECONDS)
 
     def turn(self) -> None:
         """Seal where the oldest leaf has waited for the interval, or somebody waits for a seal; never raises."""
         now_us, waiting = self._clock.now_us(), self._waiting
-        if not waiting and now_us < self._due_us:
+        if not waiting and now_us < self._next_us():
             return
-        self._waiting = []
+        asked, self._waiting, self._hurry = bool(waiting or self._hurry), [], False
         wait_us = min(_AGAIN_US, self._interval_us)
         try:
-            left_us = 0 if waiting else self._left_us()
+            left_us = 0 if asked else self._left_us()
             if left_us > 0:
                 wait_us = left_us
             elif seal_now(self._engine, wait=bool(waiting)):
-                wait_us = self._interval_us
+                wait_us, self._sealed_us = self._interval_us, now_us
             self._tell("")
         except (SQLAlchemyError, LedgerError) as problem:
             self._tell(describe(problem))
@@ -135,6 +136,10 @@ class RootSealer:
         self._waiting = [*self._waiting, done]
         return done
 
+    def soon(self) -> None:
+        """Somebody would like a seal, and does not wait here: the next is due a second after the last."""
+        self._hurry = True
+
     def end(self, *, seal: bool) -> None:
         """The last turn; whoever waits is let go."""
         if seal:
@@ -147,6 +152,9 @@ class RootSealer:
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.set()
+
+    def _next_us(self) -> int:
+        return min(self._due_us, self._sealed_us + _SOON_US) if self._hurry else self._due_us
 
     def _left_us(self) -> int:
         """How long the oldest leaf that waits may wait on; the interval where none waits."""

@@ -56,8 +56,8 @@ NOT_EVIDENCE = (
     NotEvidence(
         "unsealed_heads",
         ("grown_us", ROWS),
-        "when a commit was, for the age of what is not sealed; a row less is found where it is the last of its log, and "
-        "else the next row covers its leaves",
+        "when a commit was, for the age of what is not sealed; a row less is found where it is the last of its log, "
+        "and else the next row covers its leaves",
     ),
     NotEvidence(
         "signed_checkpoints",

@@ -109,7 +109,7 @@ class Appender:
             inserts.add(table, pieces)
 
     def _locked(self, connection: Connection, batches: Sequence[LeafBatch]) -> list[LockedLog]:
-        """The logs of all leaves in the order of their ids, locked together, so that no two writers wait in a circle."""
+        """The logs of all leaves, locked in the order of their ids: no two writers wait in a circle."""
         names = {name for batch in batches for name in batch.logs}
         unknown = sorted(names - self._logs.keys())
         for start in range(0, len(unknown), _LOGS_AT_ONCE):

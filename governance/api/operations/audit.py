@@ -38,6 +38,7 @@ from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.service import Service
 
 READ = Permission.READ_CUSTODY
 KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]
@@ -166,7 +167,8 @@ def logs(
 
 
 def latest_checkpoint(service: ServiceDep) -> dict[str, Any]:
-    """The newest checkpoint that is signed."""
+    """The newest checkpoint that is signed; what is committed since has one a moment later."""
+    service.writer.seal_soon()
     with service.reading() as connection, absent_is_absent():
         proofs = LedgerProofs(connection)
         return _checkpoint(proofs, proofs.signed().size)
@@ -185,8 +187,12 @@ def prove(caller: CallerDep, service: ServiceDep, log: LogName, idx: Index, as_o
     name = _log(caller, log)
     with service.reading(_own(caller)) as connection, absent_is_absent():
         leaf = LedgerProofs(connection).leaf(name, idx)
-    with service.reading() as connection, absent_is_absent():  # a proof goes through hashes of every log
-        proof = LedgerProofs(connection).inclusion(name, idx, as_of=as_of).to_bytes().decode()
+    try:
+        proof = _inclusion(service, name, idx, as_of)
+    except ProofError:
+        service.cover()
+        with absent_is_absent():
+            proof = _inclusion(service, name, idx, as_of)
     body = orjson.loads(leaf)
     event = {
         "log": name,
@@ -197,6 +203,11 @@ def prove(caller: CallerDep, service: ServiceDep, log: LogName, idx: Index, as_o
     }
     answer = {"event": event, "canonical": leaf.decode(), "proof": proof}
     return Response(orjson.dumps(answer), media_type="application/json")
+
+
+def _inclusion(service: Service, log: str, idx: int, as_of: int | None) -> str:
+    with service.reading() as connection:  # a proof goes through hashes of every log
+        return LedgerProofs(connection).inclusion(log, idx, as_of=as_of).to_bytes().decode()
 
 
 def consistent(

@@ -95,4 +95,5 @@ async def _news(
         at = found.position
         if found.rows or found.more or time.monotonic() >= ends or service.stopping.is_set():
             return found
+        service.writer.seal_soon()  # the order of commits is that of their seals
         await asyncio.sleep(_LOOK_SECONDS)
