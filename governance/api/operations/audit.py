@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import Path, Query, Response
@@ -19,7 +19,7 @@ from fastapi import Path, Query, Response
 from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
 from kvcustody.audit.query.events import BlockRef, EventFilter, EventRow, find_events
 from kvcustody.audit.query.events import Cursor as Place
-from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.database_proofs import LedgerProofs, LogHead
 from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.governance.api.http.operation import Operation
@@ -63,6 +63,8 @@ Trace = Annotated[
     ),
 ]
 Index = Annotated[int, Query(ge=0, lt=LARGE)]
+
+_Found = TypeVar("_Found")
 
 
 def add_audit(api: Api) -> None:
@@ -157,10 +159,14 @@ def logs(
 ) -> dict[str, Any]:
     """Sub-logs and their heads: one's own, or all of them."""
     mine = service.tenant_of(caller, READ, tenant)
-    with service.reading(mine) as connection, absent_is_absent():
-        proofs = LedgerProofs(connection)
-        size = proofs.checkpoint(as_of).size
-        found = [log for log in proofs.logs(as_of=size) if mine is None or log.name == log_of(mine)]
+
+    def look() -> tuple[int, list[LogHead]]:
+        with service.reading(mine) as connection:
+            proofs = LedgerProofs(connection)
+            size = proofs.checkpoint(as_of).size
+            return size, [log for log in proofs.logs(as_of=size) if mine is None or log.name == log_of(mine)]
+
+    size, found = _covered(service, look)
     items = [{"log": log.name, "size": log.head.size, "root": log.head.root.hex()} for log in found]
     question = CursorBinding("listLogs", caller.name, {"tenant": mine, "as_of": as_of})
     return page(service, question, items, cursor, limit) | {"as_of": size}
@@ -168,10 +174,14 @@ def logs(
 
 def latest_checkpoint(service: ServiceDep) -> dict[str, Any]:
     """The newest checkpoint that is signed; what is committed since has one a moment later."""
+
+    def look() -> dict[str, Any]:
+        with service.reading() as connection:
+            proofs = LedgerProofs(connection)
+            return _checkpoint(proofs, proofs.signed().size)
+
     service.writer.seal_soon()
-    with service.reading() as connection, absent_is_absent():
-        proofs = LedgerProofs(connection)
-        return _checkpoint(proofs, proofs.signed().size)
+    return _covered(service, look)
 
 
 def checkpoint(
@@ -187,12 +197,12 @@ def prove(caller: CallerDep, service: ServiceDep, log: LogName, idx: Index, as_o
     name = _log(caller, log)
     with service.reading(_own(caller)) as connection, absent_is_absent():
         leaf = LedgerProofs(connection).leaf(name, idx)
-    try:
-        proof = _inclusion(service, name, idx, as_of)
-    except ProofError:
-        service.cover()
-        with absent_is_absent():
-            proof = _inclusion(service, name, idx, as_of)
+
+    def look() -> str:
+        with service.reading() as connection:  # a proof goes through hashes of every log
+            return LedgerProofs(connection).inclusion(name, idx, as_of=as_of).to_bytes().decode()
+
+    proof = _covered(service, look)
     body = orjson.loads(leaf)
     event = {
         "log": name,
@@ -203,11 +213,6 @@ def prove(caller: CallerDep, service: ServiceDep, log: LogName, idx: Index, as_o
     }
     answer = {"event": event, "canonical": leaf.decode(), "proof": proof}
     return Response(orjson.dumps(answer), media_type="application/json")
-
-
-def _inclusion(service: Service, log: str, idx: int, as_of: int | None) -> str:
-    with service.reading() as connection:  # a proof goes through hashes of every log
-        return LedgerProofs(connection).inclusion(log, idx, as_of=as_of).to_bytes().decode()
 
 
 def consistent(
@@ -247,6 +252,16 @@ def tile(
         except TreeError:
             raise not_found() from None
     return Response(data, media_type="application/octet-stream")
+
+
+def _covered(service: Service, look: Callable[[], _Found]) -> _Found:
+    """What a look gives; one that misses a proof looks again when all that is committed is sealed and signed."""
+    try:
+        return look()
+    except ProofError:
+        service.cover()
+    with absent_is_absent():
+        return look()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -32,6 +33,7 @@ from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.service import Service
 
 _LOOK_SECONDS = 0.5
+_SEAL_SECONDS = 1.0
 
 
 def add_stream(api: Api) -> None:
@@ -90,10 +92,18 @@ async def _news(
             start = at or (newest(connection) if begin == "newest" else START)
             return read_in_commit_order(connection, start, log=log, limit=limit)
 
-    while True:
+    seal = partial(service.writer.seal, _SEAL_SECONDS)  # the order of commits is that of their seals
+    if at is None and begin == "newest":
+        await run_sync(seal)
+    found = await run_sync(look)
+    if not (found.rows or found.more):
+        at = found.position
+        await run_sync(seal)
         found = await run_sync(look)
+    while True:
         at = found.position
         if found.rows or found.more or time.monotonic() >= ends or service.stopping.is_set():
             return found
-        service.writer.seal_soon()  # the order of commits is that of their seals
+        service.writer.seal_soon()
         await asyncio.sleep(_LOOK_SECONDS)
+        found = await run_sync(look)
