@@ -85,8 +85,9 @@ def test_a_populated_ledger_goes_on_and_verifies(engine: Engine, tmp_path: Path)
     with engine.connect() as connection:
         assert fsck(connection, keys=[KEY.verifier], kept=[old.note]).problems == []
         if engine.dialect.name == "postgresql":
-            rights = "SELECT string_agg(privilege_type, ' ' ORDER BY privilege_type) FROM information_schema.role_table_grants"
-            rights += f" WHERE table_name = 'unsealed_heads' AND grantee = '{WRITER}'"
+            rights = "SELECT string_agg(privilege_type, ' ' ORDER BY privilege_type)"
+            rights += " FROM information_schema.role_table_grants WHERE table_name = 'unsealed_heads'"
+            rights += f" AND grantee = '{WRITER}'"
             assert connection.exec_driver_sql(rights).scalar() == "DELETE INSERT SELECT"
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
         append(connection, 1000, 5)
