@@ -3,7 +3,8 @@
 1. Any process that holds the ledger may seal, in a transaction of its own. It locks the root log's row and no other:
    whoever does not get it leaves the work to who has it, and no writer waits for it, nor it for a writer.
 2. `unsealed_heads` says which sub-logs grew. It is read together with their heads, in one statement: what commits
-   later is for the next seal. A sealer that dies leaves all as it was.
+   later is for the next seal. Those that wait longest come first, a thousand under a checkpoint, so that no
+   transaction is long. A sealer that dies leaves all as it was.
 3. A leaf waits for its checkpoint at most the interval from its commit (`RootSealer.turn`), less where somebody waits
    for a proof (`ask`, `soon`, `seal_now`); `unsealed` says how long the oldest has waited.
 4. A sub-log whose frontier is damaged is left out and named (`TreeError`, after the others are sealed).
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from kvcustody.audit.database.engine import (
     WRITE,
     StoreGoneError,
     describe,
+    fetch_all,
     file_identity,
 )
 from kvcustody.audit.schema.trees import ROOT, root_leaves, tree_nodes
@@ -38,6 +41,7 @@ from kvcustody.errors import LedgerError
 INTERVAL_SECONDS = 10.0
 OVERDUE_INTERVALS = 3  # a leaf that waited for so many: nobody seals
 _SOON_US = 1 * MICROSECONDS  # at least so long between seals that somebody would like
+_LOGS_AT_ONCE = 1000
 _AGAIN_US = 1 * MICROSECONDS  # where a seal failed, or another process was at it
 
 _log = structlog.get_logger(__name__)
@@ -81,11 +85,15 @@ def seal_now(engine: Engine, *, wait: bool = True) -> bool:
     with engine.connect() as connection:
         if connection.exec_driver_sql(_OLDEST).scalar() is None:
             return True
-    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-        stored = _lock_root(connection, wait)
-        if stored is None:
-            return False
-        damaged = _seal(connection, load_frontier(ROOT, None, stored))
+    damaged: list[str] = []
+    sealed = _LOGS_AT_ONCE
+    with engine.connect().execution_options(**WRITE) as connection:
+        while sealed and sealed + len(damaged) >= _LOGS_AT_ONCE:
+            with connection.begin():
+                stored = _lock_root(connection, wait)
+                if stored is None:
+                    return False
+                sealed, damaged = _seal(connection, load_frontier(ROOT, None, stored))
     if damaged:
         problem = f"`{len(damaged)}` logs are not sealed, `{damaged[0]}` first: their trees are damaged"
         raise TreeError(f"{problem}; run `kvcustody audit fsck`", logs=damaged)
@@ -102,7 +110,7 @@ class RootSealer:
         self._due_us = clock.now_us()
         self._sealed_us = self._due_us - _SOON_US
         self._hurry = False
-        self._waiting: list[threading.Event] = []
+        self._waiting: deque[threading.Event] = deque()
         self._problem = ""
 
     @property
@@ -112,10 +120,11 @@ class RootSealer:
 
     def turn(self) -> None:
         """Seal where the oldest leaf has waited for the interval, or somebody waits for a seal; never raises."""
-        now_us, waiting = self._clock.now_us(), self._waiting
-        if not waiting and now_us < self._next_us():
+        now_us = self._clock.now_us()
+        if not self._waiting and now_us < self._next_us():
             return
-        asked, self._waiting, self._hurry = bool(waiting or self._hurry), [], False
+        waiting = self._taken()
+        asked, self._hurry = bool(waiting or self._hurry), False
         wait_us = min(_AGAIN_US, self._interval_us)
         try:
             left_us = 0 if asked else self._left_us()
@@ -133,7 +142,7 @@ class RootSealer:
     def ask(self) -> threading.Event:
         """Ask for a seal of what is committed by now; the event is set when that was done, or cannot be."""
         done = threading.Event()
-        self._waiting = [*self._waiting, done]
+        self._waiting.append(done)
         return done
 
     def soon(self) -> None:
@@ -149,9 +158,12 @@ class RootSealer:
 
     def give_up(self) -> None:
         """Nothing can be sealed now: whoever waits is let go."""
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
+        for each in self._taken():
             each.set()
+
+    def _taken(self) -> list[threading.Event]:
+        """Who waits by now; one thread takes, any may add."""
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def _next_us(self) -> int:
         return min(self._due_us, self._sealed_us + _SOON_US) if self._hurry else self._due_us
@@ -179,7 +191,9 @@ FROM (SELECT log, min(grown_us) AS first FROM unsealed_heads GROUP BY log) AS u 
 """
 _GROWN = """
 SELECT l.id, l.name, l.size, l.frontier, u.newest_us
-FROM (SELECT log, max(newest_us) AS newest_us FROM unsealed_heads GROUP BY log) AS u JOIN logs AS l ON l.id = u.log
+FROM (
+    SELECT log, max(newest_us) AS newest_us FROM unsealed_heads GROUP BY log ORDER BY min(grown_us), log LIMIT ?
+) AS u JOIN logs AS l ON l.id = u.log
 """
 _STORE = """
 WITH leaves AS (
@@ -213,22 +227,22 @@ def _lock_root(connection: Connection, wait: bool) -> bytes | None:
     return None if row is None else bytes(row[0])
 
 
-def _seal(connection: Connection, before: Frontier) -> list[str]:
-    """Append what grew and its checkpoint to the locked root log; the logs whose frontiers are damaged."""
+def _seal(connection: Connection, before: Frontier) -> tuple[int, list[str]]:
+    """Append what grew and its checkpoint to the locked root log: how many logs, and those that are damaged."""
     heads: dict[str, TreeHead] = {}
     ids: dict[str, int] = {}
     damaged: list[str] = []
     times: list[int] = []
-    for row in connection.exec_driver_sql(_GROWN).all():
+    for log, name, size, stored, newest_us in fetch_all(connection, _GROWN, (_LOGS_AT_ONCE,)):
         try:
-            heads[row.name] = load_frontier(row.id, row.size, row.frontier).head()
+            heads[name] = load_frontier(log, size, stored).head()
         except TreeError:
-            damaged.append(row.name)
+            damaged.append(name)
             continue
-        ids[row.name] = row.id
-        times.append(row.newest_us)
+        ids[name] = log
+        times.append(newest_us)
     if not heads:
-        return damaged
+        return 0, damaged
     openings = seal(heads)
     after, grown = before.extend(leaf_hashes(opening.commitment() for opening in openings), halves=True)
     root = after.root()
@@ -237,7 +251,7 @@ def _seal(connection: Connection, before: Frontier) -> list[str]:
         for idx, opening in enumerate(openings, before.size)
     ]
     _store(connection, leaves, node_rows(ROOT, grown), (after.size, root, max(times)), after.to_bytes(root))
-    return damaged
+    return len(heads), damaged
 
 
 def _store(

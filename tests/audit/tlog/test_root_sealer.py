@@ -19,6 +19,7 @@ from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.schema.trees import checkpoints, root_leaves, unsealed_heads
+from kvcustody.audit.tlog import root_sealer
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.merkle import TreeError
@@ -264,6 +265,21 @@ def test_two_writers_and_a_crowd_of_sealers(
         assert connection.scalar(tenants) == 2 * 40 * 6
         assert (connection.scalar(select(func.count()).select_from(checkpoints)) or 0) > 3, "they did seal"
         assert waiting(postgres_store).leaves == 0
+
+
+def test_many_logs_are_sealed_under_several_checkpoints(
+    any_store: Engine, make_writer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(root_sealer, "_LOGS_AT_ONCE", 3)
+    writer = make_writer(any_store, settings=NEVER)
+    for number in range(7):
+        writer.submit_durable(key_event(f"tenant-{number}"))
+    assert seal_now(any_store) and sealed(any_store) == [3, 6, 7]
+    with any_store.connect() as connection:
+        first = select(logs.c.name).join(root_leaves, root_leaves.c.log == logs.c.id)
+        oldest = connection.scalars(first.order_by(root_leaves.c.idx).limit(3)).all()
+        assert oldest == [f"tenant/tenant-{number}" for number in range(3)], "who waits longest is first"
+        assert fsck(connection).problems == []
 
 
 def test_a_damaged_tree_keeps_no_other_from_its_seal(
