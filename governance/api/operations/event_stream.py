@@ -1,4 +1,4 @@
-"""The ledger as a stream for security monitoring: pulled, in the order of commits, resumable for ever.
+"""The ledger as a stream for security monitoring: pulled, in the order of seals, resumable for ever.
 
 1. `next` is always there: asked for with it, the answer goes on where this one ended, without a hole or a double.
 2. A caller of one tenant is given that tenant's log alone.
@@ -64,7 +64,7 @@ async def stream(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
-    """Leaves in the order of their commits, from where the cursor left off; held open up to `wait` seconds."""
+    """Leaves in the order in which they were sealed, from where the cursor left off; held open up to `wait` seconds."""
     mine = service.tenant_of(caller, Permission.READ_CUSTODY, tenant)
     question = CursorBinding("streamEvents", caller.name, {"tenant": mine})
     given = service.cursors.read(question, cursor)
