@@ -27,6 +27,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
+from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
 from kvcustody.audit.tlog.signed_note import SigningKind, check_name
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
@@ -227,6 +228,13 @@ class Settings(LayeredSettings):
         gt=0.0,
         le=3600.0,
         description="Seconds between signatures of checkpoints; commits never wait for one.",
+    )
+    root_interval_seconds: float = Field(
+        INTERVAL_SECONDS,
+        gt=0.0,
+        le=3600.0,
+        description="Seconds within which what is committed is sealed under a checkpoint, by any process that has the "
+        "ledger; sooner where somebody waits for a proof. What nobody has sealed for three times as long is overdue.",
     )
     scope_token_key_path: Path = Field(
         Path("kvcustody-scope.key"),

@@ -1,7 +1,8 @@
 """Who may do what in a PostgreSQL ledger: separate roles, and rows by tenant as a second wall behind the queries.
 
 1. The writer inserts leaves and what is derived from them; it changes only where a log's end is (`logs.size`,
-   `frontier`, the root log's frontier) and the life of an incarnation. It deletes nothing.
+   `frontier`, the root log's frontier) and the life of an incarnation. It deletes nothing but rows that say what is
+   not sealed yet.
 2. A reader sees the rows of one tenant: the one that its connection names in `kvcustody.tenant`, and without one no
    row at all. The service that reads for people sets it for each transaction; it is no defence against somebody who
    may write SQL as that role.
@@ -30,7 +31,15 @@ _BYPASS = (WRITER, AUDITOR, SIGNER, RETENTION)
 _LIFE = 'started_us, shards, blocks, bytes_per_block, device, software, ended_us, "end"'
 _BY_LOG = ("events", "root_leaves", "tree_nodes")  # beside every projection
 _REGISTERS = ("workers", "incarnations", "tenants", "subjects")
-_SEALS = ("logs", "root_log", "root_leaves", "tree_nodes", "checkpoints", "signed_checkpoints")
+_SEALS = (
+    "logs",
+    "root_log",
+    "root_leaves",
+    "tree_nodes",
+    "checkpoints",
+    "signed_checkpoints",
+    "unsealed_heads",
+)
 
 
 class RoleGrants(NamedTuple):
@@ -78,6 +87,7 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     yield f"REVOKE INSERT ON root_log, signed_checkpoints FROM {WRITER}"
     yield f"GRANT UPDATE (size, frontier) ON logs TO {WRITER}"
     yield f"GRANT UPDATE (frontier) ON root_log TO {WRITER}"
+    yield f"GRANT DELETE ON unsealed_heads TO {WRITER}"
     yield f"GRANT UPDATE ({_LIFE}) ON incarnations TO {WRITER}"
     yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {WRITER}"
     evidence = ", ".join(("events", *derived, "incarnations", "workers", "tenants", *_SEALS))

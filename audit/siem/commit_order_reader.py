@@ -1,7 +1,8 @@
-"""Leaves in the order in which they were committed, resumable from a position of two numbers.
+"""Leaves in the order in which they were sealed, resumable from a position of two numbers.
 
 1. The order is the root log's: its leaves say, one after the other, which sub-log grew and to what size. It never
-   changes, so a position always means the same, and nothing that commits late is overtaken.
+   changes, so a position always means the same, and nothing that commits late is overtaken. Within a log it is that of
+   the commits. What is not sealed yet is given later.
 2. A position is (root leaf, idx): the next root leaf to read, and from which idx of its sub-log. It has the same size
    however many tenants there are.
 3. Every leaf is given once for a sequence of positions; leaves that retention dropped are left out.

@@ -15,7 +15,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,9 +29,11 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs, SignedNote, Store
 from kvcustody.audit.tlog.merkle import EMPTY, TreeError, TreeHead
 from kvcustody.audit.tlog.proofs import ProofError, tree_root
 from kvcustody.audit.tlog.root_log import root_checkpoint
+from kvcustody.audit.tlog.root_sealer import seal_now
 from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, NoteError, parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey, SigningKeyError, sign_successor
 from kvcustody.clock import Clock
+from kvcustody.errors import LedgerError
 from kvcustody.files import write_file
 
 
@@ -77,10 +79,17 @@ class CheckpointSigner:
         return last_signed(self._memory) or EMPTY.head()
 
     def sign_once(self) -> SignedNote | None:
-        """Sign the newest checkpoint; None where it is signed or nothing is committed yet.
+        """Seal what is committed, and sign the newest checkpoint; None where it is signed or there is none.
 
-        Raises `ProofError` where the tree does not extend what was signed (rule 2), and what the database raises.
+        What cannot be sealed from here is left to whoever can. Raises `ProofError` where the tree does not extend what
+        was signed (rule 2), and what the database raises.
         """
+        with suppress(SQLAlchemyError, LedgerError):
+            seal_now(self._engine)
+        return self._sign()
+
+    def _sign(self) -> SignedNote | None:
+        """Sign the newest checkpoint as it is."""
         with _locked(self._memory):
             with self._engine.connect() as connection:
                 found = self._successor(connection)
@@ -131,7 +140,7 @@ class CheckpointSigner:
         self._thread.start()
 
     def close(self) -> None:
-        """Sign what there is and stop; may be called again."""
+        """Sign the newest checkpoint and stop; may be called again."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -159,7 +168,7 @@ class CheckpointSigner:
 
     def _try(self) -> None:
         try:
-            self.sign_once()
+            self._sign()
         except TreeError as problem:
             self._status = self._status._replace(refused=problem.message)
         except (SQLAlchemyError, NoteError, OSError) as problem:

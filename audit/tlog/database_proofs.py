@@ -4,8 +4,8 @@
    512 where a ledger has no half levels (rule 3 of `trees`). What the database holds is not checked here; whoever
    gets a proof checks it, and `fsck` checks the database.
 2. `as_of` is the size of a root checkpoint. What it covers never changes: the same question gives the same answer.
-3. A proof that ends in a signature needs a checkpoint that was signed. Signing runs behind the commits, so the newest
-   leaves are provable about as long after their commit as the signer's interval.
+3. A proof that ends in a signature needs a checkpoint that was signed. Sealing and signing run behind the commits, so
+   the newest leaves are provable about as long after their commit as both intervals, sooner where somebody asks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from kvcustody.audit.tlog.proofs import (
 )
 from kvcustody.audit.tlog.root_log import HeadProof, LeafProof, RootLeafOpening
 
-SIGN = "a service or an engine that has the ledger open signs every second, and `kvcustody audit sign` where none has"
+SIGN = "a service or an engine that has it open seals and signs every few seconds, and `kvcustody audit sign` at once"
 
 
 class StoredCheckpoint(NamedTuple):
-    """The root log as one commit left it; `at_us` is the latest time among that commit's leaves."""
+    """The root log as one seal left it; `at_us` is the latest time among the leaves that it added."""
 
     size: int
     root: bytes
@@ -101,7 +101,7 @@ class LedgerProofs:
         row = self._connection.execute(query.order_by(checkpoints.c.size.desc()).limit(1)).first()
         if row is None:
             what = (
-                "no checkpoint yet: nothing was recorded"
+                "no checkpoint yet: nothing was recorded, or nothing is sealed"
                 if as_of is None
                 else f"no checkpoint of `{as_of}` root leaves"
             )

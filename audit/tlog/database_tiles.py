@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,6 +21,7 @@ from kvcustody.audit.tlog.merkle import (
     HALF,
     HALF_HEIGHT,
     HASH_BYTES,
+    Grown,
     TreeError,
     leaf_hashes,
     parents,
@@ -42,6 +43,13 @@ _STORED = "SELECT idx, hash FROM tree_nodes WHERE level = 0 AND log = ? AND "
 _OPENED = (
     "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log WHERE "
 )
+
+
+def node_rows(log: int, grown: Iterable[Grown]) -> list[tuple[int, int, int, bytes]]:
+    """The rows of `tree_nodes` for the hashes that a tree completed."""
+    return [
+        (log, level, idx, node) for level, first, hashes in grown for idx, node in enumerate(hashes, first)
+    ]
 
 
 def read_ahead(*paths: tuple[StoredTiles, Sequence[_Range]]) -> None:

@@ -3,11 +3,12 @@
 1. Nothing that is stored is believed: leaf hashes, frontiers, nodes, root leaves, checkpoints and projections are
    made anew and compared. What depends on a key is checked where the reader gives one.
 2. A problem names the log and the leaves it is in. A leaf whose columns contradict its bytes is named exactly; else
-   the range is that of the commit that sealed it, and what cannot be narrowed further is said so.
+   the range is what was sealed together with it, and what cannot be narrowed further is said so.
 3. What nothing here proves is in no verdict: it is said beside it (`unproved`; `not_evidence` has the columns).
-4. The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
+4. Leaves that no checkpoint covers yet have to give the frontier of their log, and `unsealed_heads` has to name them.
+5. The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
    shorter, sound ledger. Notes kept elsewhere (`kept`) close that window, up to the newest of them.
-5. Memory is bounded by a batch of leaves and the root leaves.
+6. Memory is bounded by a batch of leaves and the root leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.query.issuers import known_issuers
@@ -28,6 +29,7 @@ from kvcustody.audit.schema.trees import (
     root_log,
     signed_checkpoints,
     tree_nodes,
+    unsealed_heads,
 )
 from kvcustody.audit.tlog.checkpoint import open_checkpoint, parse_checkpoint
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -44,6 +46,7 @@ from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, che
 from kvcustody.audit.verify.life_rows import silent_processes
 from kvcustody.audit.verify.register_rows import check_registers
 from kvcustody.tenants import SEPARATOR
+from kvcustody.times import readable
 
 Progress = Callable[[str, int, int], None]
 
@@ -59,6 +62,7 @@ class FsckReport:
 
     logs: int = 0
     leaves: int = 0
+    unsealed: int = 0  # leaves that no checkpoint covers yet
     root_leaves: int = 0
     checkpoints: int = 0
     signed: int = 0
@@ -94,13 +98,15 @@ def fsck(
     kept: Sequence[bytes] = (),
     witnesses: Sequence[VerifierKey] = (),
     progress: Progress | None = None,
+    overdue_before_us: int = 0,
 ) -> FsckReport:
     """Check a whole ledger, reading through one connection.
 
     `keys`: public keys of the log; by them, and those that they handed over to on record, every stored note has to
     verify. `kept`: notes that the reader kept
     elsewhere; each has to be a checkpoint of this ledger. `witnesses`: keys by which stored lines of witnesses have to
-    verify. `progress(log, done, total)` counts leaves.
+    verify. `progress(log, done, total)` counts leaves. `overdue_before_us` (UTC): a leaf that is committed since before
+    then should be under a checkpoint by now.
     """
     report = FsckReport()
     told = progress or (lambda log, done, total: None)
@@ -108,13 +114,16 @@ def fsck(
     total = sum(row.size for row in rows)
     sealed_us: dict[tuple[int, int], int | None] = {}
     for row in rows:
-        check = LogCheck(connection, row.id, row.name, _seals(connection, row.id))
+        check = LogCheck(
+            connection, row.id, row.name, _seals(connection, row.id), _unsealed(connection, row.id)
+        )
         done = report.leaves
         for count in check.leaves():
             told(row.name, done + count, total)
         check.finish(row.size, as_bytes(row.frontier))
         report.logs += 1
         report.leaves += check.size
+        report.unsealed += check.unsealed
         report.purged += check.purged
         report.problems += check.problems
         report.unproved += check.unproved
@@ -136,6 +145,10 @@ def fsck(
     report.problems += [FsckFinding(REGISTERS, None, None, "", what) for what in registers.problems]
     report.unproved += registers.unproved
     report.remarks += registers.remarks
+    oldest_us = connection.scalar(select(func.min(unsealed_heads.c.grown_us)))
+    if oldest_us is not None and oldest_us < overdue_before_us:
+        what = f"leaves are under no checkpoint since {readable(oldest_us)} UTC: nobody seals (`kvcustody audit sign`)"
+        report.problems.append(FsckFinding(_ROOT_NAME, None, None, "", what))
     silent = silent_processes(connection)
     if silent:
         report.unproved.append(f"{silent} processes in `incarnations` have no leaf here")
@@ -159,6 +172,12 @@ def _seals(connection: Connection, log: int) -> list[TreeHead]:
     table = root_leaves
     query = select(table.c.size, table.c.root).where(table.c.log == log).order_by(table.c.size)
     return [TreeHead(row.size, as_bytes(row.root)) for row in connection.execute(query)]
+
+
+def _unsealed(connection: Connection, log: int) -> list[tuple[int, int]]:
+    table = unsealed_heads
+    query = select(table.c.size, table.c.newest_us).where(table.c.log == log).order_by(table.c.size)
+    return [(row.size, row.newest_us) for row in connection.execute(query)]
 
 
 def _check_root(
@@ -222,7 +241,7 @@ def _check_commits(
     known: Mapping[int, str],
     sealed_us: Mapping[tuple[int, int], int | None],
 ) -> Iterator[FsckFinding]:
-    """A checkpoint seals one commit: each log once, in the order of names; its time is that of its newest leaf."""
+    """A checkpoint seals each log once, in the order of names; its time is that of the newest leaf that it adds."""
     before = 0
     for checkpoint in kept:
         commit = seen[before : checkpoint.size]
@@ -230,7 +249,7 @@ def _check_commits(
         times = [sealed_us.get((leaf.log, leaf.size)) for leaf in commit]
         what = ""
         if names != sorted(set(names)):
-            what = f"the root leaves up to `{checkpoint.size}` are of several commits, and `checkpoints` lost a row"
+            what = f"the root leaves up to `{checkpoint.size}` are of several seals, and `checkpoints` lost a row"
         elif None not in times and checkpoint.at_us != max(filter(None, times), default=checkpoint.at_us):
             what = f"the time of the checkpoint of `{checkpoint.size}` in `checkpoints` is of no leaf"
         if what:

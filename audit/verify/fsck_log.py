@@ -50,11 +50,20 @@ class FsckFinding(NamedTuple):
 class LogCheck:
     """Goes through one log; `leaves` first, then `finish`."""
 
-    def __init__(self, connection: Connection, log: int, name: str, seals: Sequence[TreeHead]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        log: int,
+        name: str,
+        seals: Sequence[TreeHead],
+        tail: Sequence[tuple[int, int]],
+    ) -> None:
+        """`tail`: sizes at which commits left the log since its last seal, with the times of their newest leaves."""
         self._connection = connection
         self._log = log
         self._name = name
         self._seals = list(seals)
+        self._tail = list(tail)
         self._frontier = EMPTY
         self._grown: list[Grown] = []
         self._broken = False  # the tree: what follows a bad seal says nothing new
@@ -73,6 +82,7 @@ class LogCheck:
         self.unproved: list[str] = []
         self.size = 0
         self.purged = 0
+        self.unsealed = 0
         self.problems: list[FsckFinding] = []
 
     def leaves(self) -> Iterator[int]:
@@ -98,14 +108,12 @@ class LogCheck:
                 max(self.size, size) - 1,
                 f"the log says that it has `{size}` leaves, and has `{self.size}`",
             )
-        elif self.size != last:
-            self._say(
-                min(self.size, last),
-                max(self.size, last) - 1,
-                f"`{last}` leaves are sealed, and `{self.size}` are there",
-            )
-        elif not self._broken and frontier != self._frontier.to_bytes():
-            self._say(None, None, "the frontier is not that of the leaves")
+        elif self.size < last:
+            self._say(self.size, last - 1, f"`{last}` leaves are sealed, and `{self.size}` are there")
+        else:
+            if not self._broken and frontier != self._frontier.to_bytes():
+                self._say(None, None, "the frontier is not that of the leaves")
+            self._check_tail(last)
         beyond = select(events.c.idx).where(events.c.log == self._log, events.c.idx >= self.size)
         found = self._connection.scalar(beyond.order_by(events.c.idx).limit(1))
         if found is not None:
@@ -126,6 +134,20 @@ class LogCheck:
             rows = select(table.c.idx).where(table.c.log == self._log, table.c.idx >= self.size).limit(1)
             for idx in self._connection.scalars(rows):
                 self._say(idx, idx, f"`{table.name}` has a row of a leaf that is not there")
+
+    def _check_tail(self, sealed: int) -> None:
+        """What no checkpoint covers yet, and what `unsealed_heads` says of it."""
+        self.unsealed = self.size - sealed
+        sizes = [size for size, _ in self._tail]
+        if (sizes[-1:] or [sealed]) != [self.size] or not all(sealed < size <= self.size for size in sizes):
+            what = f"`{sealed}` of `{self.size}` leaves are sealed, and `unsealed_heads` says something else"
+            self._say(min(sealed, self.size - 1), self.size - 1, what)
+            return
+        for size, newest_us in self._tail:
+            if self.sealed_us.get((self._log, size)) != newest_us:
+                self._say(
+                    size - 1, size - 1, f"the time in `unsealed_heads` for the size `{size}` is of no leaf"
+                )
 
     def _check_names(self) -> None:
         """No two leaves of one name; elsewhere an index sees to it."""
@@ -188,12 +210,13 @@ class LogCheck:
         self.problems += check_nodes(self._connection, self._log, self._name, self._grown)
 
     def _note_times(self, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> None:
-        """When the newest leaf under each seal was written: the time of the checkpoint that sealed it."""
+        """The time of the newest leaf under each seal, and under each commit that is not sealed yet."""
         first, start = rows[0][0], 0
-        for seal in [seal for seal in self._seals if first < seal.size <= first + len(rows)]:
-            self._newest_us = _newest(self._newest_us, rows[start : seal.size - first])
-            self.sealed_us[self._log, seal.size] = self._newest_us
-            self._newest_us, start = 0, seal.size - first
+        sizes = sorted({*(seal.size for seal in self._seals), *(size for size, _ in self._tail)})
+        for size in [size for size in sizes if first < size <= first + len(rows)]:
+            self._newest_us = _newest(self._newest_us, rows[start : size - first])
+            self.sealed_us[self._log, size] = self._newest_us
+            self._newest_us, start = 0, size - first
         self._newest_us = _newest(self._newest_us, rows[start:])
 
     def _extend(self, hashes: list[bytes]) -> None:

@@ -50,8 +50,14 @@ NOT_EVIDENCE = (
     NotEvidence(
         "checkpoints",
         (ROWS,),
-        "of a commit that no signature names, where it and the next touched logs in the order of their names: the next "
+        "that no signature names, where it and the next have logs in the order of their names: the next "
         "checkpoint covers both",
+    ),
+    NotEvidence(
+        "unsealed_heads",
+        ("grown_us", ROWS),
+        "when a commit was, for the age of what is not sealed; a row less is found where it is the last of its log, "
+        "and else the next row covers its leaves",
     ),
     NotEvidence(
         "signed_checkpoints",

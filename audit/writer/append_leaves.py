@@ -2,14 +2,14 @@
 
 1. The idx of a log is assigned under the lock on its row, inside the transaction that inserts the leaf: contiguous
    per log, whatever fails.
-2. Rows, leaf and tree commit together.
+2. Rows, leaf and the tree of its log commit together; the root log has them later (`root_sealer`).
 3. A leaf whose (incarnation, sequence, part, log) is already there is skipped when `skip_known` is set, so a replay
    adds each leaf exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -22,8 +22,9 @@ from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
 from kvcustody.audit.schema import ledger as schema
 from kvcustody.audit.tlog import merkle
-from kvcustody.audit.writer.append_trees import LockedLog, Trees
+from kvcustody.audit.writer.append_trees import LockedLog, Trees, hand_over, store
 from kvcustody.audit.writer.projection import IncarnationRow, project
+from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import LedgerError
 
 
@@ -34,20 +35,19 @@ class Appended(NamedTuple):
     known: int
 
 
-class _Growth(NamedTuple):
-    """What a transaction has appended so far; by log: those that it holds, their next places, its leaves' hashes."""
+class _Placed(NamedTuple):
+    """A batch, and the log id and the idx of each of its leaves."""
 
-    inserts: Inserts
-    held: dict[str, LockedLog]
-    nexts: dict[str, Callable[[], int]]
-    hashes: dict[str, list[bytes]]
-    at_us: list[int]  # the latest of each batch
+    batch: LeafBatch
+    logs: list[int]
+    places: list[int]
 
 
 class Appender:
     """Remembers row ids between batches; `forget()` after a rollback: ids may have gone with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._logs: dict[str, int] = {}
         self._incarnations: dict[str, IncarnationRow] = {}
         self._trees = Trees()
@@ -59,36 +59,45 @@ class Appender:
 
     def append(self, connection: Connection, batch: LeafBatch, *, skip_known: bool = False) -> Appended:
         """Insert the leaves in order, with contiguous idx per log, and their projections."""
-        given = len(batch.data)
-        added = self.append_all(connection, [self._unknown(connection, batch) if skip_known else batch])
-        return Appended(added, given - added)
+        added = self.append_all(connection, [batch], skip_known=skip_known)
+        return Appended(added, len(batch.data) - added)
 
-    def append_all(self, connection: Connection, batches: Iterable[LeafBatch]) -> int:
-        """Append batches and seal them together; how many leaves they had.
-
-        Several are for SQLite, whose transaction has the whole database; on PostgreSQL, logs that are locked one batch
-        after the other would not be locked in the order of their ids, and two writers could wait for each other.
-        """
-        growth = _Growth(Inserts(connection), {}, {}, {}, [])
-        added = 0
+    def append_all(
+        self, connection: Connection, batches: Sequence[LeafBatch], *, skip_known: bool = False
+    ) -> int:
+        """Append batches together; how many leaves were added. No leaf may be in two of them."""
+        if skip_known:
+            batches = [self._unknown(connection, batch) for batch in batches]
+        batches = [batch for batch in batches if batch.data]
+        if not batches:
+            return 0
+        logs = self._locked(connection, batches)
+        nexts = {log.name: count(log.size).__next__ for log in logs}
+        placed = [self._placed(batch, nexts) for batch in batches]
+        hashes: dict[str, list[bytes]] = {}
+        newest_us: dict[str, int] = {}
         for batch in batches:
-            if batch.data:
-                added += len(batch.data)
-                self._insert(connection, batch, growth)
-        growth.inserts.finish()
-        if added:
-            logs = sorted(growth.held.values())
-            hashes = {log.id: growth.hashes[log.name] for log in logs}
-            self._trees.grow(connection, logs, hashes, max(growth.at_us))
-        return added
+            for log, more in leaf_hashes(batch).items():
+                hashes.setdefault(log, []).extend(more)
+            for log, at_us in zip(batch.logs, batch.at_us, strict=True):
+                if at_us > newest_us.get(log, -1):
+                    newest_us[log] = at_us
+        trees = self._trees.grow(logs, hashes)
+        hand_over(connection, trees)
+        inserts = Inserts(connection)
+        for some in placed:
+            self._insert(connection, some, inserts)
+        inserts.finish()
+        store(connection, trees, newest_us, self._clock.utc_us())
+        return sum(len(batch.data) for batch in batches)
 
-    def _insert(self, connection: Connection, batch: LeafBatch, growth: _Growth) -> None:
-        """Insert leaves and projections; the trees are left to `growth`."""
-        logs, places = self._places(connection, batch, growth)
+    def _insert(self, connection: Connection, placed: _Placed, inserts: Inserts) -> None:
+        """Insert leaves and projections."""
+        batch, logs, places = placed
         lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(batch.incarnations)}
         recorders = [lives[uuid].id for uuid in batch.incarnations]
         columns = (recorders, *batch[2:9])  # from `sequences` to `data`, in the order of the table
-        growth.inserts.add(schema.events, [(logs, places, *columns)])
+        inserts.add(schema.events, [(logs, places, *columns)])
         projections: dict[Table, list[Columns]] = {}
         for group in batch.groups:
             about = self._about(connection, group, batch)
@@ -97,27 +106,20 @@ class Appender:
             if group.kind in _LIFE:
                 _live(connection, group, about)
         for table, pieces in projections.items():
-            growth.inserts.add(table, pieces)
-        for log, more in leaf_hashes(batch).items():
-            growth.hashes.setdefault(log, []).extend(more)
-        growth.at_us.append(max(batch.at_us))
+            inserts.add(table, pieces)
 
-    def _places(
-        self, connection: Connection, batch: LeafBatch, growth: _Growth
-    ) -> tuple[list[int], list[int]]:
-        """The log id and the idx of every leaf; logs that the transaction does not hold yet are locked."""
-        names = set(batch.logs)
+    def _locked(self, connection: Connection, batches: Sequence[LeafBatch]) -> list[LockedLog]:
+        """The logs of all leaves, locked in the order of their ids: no two writers wait in a circle."""
+        names = {name for batch in batches for name in batch.logs}
         unknown = sorted(names - self._logs.keys())
         for start in range(0, len(unknown), _LOGS_AT_ONCE):
             some = unknown[start : start + _LOGS_AT_ONCE]
-            self._logs |= _log_ids(connection, some, batch.at_us[0])
-        ids = {name: self._logs[name] for name in names}
-        missing = {log: name for name, log in ids.items() if name not in growth.held}
-        for log in _lock(connection, missing) if missing else ():
-            growth.held[log.name] = log
-            growth.nexts[log.name] = count(log.size).__next__
-        nexts = growth.nexts
-        return [ids[name] for name in batch.logs], [nexts[name]() for name in batch.logs]
+            self._logs |= _log_ids(connection, some, batches[0].at_us[0])
+        return _lock(connection, {self._logs[name]: name for name in names})
+
+    def _placed(self, batch: LeafBatch, nexts: Mapping[str, Callable[[], int]]) -> _Placed:
+        ids = {name: self._logs[name] for name in set(batch.logs)}
+        return _Placed(batch, [ids[name] for name in batch.logs], [nexts[name]() for name in batch.logs])
 
     def _about(self, connection: Connection, group: LeafGroup, batch: LeafBatch) -> Sequence[IncarnationRow]:
         """The incarnation that each leaf of a group is about: another's, or the one that recorded it."""

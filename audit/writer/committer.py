@@ -28,16 +28,17 @@ from kvcustody.audit.subjects.subject_table import Row, store_names
 from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.audit.writer.wal_checkpointer import WalCheckpointer
+from kvcustody.clock import Clock
 
 
 class Committer:
     """Owns the transactions of one writer."""
 
-    def __init__(self, engine: Engine, directory: SubjectDirectory) -> None:
+    def __init__(self, engine: Engine, directory: SubjectDirectory, clock: Clock | None = None) -> None:
         check_store(engine)
         self._engine = engine
         self._directory = directory
-        self._appender = Appender()
+        self._appender = Appender(clock)
         self._identity = file_identity(engine)
         self._uncertain = False
         self._connection: Connection | None = None
@@ -54,8 +55,8 @@ class Committer:
     ) -> int:
         """Commit a batch, and return how many of its leaves were new; raises what the database raises.
 
-        Those in `rest` are part of the same transaction (on SQLite alone, `Appender.append_all`), and so are the new
-        `names` of the directory, and those in `given`, which may be there already.
+        Those in `rest` are part of the same transaction, and so are the new `names` of the directory, and those in
+        `given`, which may be there already.
         """
         given = self._directory.kept(given, own=False) if given else given
         try:
@@ -80,11 +81,7 @@ class Committer:
         with self._begun() as connection:
             store_names(connection, names, skip_known=self._uncertain)
             store_names(connection, given, skip_known=True)
-            if skip_known:
-                return sum(
-                    self._appender.append(connection, batch, skip_known=True).added for batch in batches
-                )
-            return self._appender.append_all(connection, batches)
+            return self._appender.append_all(connection, batches, skip_known=skip_known)
 
     def check_there(self) -> None:
         """Raise `StoreGoneError` where the file is another one, before a connection makes an empty one in its place."""

@@ -20,6 +20,7 @@ from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory, names
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import Row
 from kvcustody.audit.tlog.merkle import TreeError
+from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS, RootSealer
 from kvcustody.audit.writer.append_leaves import register
 from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.audit.writer.crash_recovery import close_dead
@@ -44,13 +45,15 @@ class DatabaseSink:
         subject_keys: SubjectKeys | None = None,
         *,
         clear_names: bool = False,
+        root_interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
         """`clear_names`: without `subject_keys`, subjects' names stand in the ledger; else no event may name one."""
         self.engine = engine
         self.subject_keys = subject_keys
         self.directory = SubjectDirectory(subject_keys, clear_names=clear_names)
         self._clock = clock
-        self._committer = Committer(engine, self.directory)
+        self._committer = Committer(engine, self.directory, clock)
+        self.sealer = RootSealer(engine, clock, root_interval_seconds)
 
     def register(self, life: Life) -> Sequence[Event]:
         """Put a process on record; the events that close its dead predecessors."""

@@ -36,6 +36,7 @@ from kvcustody.audit.database.engine import describe
 from kvcustody.audit.events import Context, Event, GapRecorded, WorkerStopped
 from kvcustody.audit.events.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
 from kvcustody.audit.writer.database_sink import DatabaseSink
 from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import EventQueue, QueuedEvents
@@ -63,6 +64,7 @@ class WriterSettings(NamedTuple):
     retry_seconds: float = 0.5
     count_seconds: float = 10.0
     spill_bytes: int = 256 << 20
+    root_interval_seconds: float = INTERVAL_SECONDS
 
 
 class WriterStatus(NamedTuple):
@@ -122,6 +124,7 @@ class LedgerWriter:
         self._aside = _SideThread()
         self._stop_at = float("inf")
         self._end_recorded = self._tried_at_end = False
+        self._sealer = sink.sealer
         self._spill = SpillFile(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
         self._outage = Outage(
             sink,
@@ -233,11 +236,29 @@ class LedgerWriter:
         return self._settings.durable_seconds
 
     def flush(self, timeout_seconds: float = 30.0) -> bool:
-        """Wait until everything submitted before is durable (or refused); False when time ran out."""
+        """Wait until everything submitted before is durable (or refused), and sealed; False when time ran out.
+
+        What the database does not have yet is sealed later.
+        """
         target = self._intake.seal()
         self._intake.hurry = True
         self._intake.wake.set()
-        return self._mark.reached(target, timeout_seconds)
+        return self._mark.reached(target, timeout_seconds) and self.seal(timeout_seconds)
+
+    def seal(self, timeout_seconds: float = 30.0) -> bool:
+        """Have what is committed by now sealed at once, because somebody waits for a proof; False when time ran out."""
+        if self._sealer is None:
+            return True  # the control plane seals
+        done = self._sealer.ask()
+        self._intake.hurry = True
+        self._intake.wake.set()
+        return done.wait(timeout_seconds) if self._thread.is_alive() else True
+
+    def seal_soon(self) -> None:
+        """The same within about a second, and nobody waits for it here."""
+        if self._sealer is not None:
+            self._sealer.soon()
+            self._intake.wake.set()
 
     def close(self, timeout_seconds: float = 30.0) -> None:
         """Drain and stop; raises `LedgerError` when events could be kept nowhere (rule 8)."""
@@ -281,6 +302,8 @@ class LedgerWriter:
                     return
         finally:
             self._intake.release_all("the ledger writer has stopped")
+            if self._sealer is not None:
+                self._sealer.end(seal=not self._outage.active)
             self._aside.close()
             self._sink.close()
 
@@ -311,6 +334,8 @@ class LedgerWriter:
             until = intake.counts_due
             if self._outage.active or self._outage.held:
                 until = min(until, self._outage.spacing.due_at)
+            if self._sealer is not None and not self._outage.active:
+                until = min(until, time.monotonic() + self._sealer.due_seconds)
             intake.idle = True
             if self._outage.held or not len(intake):
                 intake.wake.wait(max(0.001, until - time.monotonic()))
@@ -321,6 +346,10 @@ class LedgerWriter:
         intake.hurry = False
 
     def _cycle(self) -> None:
+        if self._sealer is not None and self._outage.active:
+            self._sealer.give_up()
+        elif self._sealer is not None:
+            self._sealer.turn()
         self._intake.flush_counts(now=self._stopping)
         held, spacing = bool(self._outage.held), self._outage.spacing
         if held:
@@ -446,7 +475,13 @@ class EventWriter(LedgerWriter):
         """`subject_keys`, `clear_names`: as for `DatabaseSink`."""
         self.engine = engine
         self.subject_keys = subject_keys
-        sink = DatabaseSink(engine, clock, subject_keys, clear_names=clear_names)
+        sink = DatabaseSink(
+            engine,
+            clock,
+            subject_keys,
+            clear_names=clear_names,
+            root_interval_seconds=(settings or WriterSettings()).root_interval_seconds,
+        )
         super().__init__(sink, worker=worker, clock=clock, spill_directory=spill_directory, settings=settings)
 
 

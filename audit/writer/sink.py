@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -58,12 +59,39 @@ class BatchRefusedError(NotAcknowledgedError):
         self.kind = kind
 
 
+class Sealer(Protocol):
+    """Puts commits under checkpoints (`tlog.root_sealer`), on the writer's thread but for `ask` and `soon`."""
+
+    @property
+    def due_seconds(self) -> float:
+        """When `turn` has something to do: so long from now."""
+
+    def turn(self) -> None:
+        """Seal where it is due."""
+
+    def ask(self) -> threading.Event:
+        """Ask for a seal of what is committed by now; the event is set when that was done, or cannot be."""
+
+    def soon(self) -> None:
+        """Somebody would like a seal, and does not wait."""
+
+    def give_up(self) -> None:
+        """Nothing can be sealed now: whoever waits is let go."""
+
+    def end(self, *, seal: bool) -> None:
+        """The last turn."""
+
+
 class LedgerSink(Protocol):
     """Used by one thread at a time, but for `prepare`, which may run beside a `commit`, and `issuers`."""
 
     @property
     def directory(self) -> SubjectDirectory:
         """Who is behind a pseudonym."""
+
+    @property
+    def sealer(self) -> Sealer | None:
+        """What seals from here; None where somebody else does."""
 
     @property
     def batch_leaves(self) -> int:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvcustody.audit.tlog.root_sealer import OVERDUE_INTERVALS
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.fsck_ledger import Progress, fsck
 from kvcustody.console.command import Json, print_json, progress_bar
 from kvcustody.console.opening import key_texts, reading
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
+from kvcustody.governance.settings import load_settings
 
 EXIT_NOT_SOUND = 1
 
@@ -57,6 +60,7 @@ def check(
             kept=[_read(path) for path in note or ()],
             witnesses=witnesses,
             progress=told,
+            overdue_before_us=_overdue_before_us(),
         )
     if as_json:
         facts = {
@@ -64,6 +68,7 @@ def check(
             for name in (
                 "logs",
                 "leaves",
+                "unsealed",
                 "purged",
                 "checkpoints",
                 "signed",
@@ -82,6 +87,8 @@ def check(
         print(
             f"{found.checkpoints} checkpoints, {found.signed} signed, {found.verified} verified by your keys"
         )
+        if found.unsealed:
+            print(f"under no checkpoint yet: {found.unsealed} leaves, as their logs' frontiers have them")
         for what in found.unproved:
             print(f"not proved: {what}")
         for what in found.remarks:
@@ -92,6 +99,11 @@ def check(
             )
     if not found.ok:
         raise typer.Exit(EXIT_NOT_SOUND)
+
+
+def _overdue_before_us() -> int:
+    """What is committed before then should be under a checkpoint by now (UTC µs)."""
+    return time.time_ns() // 1000 - round(OVERDUE_INTERVALS * load_settings().root_interval_seconds * 1e6)
 
 
 def _read(path: Path) -> bytes:

@@ -20,7 +20,9 @@ from kvcustody.audit.query.events import (
     newest_events,
 )
 from kvcustody.audit.query.known_names import check_said, known_tenant
+from kvcustody.audit.siem.cursor_reader import newest as committed
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import reading
@@ -28,6 +30,7 @@ from kvcustody.console.options import DEFAULT, Ledger, moment_us
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.identity.w3c_trace import check_trace
+from kvcustody.governance.settings import load_settings
 from kvcustody.times import readable
 
 _HEAD = frozenset(
@@ -71,7 +74,7 @@ def tail(
         with engine.connect() as connection:
             tenant = known_tenant(connection, tenant)
             wanted = EventFilter(tenant=tenant, kinds=_kinds(kind))
-            sizes = {log.name: log.head.size for log in LedgerProofs(connection).logs()}
+            sizes = committed(connection)
             rows = newest_events(connection, wanted, limit=lines)
         if not follow:
             _show(rows, as_json)
@@ -82,7 +85,7 @@ def tail(
             time.sleep(0.5)
             with engine.connect() as connection:
                 proofs = LedgerProofs(connection)
-                new = {log.name: log.head.size for log in proofs.logs()}
+                new = committed(connection)
                 for name in sorted(new):
                     for idx in range(sizes.get(name, 0), new[name]):
                         row = _row(name, idx, proofs.leaf(name, idx))
@@ -181,17 +184,23 @@ def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     """Show how far the ledger is committed, signed and witnessed, and the head of every log."""
     with reading(ledger) as engine, engine.connect() as connection:
         found = witness_status(connection, time.time_ns() // 1000)
+        waiting = unsealed(connection, time.time_ns() // 1000)
         logs = LedgerProofs(connection).logs()
+    overdue = waiting.overdue(load_settings().root_interval_seconds)
     if as_json:
         heads = {log.name: {"size": log.head.size, "root": log.head.root.hex()} for log in logs}
         facts = found._asdict() | {"witnesses": [seen._asdict() for seen in found.witnesses]}
-        print_json(facts | {"logs": heads})
+        print_json(facts | {"unsealed": waiting._asdict() | {"overdue": overdue}, "logs": heads})
         return
     table = make_table("logs", "log", "leaves", "root")
     for log in logs:
         table.add_row(log.name, str(log.head.size), log.head.root.hex()[:16] + "…")
     stdout().print(table)
     print(f"root log: {found.size} leaves, {found.signed_size} signed, {found.witnessed_size} witnessed")
+    age = f", the oldest for {waiting.age_us / 1e6:.0f} s" if waiting.leaves else ""
+    print(f"under no checkpoint yet: {waiting.leaves} leaves of {waiting.logs} logs{age}")
+    if overdue:
+        print("warning: nobody seals this ledger; `kvcustody audit sign` does")
     for seen in found.witnesses:
         print(
             f"witness {seen.name}: {seen.size} at {readable(seen.at_us)} UTC, {seen.age_us / 1e6:.0f} s ago"

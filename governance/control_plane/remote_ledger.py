@@ -40,6 +40,7 @@ class ControlPlaneSink:
     """Hands in one worker's batches."""
 
     batch_leaves, early_seconds = _BATCH_LEAVES, _WAIT_SECONDS
+    sealer = None  # the control plane seals
 
     def __init__(self, connection: ControlPlaneConnection, worker: str, clock: Clock) -> None:
         self.directory = SubjectDirectory(clear_names=True)  # rule 4

@@ -89,6 +89,8 @@ MEASURES: tuple[Measure, ...] = (
     Measure("ledger_received_leaves_total", "counter", "Leaves that workers handed in."),
     Measure("ledger_checkpoint_size", "gauge", "Root leaves under the newest signed checkpoint."),
     Measure("ledger_checkpoint_age_seconds", "gauge", "Age of the newest signed checkpoint."),
+    Measure("ledger_unsealed_leaves", "gauge", "Leaves that no checkpoint covers yet."),
+    Measure("ledger_unsealed_age_seconds", "gauge", "How long the oldest of them has been committed."),
     Measure("ledger_leaves", "gauge", "Leaves on record.", _TENANT),
     # the fleet (FLE-3)
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),

@@ -25,12 +25,20 @@ if TYPE_CHECKING:
 def certificate(service: Service, erasure: str) -> dict[str, Any]:
     """The certificate of an erasure that is there; `unavailable` until a signed checkpoint covers its leaves."""
     key, opens = _signing_key(service), opening(service, erasure)
-    with service.reading() as connection:
+    try:
+        return _issue(service, erasure, key, opens)
+    except ProofError:
+        service.cover()
         try:
-            return issue(connection, erasure, key, opens, now_us=service.clock.utc_us())
+            return _issue(service, erasure, key, opens)
         except ProofError:
             waits = "the newest leaves are not under a signed checkpoint yet; ask again in a few seconds"
             raise ProblemError("unavailable", waits, headers={"Retry-After": "2"}) from None
+
+
+def _issue(service: Service, erasure: str, key: SigningKey, opens: SelectorOpening) -> dict[str, Any]:
+    with service.reading() as connection:
+        return issue(connection, erasure, key, opens, now_us=service.clock.utc_us())
 
 
 def opening(service: Service, erasure: str) -> SelectorOpening:

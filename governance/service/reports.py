@@ -35,6 +35,8 @@ def report_parameters(
     **more: Any,
 ) -> ReportParameters:
     """What is asked for, its checkpoint and period fixed (rule 2); raises `not-found` where none is signed."""
+    if as_of is None:
+        service.cover()
     with service.reading() as connection:
         try:
             size = (

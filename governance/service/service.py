@@ -11,12 +11,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 import structlog
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
@@ -30,9 +31,9 @@ from kvcustody.audit.subjects.subject_table import has_tags, names_of
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.writer.event_writer import Awaited
+from kvcustody.audit.writer.event_writer import Awaited, WriterSettings
 from kvcustody.clock import Clock
-from kvcustody.errors import ConfigError, IdentityError, LedgerError
+from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError
 from kvcustody.governance.identity.principal import check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
 from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
@@ -72,6 +73,7 @@ _MINUTE = 60
 _MARKED_SECONDS = 1.0
 _DATABASE_SECONDS = 5.0
 _PATIENCE_SECONDS = 20.0
+_COVER_SECONDS = 5.0
 
 
 class Service:
@@ -108,6 +110,7 @@ class Service:
                 worker=settings.name,
                 clock=clock,
                 spill_directory=folder / "spill",
+                settings=WriterSettings(root_interval_seconds=settings.root_interval_seconds),
                 subject_keys=self.subject_keys,
                 clear_names=settings.subject_names == "clear",
             )
@@ -151,7 +154,9 @@ class Service:
         )
         keys = _subject_keys(settings, stack)
         clear = settings.subject_names == "clear"
-        self.ingest = Ingest(self.engine, self.fleet.flush, keys, clear_names=clear, readers=settings.readers)
+        self.ingest = Ingest(
+            self.engine, self.fleet.flush, keys, clear_names=clear, readers=settings.readers, clock=clock
+        )
         stack.callback(self.ingest.close)
         self.policies = PolicyReleases(self.engine, settings.policy_trust, clock, self.writer)
         self.measuring = ServiceMetrics(self)
@@ -196,6 +201,17 @@ class Service:
     def _end_signer(self) -> None:
         if self.signer is not None:  # another one than at the start, where the key was handed over
             self.signer.close()
+
+    def cover(self) -> None:
+        """Seal what is committed, and sign it where this process signs: somebody waits for a proof of it.
+
+        What cannot be is left as it is, and the signer's status says why.
+        """
+        if self.signer is None:
+            self.writer.seal(_COVER_SECONDS)
+            return
+        with suppress(CustodyError, SQLAlchemyError, OSError):
+            self.signer.sign_once()
 
     def record(self, event: Event) -> None:
         """Make a class A event durable (rule 2); raises `unavailable` where the ledger cannot record."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, fi
 from pydantic_settings import SettingsConfigDict
 
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
+from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
 from kvcustody.audit.tlog.signed_note import SigningKind, check_name
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
@@ -129,6 +130,13 @@ class ServiceSettings(LayeredSettings):
     )
     checkpoint_seconds: float = Field(
         1.0, gt=0.0, le=3600.0, description="Seconds between signatures of checkpoints."
+    )
+    root_interval_seconds: float = Field(
+        INTERVAL_SECONDS,
+        gt=0.0,
+        le=3600.0,
+        description="Seconds within which what is committed is sealed under a checkpoint, by any process that has the "
+        "ledger; sooner where somebody waits for a proof. What nobody has sealed for three times as long is overdue.",
     )
     console: bool = Field(
         True, description="Serve the operator console at `/console/`; false: the API alone."

@@ -92,7 +92,7 @@ def test_a_populated_ledger_moves_forward_without_loss(empty: Engine) -> None:
     before = every_row(empty)
     assert upgrade(empty) == SCHEMA_REVISION
     after = every_row(empty)
-    trees = {"tree_nodes", "root_log", "root_leaves", "checkpoints", "signed_checkpoints"}
+    trees = {"tree_nodes", "root_log", "root_leaves", "checkpoints", "signed_checkpoints", "unsealed_heads"}
     erasures = {"erasure_effects", "erasure_remains", "erasure_rereads"}
     nouns = ("principals", "keys", "sessions", "answers", "jobs", "workers", "scan_orders")
     service = {f"service_{noun}" for noun in nouns}

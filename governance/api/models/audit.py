@@ -91,7 +91,7 @@ class Consistency(Model):
 
 
 class StreamPage(Model):
-    """Leaves in the order of their commits, in the shape that was asked for; `next` goes on where this page ends."""
+    """Leaves in the order in which they were sealed, in the shape that was asked for; `next` goes on where it ends."""
 
     model_config = example(
         {

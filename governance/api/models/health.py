@@ -45,6 +45,9 @@ _WITNESSES = {
 }
 
 
+_UNSEALED = {"logs": 2, "leaves": 31, "age_us": 4_200_000, "overdue": False}
+
+
 class Witnesses(Model):
     """How far witnesses have signed the ledger; `warning` says what none of them has seen."""
 
@@ -58,8 +61,19 @@ class Witnesses(Model):
     warning: str | None
 
 
+class WaitingLeaves(Model):
+    """What no checkpoint covers yet; `overdue`: the oldest has waited for three intervals, nobody seals."""
+
+    model_config = example(_UNSEALED)
+
+    logs: Whole
+    leaves: Whole
+    age_us: Whole
+    overdue: bool
+
+
 class Health(Model):
-    """What is well, and what is not. `degraded`: it is served, but the ledger spills or does not admit.
+    """What is well, and what is not. `degraded`: it is served, but the ledger spills, does not admit or is not sealed.
 
     `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite). `issuers`: whose
     tenants the ledger names, first the one that the bare ids are of. `refused_identities`: of the last day, as they
@@ -79,6 +93,7 @@ class Health(Model):
                 "spilled_bytes": 0,
             },
             "checkpoints": {"size": 4, "at_us": 1_780_000_000_000_000, "refused": "", "problem": ""},
+            "unsealed": _UNSEALED,
             "witnesses": _WITNESSES,
             "row_walls": True,
             "issuers": ["corp"],
@@ -92,6 +107,7 @@ class Health(Model):
     status: Literal["ok", "degraded"]
     ledger: Ledger  # type: ignore[valid-type]
     checkpoints: Checkpoints | None  # type: ignore[valid-type]
+    unsealed: WaitingLeaves
     witnesses: Witnesses
     row_walls: bool
     issuers: list[str]

@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import Path, Query, Response
@@ -19,7 +19,7 @@ from fastapi import Path, Query, Response
 from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
 from kvcustody.audit.query.events import BlockRef, EventFilter, EventRow, find_events
 from kvcustody.audit.query.events import Cursor as Place
-from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.database_proofs import LedgerProofs, LogHead
 from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.governance.api.http.operation import Operation
@@ -38,6 +38,7 @@ from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.service import Service
 
 READ = Permission.READ_CUSTODY
 KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]
@@ -62,6 +63,8 @@ Trace = Annotated[
     ),
 ]
 Index = Annotated[int, Query(ge=0, lt=LARGE)]
+
+_Found = TypeVar("_Found")
 
 
 def add_audit(api: Api) -> None:
@@ -156,20 +159,29 @@ def logs(
 ) -> dict[str, Any]:
     """Sub-logs and their heads: one's own, or all of them."""
     mine = service.tenant_of(caller, READ, tenant)
-    with service.reading(mine) as connection, absent_is_absent():
-        proofs = LedgerProofs(connection)
-        size = proofs.checkpoint(as_of).size
-        found = [log for log in proofs.logs(as_of=size) if mine is None or log.name == log_of(mine)]
+
+    def look() -> tuple[int, list[LogHead]]:
+        with service.reading(mine) as connection:
+            proofs = LedgerProofs(connection)
+            size = proofs.checkpoint(as_of).size
+            return size, [log for log in proofs.logs(as_of=size) if mine is None or log.name == log_of(mine)]
+
+    size, found = _covered(service, look)
     items = [{"log": log.name, "size": log.head.size, "root": log.head.root.hex()} for log in found]
     question = CursorBinding("listLogs", caller.name, {"tenant": mine, "as_of": as_of})
     return page(service, question, items, cursor, limit) | {"as_of": size}
 
 
 def latest_checkpoint(service: ServiceDep) -> dict[str, Any]:
-    """The newest checkpoint that is signed."""
-    with service.reading() as connection, absent_is_absent():
-        proofs = LedgerProofs(connection)
-        return _checkpoint(proofs, proofs.signed().size)
+    """The newest checkpoint that is signed; what is committed since has one a moment later."""
+
+    def look() -> dict[str, Any]:
+        with service.reading() as connection:
+            proofs = LedgerProofs(connection)
+            return _checkpoint(proofs, proofs.signed().size)
+
+    service.writer.seal_soon()
+    return _covered(service, look)
 
 
 def checkpoint(
@@ -185,8 +197,12 @@ def prove(caller: CallerDep, service: ServiceDep, log: LogName, idx: Index, as_o
     name = _log(caller, log)
     with service.reading(_own(caller)) as connection, absent_is_absent():
         leaf = LedgerProofs(connection).leaf(name, idx)
-    with service.reading() as connection, absent_is_absent():  # a proof goes through hashes of every log
-        proof = LedgerProofs(connection).inclusion(name, idx, as_of=as_of).to_bytes().decode()
+
+    def look() -> str:
+        with service.reading() as connection:  # a proof goes through hashes of every log
+            return LedgerProofs(connection).inclusion(name, idx, as_of=as_of).to_bytes().decode()
+
+    proof = _covered(service, look)
     body = orjson.loads(leaf)
     event = {
         "log": name,
@@ -236,6 +252,16 @@ def tile(
         except TreeError:
             raise not_found() from None
     return Response(data, media_type="application/octet-stream")
+
+
+def _covered(service: Service, look: Callable[[], _Found]) -> _Found:
+    """What a look gives; one that misses a proof looks again when all that is committed is sealed and signed."""
+    try:
+        return look()
+    except ProofError:
+        service.cover()
+    with absent_is_absent():
+        return look()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The ledger as a stream for security monitoring: pulled, in the order of commits, resumable for ever.
+"""The ledger as a stream for security monitoring: pulled, in the order of seals, resumable for ever.
 
 1. `next` is always there: asked for with it, the answer goes on where this one ended, without a hole or a double.
 2. A caller of one tenant is given that tenant's log alone.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -32,6 +33,7 @@ from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.service import Service
 
 _LOOK_SECONDS = 0.5
+_SEAL_SECONDS = 1.0
 
 
 def add_stream(api: Api) -> None:
@@ -62,7 +64,7 @@ async def stream(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
-    """Leaves in the order of their commits, from where the cursor left off; held open up to `wait` seconds."""
+    """Leaves in the order in which they were sealed, from where the cursor left off; held open up to `wait` seconds."""
     mine = service.tenant_of(caller, Permission.READ_CUSTODY, tenant)
     question = CursorBinding("streamEvents", caller.name, {"tenant": mine})
     given = service.cursors.read(question, cursor)
@@ -90,9 +92,18 @@ async def _news(
             start = at or (newest(connection) if begin == "newest" else START)
             return read_in_commit_order(connection, start, log=log, limit=limit)
 
-    while True:
+    seal = partial(service.writer.seal, _SEAL_SECONDS)  # the order of commits is that of their seals
+    if at is None and begin == "newest":
+        await run_sync(seal)
+    found = await run_sync(look)
+    if not (found.rows or found.more):
+        at = found.position
+        await run_sync(seal)
         found = await run_sync(look)
+    while True:
         at = found.position
         if found.rows or found.more or time.monotonic() >= ends or service.stopping.is_set():
             return found
+        service.writer.seal_soon()
         await asyncio.sleep(_LOOK_SECONDS)
+        found = await run_sync(look)

@@ -8,6 +8,7 @@ from fastapi import Response
 
 from kvcustody.audit.query.attempts import refused_identities
 from kvcustody.audit.query.issuers import known_issuers
+from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, ServiceDep
@@ -55,14 +56,17 @@ def health(service: ServiceDep) -> dict[str, Any]:
     with service.reading() as connection:
         seen = witness_status(connection, service.clock.utc_us())
         issuers = known_issuers(connection)
+        waiting = unsealed(connection, service.clock.utc_us())
         refused = refused_identities(connection, service.clock.utc_us() - DAY_US)
     status = service.writer.status()
+    overdue = waiting.overdue(service.settings.root_interval_seconds)
     signer = service.signer.status() if service.signer is not None else None
     workers = [worker for _, worker in service.fleet.listed(limit=1000) if worker.ended_us is None]
     return {
-        "status": "ok" if status.healthy and status.admitting else "degraded",
+        "status": "ok" if status.healthy and status.admitting and not overdue else "degraded",
         "ledger": status._asdict(),
         "checkpoints": None if signer is None else signer._asdict(),
+        "unsealed": waiting._asdict() | {"overdue": overdue},
         "witnesses": seen._asdict() | {"witnesses": [witness._asdict() for witness in seen.witnesses]},
         "row_walls": service.row_walls,
         "issuers": list(issuers.all),

@@ -62,6 +62,8 @@ def export(caller: CallerDep, service: ServiceDep, what: ExportRequest) -> dict[
     made_at_us = service.clock.utc_us()
 
     def work(progress: JobProgress) -> dict[str, Any]:
+        if what.as_of is None:
+            service.cover()
         source = LedgerSource(service.reader, as_of=what.as_of)
         folder = progress.folder / "export"
         made = write_export(

@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.clock import MICROSECONDS
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.observability.attempts import AttemptsReporter
@@ -103,6 +104,7 @@ class ServiceMetrics:
             found = coverage(connection, since_us=max(0, now_us - DAY_US), until_us=now_us)
             denials = queries.denials_by_rule(connection)
             findings = queries.findings(connection)
+            waiting = unsealed(connection, now_us)
         busiest = sorted(totals, key=lambda row: (-row.leaves, row.tenant))
         shown = {row.tenant for row in busiest[: self._service.settings.tenant_labels_max]}
         added: Counter[tuple[str, tuple[str, ...]]] = Counter()
@@ -130,6 +132,8 @@ class ServiceMetrics:
             yield name, labels, value
         for label in sorted(due):
             yield "deletion_coverage_ratio", (label,), covered[label] / due[label] if due[label] else 1.0
+        yield "ledger_unsealed_leaves", (), waiting.leaves
+        yield "ledger_unsealed_age_seconds", (), waiting.age_us / MICROSECONDS
         yield "deletion_lag_seconds_max", (), found.lag_us_max / MICROSECONDS
 
     def _label(self, tenant: str, shown: set[str]) -> str:

@@ -26,6 +26,7 @@ from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.writer.committer import Committer, refused
+from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.ingest.check_leaves import Received, Sender, read_batch, unwritable
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
@@ -112,6 +113,7 @@ class Ingest:
         clear_names: bool = False,
         readers: int = 0,
         timeout_seconds: float = 30.0,
+        clock: Clock | None = None,
     ) -> None:
         """`after` is called on the committing thread when batches were acknowledged, and with `now` at the end.
 
@@ -122,7 +124,7 @@ class Ingest:
         """
         self._engine = engine
         self._after = after
-        self._committer = Committer(engine, SubjectDirectory(keys, clear_names=clear_names))
+        self._committer = Committer(engine, SubjectDirectory(keys, clear_names=clear_names), clock)
         self._timeout_seconds = timeout_seconds
         self._queue: deque[_Waiting] = deque()
         self._leaves = 0

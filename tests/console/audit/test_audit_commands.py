@@ -35,6 +35,7 @@ from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.audit.witness.client import WitnessAddress, read_addresses
 from kvcustody.audit.witness.submitter import WitnessSubmitter
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit import on_record
 from kvcustody.console.opening import reading
@@ -72,6 +73,41 @@ def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     (tmp_path / "ledger.vkey").write_text(f"# handed over in person\n{key.verifier}\n")
     engine.dispose()
     return tmp_path
+
+
+def test_what_no_checkpoint_covers_is_said_and_past_three_intervals_a_problem(
+    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_age(seconds: int) -> None:
+        """One more leaf whose commit was so long ago, and whose process was killed before it sealed."""
+        engine = open_store("sqlite:///kvcustody.db", timeout_seconds=2.0)
+        writer = EventWriter(
+            engine, worker="k", clock=SystemClock(), spill_directory=place / "killed", clear_names=True
+        )
+        writer.submit_durable(KeyEvent(1, "acme", "made", 2, "test"))
+        with engine.begin() as connection:
+            query = f"UPDATE unsealed_heads SET grown_us = grown_us - {seconds * 1_000_000}"
+            connection.exec_driver_sql(query)
+        monkeypatch.setattr(writer._sealer, "end", lambda **_: None)
+        writer.close()
+        engine.dispose()
+
+    before = answer(run("audit status --json"))
+    assert before["unsealed"] == {"logs": 0, "leaves": 0, "age_us": 0, "overdue": False}
+    of_age(5)
+    found = answer(run("audit status --json"))
+    assert found["unsealed"]["leaves"] > 0 and found["unsealed"]["overdue"] is False
+    assert found["logs"] == before["logs"], "heads are those under the newest checkpoint"
+    checked = answer(run("audit fsck --json"))
+    assert checked["sound"] and checked["unsealed"] == found["unsealed"]["leaves"]
+    assert "under no checkpoint yet:" in run("audit fsck").stdout
+    of_age(3600)
+    late = run("audit status").stdout
+    assert "nobody seals this ledger" in late and "the oldest for 36" in late
+    assert "nobody seals" in run("audit fsck", exits=1).stdout
+    run("audit sign signing.key")
+    assert answer(run("audit status --json"))["unsealed"]["leaves"] == 0
+    assert answer(run("audit fsck --json"))["sound"]
 
 
 def test_what_belongs_to_a_trace_is_found_by_it(run: Run) -> None:

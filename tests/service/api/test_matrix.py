@@ -260,6 +260,7 @@ def operations(document) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def world(service, client, people, operations) -> World:
     keys = {who: people[who] for who in [*PEOPLE, *TENANT_PEOPLE]}
+    assert service.writer.seal()  # the system log alone: the checkpoint of one root leaf
     worker = Worker()
     assert register(client, people["worker"], worker).status_code == 200
     generations = {}

@@ -43,6 +43,7 @@ def test_every_leaf_is_given_once_while_others_commit(filled, limit: int) -> Non
     more(client, people, worker, "acme", "labs", "acme")
     at, seen = START, []
     for step in range(10_000):
+        assert service.writer.seal()
         with service.reading() as connection:
             found = read_in_commit_order(connection, at, limit=limit)
         assert len(found.rows) <= limit

@@ -16,6 +16,7 @@ from service_world import Worker, register, ship
 from kvcustody.audit.events import ResidencyOpened
 from kvcustody.audit.siem.sink import check_webhook
 from kvcustody.audit.witness.status import UNWITNESSED
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.settings import Webhook
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -85,6 +86,29 @@ def test_capacity_is_what_workers_say_and_quotas_what_tenants_hold(client, peopl
 def test_health_says_how_far_witnesses_have_seen(client, people, worker) -> None:
     found = client("GET", "/v1/health", people["operator"]).json()["witnesses"]
     assert found["witnesses"] == [] and found["warning"] == UNWITNESSED
+
+
+def test_what_no_checkpoint_covers_is_visible_and_a_fault_after_three_intervals(
+    make_service, make_client
+) -> None:
+    service = make_service(root_interval_seconds=3600.0)
+    service.principals.enrol("olga", [Role.OPERATOR], by="test")
+    key = service.principals.issue_key("olga", days=1, by="test").key
+    client = make_client(service)
+    found = client("GET", "/v1/health", key).json()
+    assert found["status"] == "ok" and found["unsealed"]["leaves"] > 0 and found["unsealed"]["logs"] == 1
+    assert found["unsealed"]["age_us"] > 0 and found["unsealed"]["overdue"] is False
+    with service.engine.begin() as connection:  # nobody sealed for four hours
+        connection.exec_driver_sql("UPDATE unsealed_heads SET grown_us = grown_us - 14400000000")
+    found = client("GET", "/v1/health", key).json()
+    assert found["status"] == "degraded" and found["unsealed"]["overdue"] is True
+    lines = client("GET", "/metrics", key).text.splitlines()
+    figures = dict(line.rsplit(" ", 1) for line in lines if "_unsealed_" in line and not line.startswith("#"))
+    assert float(figures["kvcustody_ledger_unsealed_age_seconds"]) > 14_000
+    assert float(figures["kvcustody_ledger_unsealed_leaves"]) > 0
+    assert service.writer.seal()
+    found = client("GET", "/v1/health", key).json()
+    assert found["status"] == "ok" and found["unsealed"]["age_us"] < 14_000_000_000
 
 
 def _held(client: Any, people: Any) -> int:
