@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from kvcustody.audit.events import (
     BlocksAttached,
@@ -52,14 +51,33 @@ def _few(runs: Runs) -> bool:
     return block_count(runs) <= _BLOCKS_MAX
 
 
+def _released_may(event: Event) -> bool:
+    assert isinstance(event, ResidencyReleased)
+    return not (event.trace or event.incarnation) and _few(event.written)
+
+
+def _passed_may(event: Event) -> bool:
+    assert isinstance(event, BlocksReleased)
+    return not (event.trace or event.incarnation) and _few(event.runs)
+
+
+def _ended_may(event: Event) -> bool:
+    assert isinstance(event, CustodyEnded)
+    return not event.incarnation and _few(event.runs)
+
+
+def _scrubbed_may(event: Event) -> bool:
+    assert isinstance(event, ReceiptRecorded)
+    is_sound = event.result == "ok" and event.tenant is not None
+    return is_sound and not event.incarnation and _few(event.runs)
+
+
 # Which events may be items of a leaf (`leaf_schema`, rule 4); what failed has a leaf of its own.
-_MAY_SHARE: dict[type[Event], Callable[[Any], bool]] = {
-    ResidencyReleased: lambda event: not (event.trace or event.incarnation) and _few(event.written),
-    BlocksReleased: lambda event: not (event.trace or event.incarnation) and _few(event.runs),
-    CustodyEnded: lambda event: not event.incarnation and _few(event.runs),
-    ReceiptRecorded: lambda event: (
-        event.result == "ok" and event.tenant is not None and not event.incarnation and _few(event.runs)
-    ),
+_MAY_SHARE: dict[type[Event], Callable[[Event], bool]] = {
+    ResidencyReleased: _released_may,
+    BlocksReleased: _passed_may,
+    CustodyEnded: _ended_may,
+    ReceiptRecorded: _scrubbed_may,
 }
 
 
