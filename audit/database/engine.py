@@ -26,7 +26,7 @@ from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
-SCHEMA_REVISION = "0020"
+SCHEMA_REVISION = "0022"
 VERSION_TABLE = "kvcustody_schema"
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
 WRITER_CACHE_KIB = 65_536  # what one large transaction changes stays in memory until its commit

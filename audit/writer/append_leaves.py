@@ -3,18 +3,22 @@
 1. The idx of a log is assigned under the lock on its row, inside the transaction that inserts the leaf: contiguous
    per log, whatever fails.
 2. Rows, leaf and tree commit together.
-3. A leaf whose (incarnation, sequence, part, log) is already there is skipped when `skip_known` is set, so a replay
+3. So does what the leaves add up to (`counters`): rows of this transaction's own, so that no writer waits for another.
+4. A leaf whose (incarnation, sequence, part, log) is already there is skipped when `skip_known` is set, so a replay
    adds each leaf exactly once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, insert, select, update
 
+from kvcustody.audit.counters.count_events import Figures, count_events
+from kvcustody.audit.counters.fold import write_deltas
 from kvcustody.audit.database.bulk_insert import Columns, Inserts
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import with_placeholders
@@ -42,6 +46,7 @@ class _Growth(NamedTuple):
     nexts: dict[str, Callable[[], int]]
     hashes: dict[str, list[bytes]]
     at_us: list[int]  # the latest of each batch
+    figures: Figures
 
 
 class Appender:
@@ -69,12 +74,14 @@ class Appender:
         Several are for SQLite, whose transaction has the whole database; on PostgreSQL, logs that are locked one batch
         after the other would not be locked in the order of their ids, and two writers could wait for each other.
         """
-        growth = _Growth(Inserts(connection), {}, {}, {}, [])
+        growth = _Growth(Inserts(connection), {}, {}, {}, [], Counter())
         added = 0
         for batch in batches:
             if batch.data:
                 added += len(batch.data)
                 self._insert(connection, batch, growth)
+        sizes = {log.id: log.size + len(growth.hashes[log.name]) for log in growth.held.values()}
+        write_deltas(growth.inserts, growth.figures, sizes)
         growth.inserts.finish()
         if added:
             logs = sorted(growth.held.values())
@@ -101,6 +108,7 @@ class Appender:
         for log, more in leaf_hashes(batch).items():
             growth.hashes.setdefault(log, []).extend(more)
         growth.at_us.append(max(batch.at_us))
+        growth.figures.update(count_events(batch, logs))
 
     def _places(
         self, connection: Connection, batch: LeafBatch, growth: _Growth

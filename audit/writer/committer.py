@@ -4,6 +4,8 @@
    skips the names that are there.
 2. A ledger file that was deleted or replaced under an open connection would swallow commits: `StoreGoneError`.
 3. What runs during a transaction (`meanwhile`) sees neither success nor failure of it, and ends before `write` does.
+4. Every so many commits a transaction of its own folds what the leaves added up to (`counters.fold`); that it fails
+   changes no figure, and fails no write.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from queue import SimpleQueue
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
+from kvcustody.audit.counters.fold import FoldsBetweenCommits, fold_some
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import (
     GONE,
@@ -48,6 +51,7 @@ class Committer:
         self._connection: Connection | None = None
         self._aside = _SideThread()
         self._wal = WalCheckpointer(engine)
+        self._folds = FoldsBetweenCommits()
 
     def write(
         self,
@@ -85,6 +89,8 @@ class Committer:
                 self._uncertain = False
                 self._directory.settle(names)
         self._wal.committed(added[0])
+        if self._folds.is_due():
+            self._fold()
         return added[0]
 
     def _transaction(
@@ -104,6 +110,13 @@ class Committer:
                     self._appender.append(connection, batch, skip_known=True).added for batch in batches
                 )
             return self._appender.append_all(connection, batches)
+
+    def _fold(self) -> None:
+        """Fold figures (rule 4), on the connection of commits: another's would cost it its pages."""
+        folded = 0
+        with suppress(SQLAlchemyError), self._begun() as connection:
+            folded = fold_some(connection)
+        self._folds.turned(folded)
 
     def check_there(self) -> None:
         """Raise `StoreGoneError` where the file is another one, before a connection makes an empty one in its place."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from kvcustody.audit.counters import read_figures
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.live_residencies import Live
@@ -46,8 +47,8 @@ LiveResidency = shown(
         "until_us": 1_780_028_800_000_000,
     },
 )
-Totals = page_of(shown(queries.TenantTotals), "Totals")
-Denials = page_of(shown(queries.Denials, "Denial"), "Denials")
+Totals = page_of(shown(read_figures.TenantTotals), "Totals")
+Denials = page_of(shown(read_figures.Denials, "Denial"), "Denials")
 Gaps = page_of(shown(queries.Gap), "Gaps")
 Findings = page_of(shown(queries.OrphanFinding), "Findings")
 BlockHistory = page_of(shown(queries.BlockLeaf), "BlockHistory")

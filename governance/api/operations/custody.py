@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
+from kvcustody.audit.counters.read_figures import denials_by_rule, tenant_totals
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.live_residencies import live_residencies
@@ -147,7 +148,7 @@ def totals(
     """What the ledger holds, by tenant."""
     mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection:
-        found = [row for row in queries.tenant_totals(connection) if mine in (None, row.tenant)]
+        found = tenant_totals(connection, tenant=mine)
     return page(
         service, CursorBinding("listTotals", caller.name, {"tenant": mine}), facts(found), cursor, limit
     )
@@ -198,7 +199,7 @@ def denials(
     """Denied requests by reader, owner, rule and revision."""
     mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection:
-        found = queries.denials_by_rule(connection, tenant=mine)
+        found = denials_by_rule(connection, tenant=mine)
     return page(
         service, CursorBinding("listDenials", caller.name, {"tenant": mine}), facts(found), cursor, limit
     )

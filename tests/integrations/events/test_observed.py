@@ -23,7 +23,7 @@ from kvcustody.audit.events import (
     ObservedRemoved,
     ObservedStored,
 )
-from kvcustody.audit.query.custody import tenant_totals
+from kvcustody.audit.counters.read_figures import tenant_totals
 from kvcustody.audit.query.observed_engines import observed_totals
 from kvcustody.audit.schema.ledger import events as leaves_table
 from kvcustody.audit.schema.ledger import incarnations
