@@ -1,1 +1,1 @@
-"""What the ledger's leaves add up to by hour, kept beside them, so that a page or a scrape reads figures and no leaf."""
+"""What leaves add up to by hour, kept beside them: a page or a scrape reads figures, and no leaf."""

@@ -77,26 +77,30 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
     for name, figure, value in _read(connection, _Wanted((EVENTS, ATTACHED, WRITTEN, BLOCKS), kinds, log)):
         sums[name][figure.kind, figure.measure] += value
     made = []
-    query = select(logs.c.name, logs.c.size).where(logs.c.name.like("tenant/%"))
-    if log is not None:
-        query = query.where(logs.c.name == log)
-    for name, size in sorted(map(tuple, connection.execute(query))):
-        found = sums[name]
+    sizes = leaves_by_tenant(connection)
+    for each in sorted(sizes) if tenant is None else sizes.keys() & {tenant}:
+        found = sums[log_of(each)]
         by_measure = Counter[str]()
         for (_, measure), value in found.items():
             by_measure[measure] += value
         made.append(
             TenantTotals(
-                name.removeprefix("tenant/"),
+                each,
                 found["residency-opened", EVENTS],
                 found["residency-released", EVENTS],
                 by_measure[ATTACHED],
                 by_measure[WRITTEN],
                 found["custody-ended", BLOCKS],
-                size,
+                sizes[each],
             )
         )
     return tuple(made)
+
+
+def leaves_by_tenant(connection: Connection) -> dict[str, int]:
+    """How many leaves each tenant's log has; those that retention dropped are in its size."""
+    query = select(logs.c.name, logs.c.size).where(logs.c.name.like("tenant/%"))
+    return {name.removeprefix("tenant/"): size for name, size in connection.execute(query)}
 
 
 def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tuple[Denials, ...]:

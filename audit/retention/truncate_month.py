@@ -22,7 +22,6 @@ from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.database.monthly_partitions import REST, owns_tables, partitions
 from kvcustody.audit.schema.all_tables import projections
 
-
 _AT_ONCE = 4096
 
 

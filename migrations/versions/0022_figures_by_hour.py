@@ -1,7 +1,7 @@
 """Figures by hour: what the leaves add up to, counted once over those that are there; the verdicts of coverage follow.
 
-Leaves are read in order, some at a time; what is no leaf counts nowhere. None is changed, and no tree or signature is. Where the roles are set up they
-have the rights that they have elsewhere, and readers their wall.
+Leaves are read in order, some at a time; what is no leaf counts nowhere. None is changed, and no tree or signature is.
+Where the roles are set up they
 """
 
 import json

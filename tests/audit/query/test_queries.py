@@ -8,8 +8,8 @@ import numpy as np
 import orjson
 from sqlalchemy import Engine, delete, select
 
-from kvcustody.audit.coverage.summary import coverage, coverage_by_period
 from kvcustody.audit.counters.read_figures import denials_by_rule, tenant_totals
+from kvcustody.audit.coverage.summary import coverage, coverage_by_period
 from kvcustody.audit.events import (
     LEAF_BYTES_MAX,
     BlocksAttached,

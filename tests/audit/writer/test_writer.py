@@ -14,11 +14,11 @@ import orjson
 import pytest
 from sqlalchemy import Engine, event, func, select
 
+from kvcustody.audit.counters.read_figures import denials_by_rule
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.erasure.requests_and_answers import names as asked_names
 from kvcustody.audit.erasure.requests_and_answers import request as requested
-from kvcustody.audit.counters.read_figures import denials_by_rule
 from kvcustody.audit.events import (
     BlocksAttached,
     CustodyEnded,
