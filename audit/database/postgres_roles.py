@@ -86,8 +86,10 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     evidence = ", ".join(("events", *derived, "incarnations", "workers", "tenants", *_SEALS))
     yield f"GRANT SELECT ON {evidence} TO {AUDITOR}, {SIGNER}, {RETENTION}"
     figures = ", ".join((*FIGURES, "coverage_pass"))
-    yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {figures} TO {WRITER}, {RETENTION}"
-    yield f"GRANT SELECT ON {figures} TO {AUDITOR}, {SIGNER}"
+    yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {figures} TO {WRITER}"
+    yield f"GRANT SELECT ON {figures} TO {AUDITOR}, {SIGNER}, {RETENTION}"
+    yield f"GRANT INSERT ON counter_deltas TO {RETENTION}"
+    yield f"GRANT DELETE ON coverage_hours, coverage_pass TO {RETENTION}"
     yield f"GRANT INSERT ON signed_checkpoints TO {SIGNER}"
     yield f"GRANT INSERT ON tree_nodes TO {RETENTION}"
     yield f"GRANT DELETE ON {', '.join(('events', *derived))} TO {RETENTION}"

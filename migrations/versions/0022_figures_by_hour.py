@@ -51,7 +51,7 @@ _FIGURE = ("kind", "measure", "outcome", "detail", "classification")
 _BY_TENANT = ("counter_deltas", "counters", "coverage_hours")
 _RIGHTS = {
     "kvcustody_writer": "SELECT, INSERT, UPDATE, DELETE",
-    "kvcustody_retention": "SELECT, INSERT, UPDATE, DELETE",
+    "kvcustody_retention": "SELECT",
     "kvcustody_auditor": "SELECT",
     "kvcustody_signer": "SELECT",
     "kvcustody_reader": "SELECT",
@@ -221,6 +221,9 @@ def _grant(connection: sa.Connection) -> None:
     for role, rights in _RIGHTS.items():
         if role in known:
             connection.exec_driver_sql(f"GRANT {rights} ON {', '.join(_BY_TENANT)}, coverage_pass TO {role}")
+    if "kvcustody_retention" in known:
+        connection.exec_driver_sql("GRANT INSERT ON counter_deltas TO kvcustody_retention")
+        connection.exec_driver_sql("GRANT DELETE ON coverage_hours, coverage_pass TO kvcustody_retention")
     if "kvcustody_reader" in known and connection.scalar(sa.text(_WALLED)):
         for table in _BY_TENANT:
             connection.exec_driver_sql(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")

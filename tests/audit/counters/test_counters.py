@@ -29,6 +29,7 @@ from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.bulk_insert import Inserts
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
+from kvcustody.audit.database.postgres_roles import set_up_roles
 from kvcustody.audit.events import DecisionRecorded, Event, HitCounters, OrphanFound, WorkerStarted
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters, coverage_hours
@@ -365,7 +366,23 @@ def test_a_migration_counts_what_is_there(any_store: Engine, make_writer: Any, w
         with any_store.connect() as connection:
             return [sorted(map(tuple, connection.execute(select(table))), key=repr) for table in kept]
 
-    before, expected = state(), sums(any_store)
+    def rights() -> list[Any]:
+        """Who may do what with the tables, where there are roles, and whose rows a reader sees."""
+        if not dialect_of(any_store).roles:
+            return []
+        names = "('counters', 'counter_deltas', 'coverage_hours', 'coverage_pass')"
+        grants = "SELECT table_name, grantee, privilege_type FROM information_schema.role_table_grants"
+        walls = "SELECT tablename, policyname, roles::text, qual FROM pg_policies"
+        with any_store.connect() as connection:
+            return [
+                sorted(map(tuple, connection.exec_driver_sql(f"{query} WHERE {column} IN {names}")))
+                for query, column in ((grants, "table_name"), (walls, "tablename"))
+            ]
+
+    if dialect_of(any_store).roles:
+        set_up_roles(any_store)
+        assert len(rights()[0]) > 20 and len(rights()[1]) == 3
+    before, expected, granted = state(), sums(any_store), rights()
     with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
         for name in ("counters", "counter_deltas", "coverage_hours", "coverage_pass"):
             connection.exec_driver_sql(f"DROP TABLE {name}")
@@ -373,6 +390,7 @@ def test_a_migration_counts_what_is_there(any_store: Engine, make_writer: Any, w
     told: list[tuple[str, int, int]] = []
     assert upgrade(any_store, progress=lambda *counts: told.append(counts)) == SCHEMA_REVISION
     assert len(expected) > 50 and sums(any_store) == expected and state() == before
+    assert rights() == granted
     assert told and told[-1][1] == told[-1][2] > 100
     agree(any_store)
 
