@@ -1,6 +1,6 @@
 """What leaves add up to: figures by log and hour, a function of the leaves alone.
 
-    found = count_events(batch, logs)       # {(log, Figure): value}
+    found = count_events(batch, logs)       # {(log, FigureName): value}
 
 1. The hour is that of the leaf's `at_us`, or of the item's where a leaf is a list.
 2. `leaves` counts leaves, parts too, by their own kind; `events` counts events, and items of lists, by theirs.
@@ -26,7 +26,7 @@ ATTACHED, WRITTEN, BLOCKS, BYTES = "attached_blocks", "written_blocks", "blocks"
 FAILED = "failed"  # in place of a level: a receipt that proves nothing
 
 
-class Figure(NamedTuple):
+class FigureName(NamedTuple):
     """What a value is of (`schema.counters`)."""
 
     hour_us: int
@@ -37,7 +37,7 @@ class Figure(NamedTuple):
     classification: str = ""
 
 
-Figures = Counter[tuple[int, Figure]]
+Figures = Counter[tuple[int, FigureName]]
 _Who = tuple[int, int, str, str]  # log, hour, outcome, classification
 
 OUTCOMES = {
@@ -59,7 +59,7 @@ def count_events(batch: LeafBatch, logs: Sequence[int]) -> Figures:
     for (log, hour, kind), leaves in Counter(
         zip(logs, _hours(batch.at_us), batch.kinds, strict=True)
     ).items():
-        found[log, Figure(hour, kind, LEAVES)] += leaves
+        found[log, FigureName(hour, kind, LEAVES)] += leaves
     for group in batch.groups:
         if group.kind != CHANGED:
             _count_group(found, group, [logs[place] for place in group.places])
@@ -82,7 +82,7 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
     who = list(zip(logs, hours, named, classes, strict=True))
     first = who if max(parts) == 1 else compress(who, [part == 1 for part in parts])
     for (log, hour, outcome, classification), events in Counter(first).items():
-        found[log, Figure(hour, kind, EVENTS, outcome, "", classification)] += events
+        found[log, FigureName(hour, kind, EVENTS, outcome, "", classification)] += events
     if kind in _ACTING:
         _count_requests(found, group, who)
     elif kind == "receipt":
@@ -114,7 +114,7 @@ def _count_requests(found: Figures, group: LeafGroup, who: Sequence[_Who]) -> No
     each = zip(acting, who, rules, columns["owner"], columns["revision"], requests, strict=True)
     for counts, (log, hour, effect, classification), rule, owner, revision, number in each:
         if counts and effect == "deny":
-            found[log, Figure(hour, kind, DENIED, rule, f"{revision} {owner}", classification)] += number
+            found[log, FigureName(hour, kind, DENIED, rule, f"{revision} {owner}", classification)] += number
 
 
 def _add(found: Figures, kind: str, measure: str, who: Sequence[_Who], values: Sequence[int]) -> None:
@@ -123,7 +123,7 @@ def _add(found: Figures, kind: str, measure: str, who: Sequence[_Who], values: S
         sums[key] = sums.get(key, 0) + value
     for (log, hour, outcome, classification), total in sums.items():
         if total:
-            found[log, Figure(hour, kind, measure, outcome, "", classification)] += total
+            found[log, FigureName(hour, kind, measure, outcome, "", classification)] += total
 
 
 def _opened(group: LeafGroup) -> Mapping[str, Sequence[int]]:

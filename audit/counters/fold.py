@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, Engine, delete, select, tuple_
 
-from kvcustody.audit.counters.count_events import Figure
+from kvcustody.audit.counters.count_events import FigureName
 from kvcustody.audit.database.bulk_insert import Inserts
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
@@ -24,7 +24,9 @@ _KEYS = 2048  # of one statement
 _COMMITS = 32  # of one writer, after which it folds
 
 
-def write_deltas(inserts: Inserts, found: Mapping[tuple[int, Figure], int], sizes: Mapping[int, int]) -> None:
+def write_deltas(
+    inserts: Inserts, found: Mapping[tuple[int, FigureName], int], sizes: Mapping[int, int]
+) -> None:
     """Insert what a transaction changes, given the size that each log has afterwards (`schema.counters`, rule 1)."""
     rows = [
         (log, sizes[log], number, *figure, value)
@@ -43,14 +45,14 @@ def fold(engine: Engine, *, deltas_max: int = DELTAS_MAX) -> int:
 def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
     """A turn inside the caller's transaction."""
     column = counter_deltas.c
-    key = [column[name] for name in Figure._fields]
+    key = [column[name] for name in FigureName._fields]
     query = select(column.log, column.size, column.number, *key, column.value).limit(deltas_max)
     taken = connection.execute(dialect_of(connection).skipping_locked(query)).all()
     if not taken:
         return 0
-    sums: Counter[tuple[int, Figure]] = Counter()
+    sums: Counter[tuple[int, FigureName]] = Counter()
     for log, _, _, *of, value in taken:
-        figure = Figure(*of)
+        figure = FigureName(*of)
         sums[log, figure] += value
         sums[log, figure._replace(hour_us=ALL_HOURS)] += value
     add_to_sums(connection, sums)
@@ -61,7 +63,7 @@ def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
     return len(taken)
 
 
-def add_to_sums(connection: Connection, sums: Mapping[tuple[int, Figure], int]) -> None:
+def add_to_sums(connection: Connection, sums: Mapping[tuple[int, FigureName], int]) -> None:
     """Add values to sums, or make them; what has come to nothing is dropped."""
     rows = [
         {"log": log, **figure._asdict(), "value": value}

@@ -20,7 +20,7 @@ from kvcustody.audit.counters.count_events import (
     DENIED,
     EVENTS,
     WRITTEN,
-    Figure,
+    FigureName,
 )
 from kvcustody.audit.events import log_of
 from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters
@@ -143,14 +143,14 @@ def event_counts(
     return tuple(EventCount(*key, found[key]) for key in sorted(found) if found[key])
 
 
-def _read(connection: Connection, wanted: _Wanted) -> Iterator[tuple[str, Figure, int]]:
+def _read(connection: Connection, wanted: _Wanted) -> Iterator[tuple[str, FigureName, int]]:
     """Log, figure and value: by hour where a period is asked for, else of all time (rule 1)."""
     period = (wanted.since_us, wanted.until_us) != (None, None)
     parts: list[Select[tuple[object, ...]]] = []
     for table in (counters, counter_deltas):
         column = table.c
         hour = column.hour_us if period or table is counters else literal(ALL_HOURS, BigInteger)
-        rest = [column[name] for name in Figure._fields[1:]]
+        rest = [column[name] for name in FigureName._fields[1:]]
         query = select(column.log, hour.label("hour_us"), *rest, column.value)
         query = query.where(column.measure.in_(wanted.measures))
         if wanted.kinds is not None:
@@ -166,7 +166,7 @@ def _read(connection: Connection, wanted: _Wanted) -> Iterator[tuple[str, Figure
             query = query.where(column.hour_us < wanted.until_us)
         parts.append(query)
     every = union_all(*parts).subquery()
-    key = (logs.c.name, *(every.c[name] for name in Figure._fields))
+    key = (logs.c.name, *(every.c[name] for name in FigureName._fields))
     query = select(*key, func.sum(every.c.value)).join(logs, logs.c.id == every.c.log).group_by(*key)
     for name, *of, value in connection.execute(query):
-        yield str(name), Figure(*of), int(value)
+        yield str(name), FigureName(*of), int(value)

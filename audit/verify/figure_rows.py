@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.counters.count_events import Figure, Figures
+from kvcustody.audit.counters.count_events import FigureName, Figures
 from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state
 from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters, coverage_hours
 from kvcustody.audit.schema.ledger import logs
@@ -24,12 +24,12 @@ _SHOWN = 3
 
 def wrong_figures(connection: Connection, log: int, counted: Figures) -> Iterator[str]:
     """Which figures of a log are not what its leaves give (rule 1)."""
-    expected, stored = _both(counted), Counter[Figure]()
+    expected, stored = _both(counted), Counter[FigureName]()
     for table in (counters, counter_deltas):
         column = table.c
-        key = [column[name] for name in Figure._fields]
+        key = [column[name] for name in FigureName._fields]
         for *of, value in connection.execute(select(*key, column.value).where(column.log == log)):
-            figure = Figure(*of)
+            figure = FigureName(*of)
             stored[figure] += value
             if table is counter_deltas:
                 stored[figure._replace(hour_us=ALL_HOURS)] += value
@@ -71,9 +71,9 @@ def wrong_verdicts(connection: Connection) -> Iterator[str]:
             yield f"`coverage_hours` has verdicts of the hour `{key[0]}` that the leaves do not give"
 
 
-def _both(counted: Figures) -> Counter[Figure]:
+def _both(counted: Figures) -> Counter[FigureName]:
     """Figures by hour, and in all."""
-    made = Counter[Figure]()
+    made = Counter[FigureName]()
     for (_, figure), value in counted.items():
         made[figure] += value
         made[figure._replace(hour_us=ALL_HOURS)] += value

@@ -34,7 +34,7 @@ from kvcustody.audit.query.custody import findings
 from kvcustody.audit.schema.ledger import attachments, custody_ends, hit_counters, releases, residencies
 from kvcustody.times import DAY_US
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "harness"), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from bench import Bench
 from report_time import OFFSET_US, fill

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, func, literal, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kvcustody.audit.counters import fold as folding
-from kvcustody.audit.counters.count_events import EVENTS, Figure
+from kvcustody.audit.counters.count_events import EVENTS, FigureName
 from kvcustody.audit.counters.fold import add_to_sums, fold, fold_some, write_deltas
 from kvcustody.audit.counters.hourly_coverage import judge, judged_state, recent
 from kvcustody.audit.counters.read_figures import (
@@ -191,7 +191,7 @@ def test_a_commit_that_fails_counts_nothing(store: Engine, make_writer: Any, wor
     with store.connect().execution_options(**WRITE) as connection:
         transaction = connection.begin()
         inserts = Inserts(connection)
-        write_deltas(inserts, {(1, Figure(0, "gap", EVENTS)): 5}, {1: 10**6})
+        write_deltas(inserts, {(1, FigureName(0, "gap", EVENTS)): 5}, {1: 10**6})
         inserts.finish()
         assert connection.scalar(select(func.count()).select_from(counter_deltas)) == deltas + 1
         transaction.rollback()
@@ -271,7 +271,7 @@ def test_several_write_and_several_fold_at_once(
 
 def test_two_transactions_write_deltas_of_one_figure_without_waiting(postgres_store: Engine) -> None:
     """With its control: adding to a sum, as a row of the tenant's would be, does wait."""
-    figure = {(1, Figure(0, "gap", EVENTS)): 1}
+    figure = {(1, FigureName(0, "gap", EVENTS)): 1}
     with postgres_store.connect() as one, postgres_store.connect() as two:
         for connection in (one, two):
             dialect_of(connection).wait_for_locks_at_most(connection, 200)
@@ -289,7 +289,7 @@ def test_what_all_time_costs_does_not_grow_with_history(store: Engine) -> None:
     counts = []
     for hours in (3, 27):
         found = {
-            (1, Figure(hour * HOUR_US, kind, EVENTS)): 1 for hour in range(hours) for kind in ("gap", "x")
+            (1, FigureName(hour * HOUR_US, kind, EVENTS)): 1 for hour in range(hours) for kind in ("gap", "x")
         }
         with store.connect().execution_options(**WRITE) as connection, connection.begin():
             inserts = Inserts(connection)
