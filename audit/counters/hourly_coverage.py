@@ -7,7 +7,8 @@
    the hours of the last day, and replaces all rows together: every figure that is shown is of one state, which
    `coverage_pass` names. What came later counts in the next pass; whoever shows a figure shows its age.
 2. Of two passes the one over the later state stays.
-3. `fsck` judges the same state again. Retention drops all rows with the leaves that it drops.
+3. `fsck` judges the same state again. Retention drops all rows with the leaves that it drops; a pass during which it did
+   has judged nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Engine, delete, insert, select
+from sqlalchemy import Connection, Engine, delete, func, insert, select
 
 from kvcustody.audit.coverage.custody_units import CustodySelection, read_units
 from kvcustody.audit.coverage.summary import CoverageRow, add_rows, by_period, lags_of, rows_of
@@ -24,7 +25,7 @@ from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.database.snapshot import as_of_sizes
 from kvcustody.audit.events import SYSTEM, log_of
 from kvcustody.audit.schema.counters import coverage_hours, coverage_pass
-from kvcustody.audit.schema.ledger import logs
+from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.times import DAY_US, HOUR_US
@@ -77,12 +78,13 @@ def judge(reader: Engine, writer: Engine, *, now_us: int) -> JudgedState | None:
         size = connection.scalar(select(checkpoints.c.size).order_by(checkpoints.c.size.desc()).limit(1))
         if size is None:
             return None
-        state = JudgedState(size, now_us)
+        state, firsts = JudgedState(size, now_us), _firsts(connection)
         rows = list(judged_rows(connection, state))
     with writer.connect().execution_options(**WRITE) as connection, connection.begin():
         dialect_of(connection).one_at_a_time(connection, _JUDGING)
         before = judged_state(connection)
-        if before is not None and before > state:  # rule 2
+        dropped = firsts.items() - _firsts(connection).items()
+        if dropped or (before is not None and before > state):  # rules 2 and 3
             return before
         drop_verdicts(connection)
         connection.execute(insert(coverage_pass).values(id=1, **state._asdict()))
@@ -120,9 +122,20 @@ def judged_state(connection: Connection) -> JudgedState | None:
 
 
 def drop_verdicts(connection: Connection) -> None:
-    """Drop every row, inside the caller's transaction."""
+    """Drop every row, inside the caller's transaction; no pass ends before that has."""
+    dialect_of(connection).one_at_a_time(connection, _JUDGING)
     for table in (coverage_hours, coverage_pass):
         connection.execute(delete(table))
+
+
+def _firsts(connection: Connection) -> dict[int, int]:
+    """The first leaf that each log still has: retention drops from there on."""
+    column, found = events.c, {}
+    for log in connection.scalars(select(logs.c.id)).all():
+        first = connection.scalar(select(func.min(column.idx)).where(column.log == log))
+        if first is not None:
+            found[log] = first
+    return found
 
 
 def by_hour(connection: Connection, *, tenant: str | None = None) -> tuple[HourCoverage, ...]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import orjson
 import pytest
-from sqlalchemy import Connection, Engine, func, literal, select, text
+from sqlalchemy import Connection, Engine, delete, func, literal, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kvcustody.audit.counters import fold as folding
+from kvcustody.audit.counters import hourly_coverage
 from kvcustody.audit.counters.count_events import EVENTS, FigureName
 from kvcustody.audit.counters.fold import add_to_sums, fold, fold_some, write_deltas
 from kvcustody.audit.counters.hourly_coverage import judge, judged_state, recent
@@ -25,6 +26,7 @@ from kvcustody.audit.counters.read_figures import (
     orphans_by_class,
     tenant_totals,
 )
+from kvcustody.audit.counters.uncount import uncount
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.bulk_insert import Inserts
 from kvcustody.audit.database.dialect import dialect_of
@@ -332,6 +334,32 @@ def test_verdicts_by_hour_are_those_of_coverage(any_store: Engine, make_writer: 
     with any_store.connect() as connection:
         assert judged_state(connection) == state == earlier
         assert fsck(connection).problems == []
+
+
+def test_a_pass_during_which_retention_drops_leaves_judged_nothing(
+    any_store: Engine, make_writer: Any, world: Any, unguarded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its control: the same pass stays where nothing was dropped."""
+    now_us = written(any_store, make_writer, world).offset_us + 60_000_000
+    assert judge(any_store, any_store, now_us=now_us) == judge(any_store, any_store, now_us=now_us)
+    judged = hourly_coverage.judged_rows
+
+    def meanwhile(connection: Connection, state: Any) -> list[Any]:
+        rows = list(judged(connection, state))
+        if dialect_of(any_store).in_file:
+            connection.rollback()  # what was read is read; the file has one writer
+        with any_store.connect().execution_options(**WRITE) as other, other.begin():
+            log = other.scalar(select(logs.c.id).where(logs.c.name == "tenant/tenant-0"))
+            unguarded(other)
+            leaf = other.scalar(select(events.c.leaf).where(events.c.log == log, events.c.idx == 0))
+            uncount(other, log, 0, [bytes(leaf)])
+            other.execute(delete(events).where(events.c.log == log, events.c.idx == 0))
+        return rows
+
+    monkeypatch.setattr(hourly_coverage, "judged_rows", meanwhile)
+    assert judge(any_store, any_store, now_us=now_us + 1) is None
+    with any_store.connect() as connection:
+        assert connection.execute(select(coverage_hours)).all() == [] and judged_state(connection) is None
 
 
 def test_an_edited_figure_is_found(any_store: Engine, make_writer: Any, world: Any) -> None:
