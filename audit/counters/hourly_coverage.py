@@ -7,7 +7,7 @@
    the hours of the last day, and replaces all rows together: every figure that is shown is of one state, which
    `coverage_pass` names. What came later counts in the next pass; whoever shows a figure shows its age.
 2. Of two passes the one over the later state stays.
-3. `fsck` judges the same state again. Retention drops all rows with the leaves that it drops; a pass during which it did
+3. `fsck` judges the same state again. Retention drops all rows with its leaves; a pass during which it did so
    has judged nothing.
 """
 
