@@ -24,7 +24,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import add
 from typing import Any, NamedTuple
 
@@ -147,6 +147,13 @@ def periods_of(
     """The total row of units for each period from `since_us` on."""
     starts = range(since_us, until_us, period_us)
     found: dict[int, list[CoverageRow]] = {start: [] for start in starts}
+    for start, part in by_period(lives, since_us, period_us):
+        found[start] += rows_of(part)
+    return tuple((start, add_rows(found[start])) for start in starts)
+
+
+def by_period(lives: Iterable[LifeUnits], since_us: int, period_us: int) -> Iterator[tuple[int, LifeUnits]]:
+    """The units of each incarnation by the period, from `since_us` on, in which they were due."""
     for each in lives:
         offset_us, claimed = each.life.offset_us, each.ends.column("due_boot_us")[each.units.row]
         at_us = np.where(each.units.due < NEVER, each.units.due, claimed) + offset_us
@@ -155,8 +162,15 @@ def periods_of(
             part = each._replace(
                 units=each.units.kept(which == number), overdue=each.overdue.kept(late == number)
             )
-            found[since_us + number * period_us] += rows_of(part)
-    return tuple((start, add_rows(found[start])) for start in starts)
+            yield since_us + number * period_us, part
+
+
+def lags_of(each: LifeUnits) -> dict[tuple[str, str], int]:
+    """The longest time from due to the last receipt among one incarnation's units, by tenant and classification."""
+    of_row, everybody = each.ends.codes("tenant", "classification")
+    longest = np.zeros(len(everybody), np.int64)
+    np.maximum.at(longest, of_row[each.units.row], each.units.lag)
+    return dict(zip(everybody, longest.tolist(), strict=True))
 
 
 def summary(lives: Iterable[LifeUnits]) -> CoverageSummary:

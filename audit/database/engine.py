@@ -3,7 +3,8 @@
 1. A SQLite ledger is WAL with synchronous=FULL; a PostgreSQL session has synchronous_commit on, whatever the default
    of its database or role is. A commit that returned survives a crash of the machine.
 2. A writing transaction begins IMMEDIATE, so two writers queue up at its start and never fail in its middle.
-3. Every wait is bounded: a locked or silent database becomes an error within the timeout, so the writer can spill.
+3. Every wait is bounded: a locked or silent database becomes an error within the timeout, so the writer can spill. So
+   is a reader's statement, by a longer one: no question keeps a server busy for good.
 4. A ledger of another schema revision is refused, naming both.
 """
 
@@ -26,8 +27,9 @@ from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
-SCHEMA_REVISION = "0021"
+SCHEMA_REVISION = "0022"
 VERSION_TABLE = "kvcustody_schema"
+STATEMENT_SECONDS = 300.0  # of a reader's statement, unless the opener says otherwise
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
 WRITER_CACHE_KIB = 65_536  # what one large transaction changes stays in memory until its commit
 MAPPED_BYTES = 1 << 40  # SQLite maps as much of it as its build allows, 2 GiB as a rule
@@ -57,16 +59,18 @@ def open_store(
     timeout_seconds: float = 1.0,
     mapped: bool = False,
     keys: bool = False,
+    statement_seconds: float = STATEMENT_SECONDS,
 ) -> Engine:
     """An engine on a SQLite file (a path or `sqlite:` URL) or PostgreSQL (`postgresql:` URL). Lazy.
 
     `mapped`: read a SQLite file through the memory map, a tenth faster where most of a ledger is read. A disk that
     fails then ends the process instead of the query: for a command that asks one question, never for a service.
-    `keys`: it holds keys, so no setting lets anybody else read its file.
+    `keys`: it holds keys, so no setting lets anybody else read its file. `statement_seconds`: the longest that a
+    statement of a reader may take on PostgreSQL (`as_long_as_it_takes` lifts it for a transaction).
     """
     url = str(target)
     if url.startswith(("postgresql:", "postgresql+psycopg:")):
-        return _postgres(url, read_only, timeout_seconds)
+        return _postgres(url, timeout_seconds, statement_seconds if read_only else None)
     if "://" in url and not url.startswith("sqlite://"):
         raise LedgerError(f"ledger `{url.split('://', 1)[0]}` is neither SQLite nor PostgreSQL", target=url)
     return _sqlite(Path(url.removeprefix("sqlite:///")), read_only, timeout_seconds, mapped, keys)
@@ -120,12 +124,13 @@ def _close_to_others(path: Path, mode: int) -> None:
             _log.warning("a database was open to others; it is not any more", file=path.name)
 
 
-def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:
+def _postgres(url: str, timeout_seconds: float, reading_seconds: float | None) -> Engine:
     milliseconds = max(1, int(timeout_seconds * 1000))
     asked = make_url(url).query.get("options", "")  # such as `-c role=kvcustody_writer`
     options = f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds} -c synchronous_commit=on"
-    if read_only:
-        options = "-c default_transaction_read_only=on"
+    if reading_seconds is not None:
+        longest = max(1, int(reading_seconds * 1000))
+        options = f"-c default_transaction_read_only=on -c statement_timeout={longest}"
     if asked:
         options = " ".join((options, asked if isinstance(asked, str) else asked[-1]))
     engine = create_engine(

@@ -1,8 +1,8 @@
 """Who may do what in a PostgreSQL ledger: separate roles, and rows by tenant as a second wall behind the queries.
 
 1. The writer inserts leaves and what is derived from them; it changes only where a log's end is (`logs.size`,
-   `frontier`, the root log's frontier) and the life of an incarnation. It deletes nothing but rows that say what is
-   not sealed yet.
+   `frontier`, the root log's frontier), the life of an incarnation, and sums of figures (`schema.counters`), into which
+   it folds deltas. It deletes no evidence: rows that say what is not sealed yet, and deltas that are folded, alone.
 2. A reader sees the rows of one tenant: the one that its connection names in `kvcustody.tenant`, and without one no
    row at all. The service that reads for people sets it for each transaction; it is no defence against somebody who
    may write SQL as that role.
@@ -29,7 +29,9 @@ WRITER, READER, AUDITOR = "kvcustody_writer", "kvcustody_reader", "kvcustody_aud
 SIGNER, RETENTION = "kvcustody_signer", "kvcustody_retention"
 _BYPASS = (WRITER, AUDITOR, SIGNER, RETENTION)
 _LIFE = 'started_us, shards, blocks, bytes_per_block, device, software, ended_us, "end"'
-_BY_LOG = ("events", "root_leaves", "tree_nodes")  # beside every projection
+FIGURES = ("counter_deltas", "counters", "coverage_hours")  # of a log each; what leaves add up to
+_BY_LOG = ("events", "root_leaves", "tree_nodes", *FIGURES)  # beside every projection
+_LIVES = ("incarnations", "workers")
 _REGISTERS = ("workers", "incarnations", "tenants", "subjects")
 _SEALS = (
     "logs",
@@ -92,10 +94,15 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {WRITER}"
     evidence = ", ".join(("events", *derived, "incarnations", "workers", "tenants", *_SEALS))
     yield f"GRANT SELECT ON {evidence} TO {AUDITOR}, {SIGNER}, {RETENTION}"
+    figures = ", ".join((*FIGURES, "coverage_pass"))
+    yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {figures} TO {WRITER}"
+    yield f"GRANT SELECT ON {figures} TO {AUDITOR}, {SIGNER}, {RETENTION}"
+    yield f"GRANT INSERT ON counter_deltas TO {RETENTION}"
+    yield f"GRANT DELETE ON coverage_hours, coverage_pass TO {RETENTION}"
     yield f"GRANT INSERT ON signed_checkpoints TO {SIGNER}"
     yield f"GRANT INSERT ON tree_nodes TO {RETENTION}"
     yield f"GRANT DELETE ON {', '.join(('events', *derived))} TO {RETENTION}"
-    seen = ", ".join((*by_tenant, "logs", "checkpoints", "signed_checkpoints", "incarnations", "workers"))
+    seen = ", ".join((*by_tenant, "logs", "checkpoints", "signed_checkpoints", "coverage_pass", *_LIVES))
     yield f"GRANT SELECT ON {seen} TO {READER}"
     yield from _policies(by_tenant)
 

@@ -1,4 +1,4 @@
-"""What reports ask of the ledger: totals, a subject's custody, a block's history, denials, findings, gaps.
+"""What reports ask of the ledger: a subject's custody, a block's history, findings, gaps.
 
 1. Every answer is a function of ledger rows and arguments: no clock is read, so a report repeats.
 2. A subject is asked for by tenant and pseudonym; `subject_rows.names_of` is the only way from a name to it.
@@ -19,9 +19,7 @@ from kvcustody.audit.events.change_items import item_of
 from kvcustody.audit.schema.ledger import (
     attachments,
     custody_ends,
-    decisions,
     events,
-    hit_counters,
     incarnations,
     logs,
     orphan_findings,
@@ -54,18 +52,6 @@ def recorded_sequences(connection: Connection, incarnation: int) -> list[Span]:
     return list(zip((first, *starts), (*ends, last), strict=True))
 
 
-class TenantTotals(NamedTuple):
-    """What the ledger holds about one tenant."""
-
-    tenant: str
-    residencies: int
-    released: int
-    attached_blocks: int
-    written_blocks: int
-    ended_blocks: int
-    leaves: int
-
-
 class SubjectResidency(NamedTuple):
     """One residency of a subject: what was held, why it ended, until when it is held."""
 
@@ -92,16 +78,6 @@ class BlockLeaf(NamedTuple):
     log: str
     idx: int
     body: Mapping[str, Any]
-
-
-class Denials(NamedTuple):
-    """Denied requests of one reader by one rule under one policy revision."""
-
-    reader: str
-    owner: str
-    rule: str
-    revision: int
-    requests: int
 
 
 class OrphanFinding(NamedTuple):
@@ -134,43 +110,6 @@ def classifications_held(connection: Connection, tenant: str, since: int = 0) ->
     column = residencies.c
     query = select(column.classification).where(column.log == log.id, column.idx >= since)
     return set(connection.scalars(query.distinct())), log.size
-
-
-def tenant_totals(connection: Connection) -> tuple[TenantTotals, ...]:
-    """Totals by tenant, in name order."""
-    opened = _grouped(
-        connection,
-        residencies,
-        func.count().filter(residencies.c.part == 1),
-        func.sum(residencies.c.attached_blocks),
-        func.sum(residencies.c.written_blocks),
-    )
-    joined = _grouped(connection, attachments, func.sum(attachments.c.attached_blocks))
-    released = _grouped(
-        connection,
-        releases,
-        func.count().filter(releases.c.part == 1, releases.c.final),
-        func.sum(releases.c.written_blocks),
-    )
-    ended = _grouped(connection, custody_ends, func.sum(custody_ends.c.blocks))
-    names = select(logs.c.name, logs.c.size).where(logs.c.name.like("tenant/%"))
-    leaves = {row.name.removeprefix("tenant/"): row.size for row in connection.execute(names)}
-    made = []
-    for tenant in sorted(leaves):
-        residency, attached, handed = opened.get(tenant, (0, 0, 0))
-        left, later = released.get(tenant, (0, 0))
-        made.append(
-            TenantTotals(
-                tenant,
-                residency,
-                left,
-                attached + joined.get(tenant, (0,))[0],
-                handed + later,
-                ended.get(tenant, (0,))[0],
-                leaves[tenant],
-            )
-        )
-    return tuple(made)
 
 
 def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tuple[SubjectResidency, ...]:
@@ -252,30 +191,6 @@ def block_history(
     return tuple(sorted(found, key=lambda leaf: (leaf.at_us, leaf.body["sequence"], leaf.body["part"])))
 
 
-def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tuple[Denials, ...]:
-    """Denied requests by reader, owner, rule and revision: counted ones and recorded ones together."""
-    totals: dict[tuple[str, str, str, int], int] = {}
-    counters, single = hit_counters.c, decisions.c
-    queries = (
-        select(
-            counters.tenant.label("reader"),
-            counters.owner,
-            counters.rule,
-            counters.revision,
-            counters.requests,
-        ).where(counters.effect == "deny"),
-        select(single.reader, single.owner, single.rule, single.revision, literal(1).label("requests")).where(
-            single.effect == "deny"
-        ),
-    )
-    for query in queries:
-        for row in connection.execute(query):
-            if tenant in (None, row.reader):
-                key = (row.reader, row.owner, row.rule, row.revision)
-                totals[key] = totals.get(key, 0) + row.requests
-    return tuple(Denials(*key, totals[key]) for key in sorted(totals))
-
-
 def findings(connection: Connection, *, tenant: str | None = None) -> tuple[OrphanFinding, ...]:
     """Orphan findings, oldest first."""
     column = orphan_findings.c
@@ -325,11 +240,6 @@ def _holes(connection: Connection, known: list[Gap]) -> list[Gap]:
                 made.append(Gap(life.uuid, reached + 1, first - 1, "no leaf has these sequences"))
             reached = max(reached, last)
     return made
-
-
-def _grouped(connection: Connection, table: Table, *what: ColumnElement[Any]) -> dict[str, tuple[int, ...]]:
-    query = select(table.c.tenant, *what).group_by(table.c.tenant)
-    return {row[0]: tuple(int(value or 0) for value in row[1:]) for row in connection.execute(query)}
 
 
 def _over_parts(table: Table, column: str) -> ColumnElement[Any]:

@@ -7,7 +7,8 @@
    hold every leaf that would go is refused.
 3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. A crash after
    it is finished by asking again.
-4. An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
+4. What was dropped is in no figure any more (`counters`), as in no row.
+5. An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
    in the transaction that deletes.
 """
 
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, delete, func, insert, or_, select
 
+from kvcustody.audit.counters.uncount import uncount
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
@@ -229,6 +231,7 @@ def _drop(connection: Connection, name: str, first: int, end: int) -> None:
             {"log": log, "level": 0, "idx": row.idx, "hash": leaf_hash(bytes(row.leaf))} for row in rows
         ]
         connection.execute(insert(tree_nodes), hashes)
+    uncount(connection, int(log or 0), first, [bytes(row.leaf) for row in rows])
     for table in projections():
         connection.execute(delete(table).where(table.c.log == log, table.c.idx >= first, table.c.idx < end))
     with triggers_lifted(connection):

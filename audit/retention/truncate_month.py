@@ -10,15 +10,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby, islice
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
+from kvcustody.audit.counters.uncount import uncount
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.database.monthly_partitions import REST, owns_tables, partitions
 from kvcustody.audit.schema.all_tables import projections
+
+_AT_ONCE = 4096
 
 
 class ExpiredLeaves(NamedTuple):
@@ -73,6 +77,7 @@ def _empty(
         "INSERT INTO tree_nodes (log, level, idx, hash)"
         f" SELECT leaf.log, 0, leaf.idx, sha256('\\x00'::bytea || leaf.leaf) {dropped}"
     )
+    _uncount(connection, dropped)
     for table in projections():
         run(
             f"DELETE FROM {table.name} AS derived USING (SELECT leaf.log, leaf.idx {dropped}) AS gone"  # noqa: S608 - our own names
@@ -86,3 +91,12 @@ def _empty(
         run(f"TRUNCATE {month}")
     run(f"INSERT INTO {month} SELECT * FROM staying")  # noqa: S608 - our own names
     return gone
+
+
+def _uncount(connection: Connection, dropped: str) -> None:
+    """Take what goes off the figures, some leaves of one log at a time."""
+    query = text(f"SELECT leaf.log, leaf.idx, leaf.leaf {dropped} ORDER BY leaf.log, leaf.idx")
+    rows = connection.execute(query.execution_options(stream_results=True))
+    for log, of_log in groupby(rows, key=lambda row: int(row.log)):
+        while some := list(islice(of_log, _AT_ONCE)):
+            uncount(connection, log, some[0].idx, [bytes(row.leaf) for row in some])

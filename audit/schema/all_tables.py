@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Table
 
+from kvcustody.audit.schema import counters as counter_schema
 from kvcustody.audit.schema import erasures as erasure_schema
 from kvcustody.audit.schema import releases as release_schema
 from kvcustody.audit.schema import retention as keeping_schema
@@ -12,7 +13,15 @@ from kvcustody.audit.schema import traces as trace_schema
 from kvcustody.audit.schema import trees as tree_schema
 from kvcustody.audit.schema.ledger import metadata
 
-ROOMS = (erasure_schema, keeping_schema, release_schema, service_schema, trace_schema, tree_schema)
+ROOMS = (
+    counter_schema,
+    erasure_schema,
+    keeping_schema,
+    release_schema,
+    service_schema,
+    trace_schema,
+    tree_schema,
+)
 
 
 def every_table() -> list[Table]:

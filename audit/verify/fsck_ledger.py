@@ -8,7 +8,8 @@
 4. Leaves that no checkpoint covers yet have to give the frontier of their log, and `unsealed_heads` has to name them.
 5. The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
    shorter, sound ledger. Notes kept elsewhere (`kept`) close that window, up to the newest of them.
-6. Memory is bounded by a batch of leaves and the root leaves.
+6. Memory is bounded by a batch of leaves and the root leaves; where coverage was judged by hour, by one process's
+   custody, which is judged again.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from kvcustody.audit.tlog.key_rotation import (
 )
 from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
+from kvcustody.audit.verify.figure_rows import strange_figures, wrong_verdicts
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
 from kvcustody.audit.verify.life_rows import silent_processes
 from kvcustody.audit.verify.register_rows import check_registers
@@ -52,6 +54,7 @@ Progress = Callable[[str, int, int], None]
 
 PROBLEMS_MAX = 1000
 REGISTERS = "registers"  # in place of a log: rows that are no projection of one leaf
+FIGURES = "figures"  # the same: what leaves add up to
 _ROOT_NAME = "root"
 _AT_ONCE = 4096
 
@@ -141,6 +144,10 @@ def fsck(
         )
     heads = _check_root(connection, report, {row.id: row.name for row in rows}, sealed_us)
     _check_notes(connection, report, heads, keys, kept)
+    figures = [*strange_figures(connection), *([] if report.problems else wrong_verdicts(connection))]
+    if report.problems:
+        report.unproved.append("verdicts by hour were not judged again: what they are judged from is wrong")
+    report.problems += [FsckFinding(FIGURES, None, None, "", what) for what in figures]
     registers = check_registers(connection, witnesses)
     report.problems += [FsckFinding(REGISTERS, None, None, "", what) for what in registers.problems]
     report.unproved += registers.unproved

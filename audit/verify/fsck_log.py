@@ -1,13 +1,15 @@
-"""One sub-log computed again from its leaves: hashes, nodes, sealed heads, columns and projections."""
+"""One sub-log computed again from its leaves: hashes, nodes, sealed heads, columns, projections and figures."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Table, func, select
 
+from kvcustody.audit.counters.count_events import Figures, count_events
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import read_leaves
@@ -15,6 +17,7 @@ from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.schema.trees import tree_nodes
 from kvcustody.audit.tlog.merkle import EMPTY, HALF, Grown, TreeHead, leaf_hashes
+from kvcustody.audit.verify.figure_rows import wrong_figures
 from kvcustody.audit.verify.life_rows import LifeRows
 from kvcustody.audit.writer.projection import TABLES, IncarnationRow, project
 from kvcustody.errors import CustodyError
@@ -79,6 +82,8 @@ class LogCheck:
         self.sealed_us: dict[
             tuple[int, int], int | None
         ] = {}  # the newest leaf of each seal, by log and size
+        self._figures: Figures = Counter()
+        self._unread = False  # a leaf could not be counted
         self.unproved: list[str] = []
         self.size = 0
         self.purged = 0
@@ -127,6 +132,9 @@ class LogCheck:
                     f"{self._life_rows.unproved} processes in `incarnations` announced no memory and have not "
                     "ended: no leaf has their names"
                 )
+        if not self._unread:
+            for what in wrong_figures(self._connection, self._log, self._figures):
+                self._say(None, None, what)
         self.problems += check_node_rows(
             self._connection, self._log, self._name, self.size, kept=self.purged, broken=self._broken
         )
@@ -254,6 +262,7 @@ class LogCheck:
             return leaf
         event = f"{self._ids.get(row.incarnation, row.incarnation)}/{row.sequence}"
         self.problems.append(FsckFinding(self._name, row.idx, row.idx, event, wrong))
+        self._unread = True
         return None
 
     def _differing(self, leaf: Leaf, row: Row[Any]) -> Iterator[str]:
@@ -278,6 +287,7 @@ class LogCheck:
                 self._check_projections(sound[middle][0], last, sound[middle:])
             else:
                 idx, leaf = sound[0]
+                self._unread = True
                 self._named(idx, leaf, f"nothing can be derived from it: {type(problem).__name__}")
             return
         leaves = dict(sound)
@@ -306,6 +316,7 @@ class LogCheck:
                 rows = projection.rows([self._log] * len(places), places)
                 table = projection.table
                 made.setdefault(table, {}).update((_key(table, row), row) for row in rows)
+        self._figures.update(count_events(batch, [self._log] * len(places)))
         return made
 
     def _named(self, idx: int, leaf: Leaf, what: str) -> None:

@@ -60,6 +60,16 @@ NOT_EVIDENCE = (
         "and else the next row covers its leaves",
     ),
     NotEvidence(
+        "counter_deltas",
+        ("size", "number"),
+        "the name of a delta until it is folded; it counts by its other columns, whose sums are re-derived",
+    ),
+    NotEvidence(
+        "coverage_pass",
+        ("at_us",),
+        "when coverage was judged last, by the clock of who judged: the verdicts are re-derived as of that moment",
+    ),
+    NotEvidence(
         "signed_checkpoints",
         ("at_us",),
         "the signer's own clock; timestamps and lines of witnesses are times that others state",

@@ -3,18 +3,22 @@
 1. The idx of a log is assigned under the lock on its row, inside the transaction that inserts the leaf: contiguous
    per log, whatever fails.
 2. Rows, leaf and the tree of its log commit together; the root log has them later (`root_sealer`).
-3. A leaf whose (incarnation, sequence, part, log) is already there is skipped when `skip_known` is set, so a replay
+3. So does what the leaves add up to (`counters`): rows of this transaction's own, so that no writer waits for another.
+4. A leaf whose (incarnation, sequence, part, log) is already there is skipped when `skip_known` is set, so a replay
    adds each leaf exactly once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, insert, select, update
 
+from kvcustody.audit.counters.count_events import Figures, count_events
+from kvcustody.audit.counters.fold import write_deltas
 from kvcustody.audit.database.bulk_insert import Columns, Inserts
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import with_placeholders
@@ -85,8 +89,11 @@ class Appender:
         trees = self._trees.grow(logs, hashes)
         hand_over(connection, trees)
         inserts = Inserts(connection)
+        figures: Figures = Counter()
         for some in placed:
             self._insert(connection, some, inserts)
+            figures.update(count_events(some.batch, some.logs))
+        write_deltas(inserts, figures, {log.id: log.size + len(hashes[log.name]) for log in logs})
         inserts.finish()
         store(connection, trees, newest_us, self._clock.utc_us())
         return sum(len(batch.data) for batch in batches)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import orjson
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.query.custody import denials_by_rule
+from kvcustody.audit.counters.read_figures import denials_by_rule
 from kvcustody.audit.schema.ledger import decisions, events, residencies, tenants
 from kvcustody.policies.workbench.simulate import Recorded, RecordedDenials
 

@@ -73,11 +73,15 @@ MEASURES: tuple[Measure, ...] = (
     Measure("residencies_expired_total", "counter", "Residencies that lapsed at their deadline.", _WORKER, "expired"),
     Measure("scrubbed_blocks_total", "counter", "Blocks overwritten, counted on the device.", ("worker", "shard"),
             "scrubbed.{shard}"),
-    Measure("deletion_due_units", "gauge", "Custody that was due to end in the last day.", _TENANT),
+    Measure("deletion_due_units", "gauge", "Custody that was due to end in the last 24 hours of the clock, the open "
+            "one too.", _TENANT),
     Measure("deletion_covered_units", "gauge", "Of it, what has evidence of its end in time.", _TENANT),
     Measure("deletion_overdue_units", "gauge", "Of it, what has no end on record.", _TENANT),
+    Measure("deletion_unproven_units", "gauge", "Of it, what nothing can prove: its process died, or no leaf says that "
+            "it was written.", _TENANT),
     Measure("deletion_coverage_ratio", "gauge", "Covered share of what was due; 1 when nothing was.", _TENANT),
-    Measure("deletion_lag_seconds_max", "gauge", "Longest time from due to the last receipt, in the last day."),
+    Measure("deletion_lag_seconds_max", "gauge", "Longest time from due to the last receipt, in these hours."),
+    Measure("deletion_judged_age_seconds", "gauge", "Age of these figures: when the hours were judged last."),
     # lifecycle (LIF-2)
     Measure("memory_drift_blocks", "gauge", "Blocks in custody that nothing accounts for, found and not repaired.",
             _WORKER, "drift"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Engine, text
 
 from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.postgres_roles import READER
+from kvcustody.audit.database.postgres_roles import FIGURES, READER
 from kvcustody.audit.schema.all_tables import projections
 
 _MEMBER = text("SELECT pg_has_role(current_user, oid, 'MEMBER') FROM pg_roles WHERE rolname = :role")
@@ -28,7 +28,7 @@ def has_row_level_security(engine: Engine) -> bool:
         if not connection.scalar(_MEMBER, {"role": READER}):
             return False
         walled = set(connection.scalars(_WALLED))
-    return walled >= {"events", "logs", *(table.name for table in projections())}
+    return walled >= {"events", "logs", *FIGURES, *(table.name for table in projections())}
 
 
 def restrict_to_tenant(connection: Connection, tenant: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -48,6 +48,7 @@ from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.access.service_secret import open_secret
 from kvcustody.governance.service.access.sessions import Sessions
 from kvcustody.governance.service.fleet.exports import Exports
+from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
 from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
 from kvcustody.governance.service.fleet.metrics_samples import ServiceMetrics
 from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
@@ -159,9 +160,13 @@ class Service:
         )
         stack.callback(self.ingest.close)
         self.policies = PolicyReleases(self.engine, settings.policy_trust, clock, self.writer)
+        self.figures = stack.enter_context(
+            closing(FigureKeeper(self.engine, self.reader, clock, seconds=settings.figures_seconds))
+        )
         self.measuring = ServiceMetrics(self)
-        self.jobs = JobRunner(self.engine, clock, folder / "jobs", owner=settings.name)
-        stack.callback(self.jobs.close)
+        self.jobs = stack.enter_context(
+            closing(JobRunner(self.engine, clock, folder / "jobs", owner=settings.name))
+        )
         self.scans = LedgerScans(self.engine, clock, self.writer, self.jobs, self.reading)
         self.exports = Exports(self.policies, self.reading)
         self.sinks = Sinks(
@@ -359,7 +364,12 @@ def open_service(
 
 
 def _engine(settings: ServiceSettings, stack: ExitStack, *, read_only: bool = False) -> Engine:
-    engine = open_store(settings.database_url, read_only=read_only, timeout_seconds=_DATABASE_SECONDS)
+    engine = open_store(
+        settings.database_url,
+        read_only=read_only,
+        timeout_seconds=_DATABASE_SECONDS,
+        statement_seconds=settings.statement_seconds,
+    )
     stack.callback(engine.dispose)
     if not read_only:
         upgrade(engine)

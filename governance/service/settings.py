@@ -138,6 +138,19 @@ class ServiceSettings(LayeredSettings):
         description="Seconds within which what is committed is sealed under a checkpoint, by any process that has the "
         "ledger; sooner where somebody waits for a proof. What nobody has sealed for three times as long is overdue.",
     )
+    figures_seconds: float = Field(
+        15.0,
+        gt=0.0,
+        le=3600.0,
+        description="Seconds between turns of the background work on figures: folding, and verdicts of coverage by "
+        "hour (a pass of these takes at most a twentieth of the time).",
+    )
+    statement_seconds: float = Field(
+        300.0,
+        gt=0.0,
+        le=86_400.0,
+        description="Longest that one statement of a reader may take on PostgreSQL; the server ends one that runs on.",
+    )
     console: bool = Field(
         True, description="Serve the operator console at `/console/`; false: the API alone."
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from kvcustody.audit.counters.hourly_coverage import RecentCoverage, recent
 from kvcustody.audit.witness.status import WitnessStatus, witness_status
 from kvcustody.console.report.charts import Figure, rows
 from kvcustody.console.report.number_format import count
@@ -30,7 +31,7 @@ def show(visit: PageRequest) -> Response:
         sees_policy=policy,
         effect=read_policy_status(visit) if policy else None,
         open_proposals=0 if state is None else _open(state),
-        coverage=custody_api.covered(visit.caller, visit.service) if sees else None,
+        coverage=_coverage(visit) if sees else None,
         held=held_by_tenant(visit) if sees else None,
         denials=_denials(visit) if sees else None,
         health=health_api.health(visit.service) if visit.may(Permission.READ_HEALTH) else None,
@@ -42,6 +43,13 @@ def witnesses(visit: PageRequest) -> WitnessStatus:
     """How far others have seen the ledger."""
     with visit.service.reading() as connection:
         return witness_status(connection, visit.service.clock.utc_us())
+
+
+def _coverage(visit: PageRequest) -> RecentCoverage:
+    """Coverage of the last day as it was judged last; its age is shown."""
+    mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, None)
+    with visit.service.reading(mine) as connection:
+        return recent(connection, tenant=mine)
 
 
 def held_by_tenant(visit: PageRequest) -> Figure:

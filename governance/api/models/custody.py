@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from kvcustody.audit.counters import hourly_coverage, read_figures
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.live_residencies import Live
@@ -46,12 +47,13 @@ LiveResidency = shown(
         "until_us": 1_780_028_800_000_000,
     },
 )
-Totals = page_of(shown(queries.TenantTotals), "Totals")
-Denials = page_of(shown(queries.Denials, "Denial"), "Denials")
+Totals = page_of(shown(read_figures.TenantTotals), "Totals")
+Denials = page_of(shown(read_figures.Denials, "Denial"), "Denials")
 Gaps = page_of(shown(queries.Gap), "Gaps")
 Findings = page_of(shown(queries.OrphanFinding), "Findings")
 BlockHistory = page_of(shown(queries.BlockLeaf), "BlockHistory")
 CoverageRows = shown(CoverageRow)
+EventCounts = page_of(shown(read_figures.EventCount), "EventCounts")
 
 
 Holding = shown(
@@ -123,3 +125,23 @@ class CoverageAnswer(BaseModel):
 def facts(rows: Any) -> list[dict[str, Any]]:
     """Facts of the library as JSON values."""
     return [row._asdict() for row in rows]
+
+
+HourCoverage = shown(
+    hourly_coverage.HourCoverage,
+    example={
+        "hour_us": 1_780_000_000_000_000,
+        "row": CoverageRow("acme", "internal", due=7, covered=7)._asdict(),
+        "lag_us_max": 4000,
+    },
+    parts={"row": CoverageRows},
+)
+
+
+class HourlyCoverage(BaseModel):
+    """A page of judged hours, oldest first, and of which state they are."""
+
+    items: list[HourCoverage]  # type: ignore[valid-type]
+    next: str | None
+    as_of: int | None
+    judged_us: int | None

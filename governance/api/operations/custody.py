@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
+from kvcustody.audit.counters.hourly_coverage import by_hour, judged_state
+from kvcustody.audit.counters.read_figures import denials_by_rule, event_counts, tenant_totals
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.live_residencies import live_residencies
@@ -18,20 +20,23 @@ from kvcustody.audit.report.subject_access import subject_page
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE, Limit, Tenant
+from kvcustody.governance.api.models.base import LARGE, Limit, Since, Tenant, Until
 from kvcustody.governance.api.models.base import Cursor as CursorText
 from kvcustody.governance.api.models.custody import (
     BlockHistory,
     CoverageAnswer,
     Denials,
+    EventCounts,
     Findings,
     Gaps,
+    HourlyCoverage,
     LiveResidencies,
     Residencies,
     SubjectAnswer,
     Totals,
     facts,
 )
+from kvcustody.governance.api.operations.audit import Kind
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.page_cursor import CursorBinding
@@ -67,6 +72,10 @@ def add_custody(api: Api) -> None:
         answers=CoverageAnswer,
         problems=("not-found",),
     )
+    hours = _read("listHourlyCoverage", path="/v1/custody/coverage/hours")
+    api.add(hours, covered_by_hour, answers=HourlyCoverage, problems=paged)
+    counts = _read("countEvents", path="/v1/audit/counts")
+    api.add(counts, counted_events, answers=EventCounts, problems=paged)
     api.add(_read("listDenials", path="/v1/custody/denials"), denials, answers=Denials, problems=paged)
     api.add(_read("listGaps", path="/v1/audit/gaps", whole=True), gaps, answers=Gaps, problems=paged)
     api.add(_read("listFindings", path="/v1/orphans/findings"), findings, answers=Findings, problems=paged)
@@ -147,7 +156,7 @@ def totals(
     """What the ledger holds, by tenant."""
     mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection:
-        found = [row for row in queries.tenant_totals(connection) if mine in (None, row.tenant)]
+        found = tenant_totals(connection, tenant=mine)
     return page(
         service, CursorBinding("listTotals", caller.name, {"tenant": mine}), facts(found), cursor, limit
     )
@@ -188,6 +197,48 @@ def covered(
     return {"rows": facts(found.rows), "total": found.total._asdict(), **lag, **period}
 
 
+def covered_by_hour(
+    caller: CallerDep,
+    service: ServiceDep,
+    tenant: Tenant = None,
+    cursor: CursorText = None,
+    limit: Limit = 100,
+) -> dict[str, Any]:
+    """Deletion coverage of the last 24 hours by hour, tenant and classification, as it was judged last.
+
+    `judged_us` says when, `as_of` over which checkpoint; null before the first time.
+    """
+    mine = service.tenant_of(caller, READ, tenant)
+    with service.reading(mine) as connection:
+        state, found = judged_state(connection), by_hour(connection, tenant=mine)
+    rows = [each._asdict() | {"row": each.row._asdict()} for each in found]
+    question = CursorBinding("listHourlyCoverage", caller.name, {"tenant": mine})
+    judged = {
+        "as_of": None if state is None else state.size,
+        "judged_us": None if state is None else state.at_us,
+    }
+    return page(service, question, rows, cursor, limit) | judged
+
+
+def counted_events(
+    caller: CallerDep,
+    service: ServiceDep,
+    tenant: Tenant = None,
+    kind: Kind = None,
+    since: Since = None,
+    until: Until = None,
+    cursor: CursorText = None,
+    limit: Limit = 100,
+) -> dict[str, Any]:
+    """How many events there are by log, kind and outcome: of all time, or of the hours that a period touches."""
+    mine = service.tenant_of(caller, READ, tenant)
+    name = None if kind is None else str(kind.value)
+    asked = {"tenant": mine, "kind": name, "since": since, "until": until}
+    with service.reading(mine) as connection:
+        found = event_counts(connection, tenant=mine, kind=name, since_us=since, until_us=until)
+    return page(service, CursorBinding("countEvents", caller.name, asked), facts(found), cursor, limit)
+
+
 def denials(
     caller: CallerDep,
     service: ServiceDep,
@@ -198,7 +249,7 @@ def denials(
     """Denied requests by reader, owner, rule and revision."""
     mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection:
-        found = queries.denials_by_rule(connection, tenant=mine)
+        found = denials_by_rule(connection, tenant=mine)
     return page(
         service, CursorBinding("listDenials", caller.name, {"tenant": mine}), facts(found), cursor, limit
     )

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
+from kvcustody.audit.counters.read_figures import tenant_totals
 from kvcustody.audit.events import ClockConfirmed
-from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.scans import scan_of, scans
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
@@ -119,7 +119,7 @@ def quotas(
 ) -> dict[str, Any]:
     """What each tenant may hold by the policy in effect, what it holds by the ledger, what workers charge it for."""
     with service.reading() as connection:
-        totals = queries.tenant_totals(connection)
+        totals = tenant_totals(connection)
     held = {row.tenant: max(0, row.written_blocks - row.ended_blocks) for row in totals}
     charged: Counter[str] = Counter()
     for worker in service.fleet.running():

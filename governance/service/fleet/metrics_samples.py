@@ -1,6 +1,7 @@
 """What a service measures, as samples for `governance.metrics`: its writer, its workers, the ledger, its requests.
 
-1. What costs a query over the ledger is computed at most every ten seconds, whoever asks.
+1. What the ledger says is read from its figures (`audit.counters`): no leaf and no row of evidence is looked at. The
+   database is asked at most every ten seconds, whoever asks.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.query import custody as queries
+from kvcustody.audit.counters.hourly_coverage import recent
+from kvcustody.audit.counters.read_figures import denials_by_rule, leaves_by_tenant, orphans_by_class
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.clock import MICROSECONDS
@@ -27,7 +28,6 @@ from kvcustody.governance.service.fleet.workers import Fleet
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.settings import ServiceSettings
-from kvcustody.times import DAY_US
 
 _FRESH_SECONDS = 10.0
 
@@ -100,16 +100,16 @@ class ServiceMetrics:
     def _of_ledger(self) -> Iterator[Sample]:
         now_us = self._service.clock.utc_us()
         with self._service.reading() as connection:
-            totals = queries.tenant_totals(connection)
-            found = coverage(connection, since_us=max(0, now_us - DAY_US), until_us=now_us)
-            denials = queries.denials_by_rule(connection)
-            findings = queries.findings(connection)
+            leaves = leaves_by_tenant(connection)
+            found = recent(connection)
+            denials = denials_by_rule(connection)
+            orphans = orphans_by_class(connection)
             waiting = unsealed(connection, now_us)
-        busiest = sorted(totals, key=lambda row: (-row.leaves, row.tenant))
-        shown = {row.tenant for row in busiest[: self._service.settings.tenant_labels_max]}
+        busiest = sorted(leaves, key=lambda tenant: (-leaves[tenant], tenant))
+        shown = set(busiest[: self._service.settings.tenant_labels_max])
         added: Counter[tuple[str, tuple[str, ...]]] = Counter()
-        for row in totals:
-            added["ledger_leaves", (self._label(row.tenant, shown),)] += row.leaves
+        for tenant, number in leaves.items():
+            added["ledger_leaves", (self._label(tenant, shown),)] += number
         for worker in self._service.fleet.running():
             for tenant, blocks in worker.charged.items():
                 added["kv_cache_charged_blocks", (self._label(tenant, shown),)] += blocks
@@ -122,19 +122,22 @@ class ServiceMetrics:
             added["deletion_due_units", (label,)] += unit.due
             added["deletion_covered_units", (label,)] += unit.covered
             added["deletion_overdue_units", (label,)] += unit.overdue
+            added["deletion_unproven_units", (label,)] += unit.unproven
         for denial in denials:
             added["reuse_denied_requests_total", (self._label(denial.reader, shown), denial.rule)] += (
                 denial.requests
             )
-        for finding in findings:
-            added["orphan_findings", (finding.orphan,)] += 1
+        for orphan, number in orphans.items():
+            added["orphan_findings", (orphan,)] += number
         for (name, labels), value in sorted(added.items()):
             yield name, labels, value
         for label in sorted(due):
             yield "deletion_coverage_ratio", (label,), covered[label] / due[label] if due[label] else 1.0
         yield "ledger_unsealed_leaves", (), waiting.leaves
         yield "ledger_unsealed_age_seconds", (), waiting.age_us / MICROSECONDS
-        yield "deletion_lag_seconds_max", (), found.lag_us_max / MICROSECONDS
+        if found.state is not None:
+            yield "deletion_lag_seconds_max", (), found.lag_us_max / MICROSECONDS
+            yield "deletion_judged_age_seconds", (), max(0, now_us - found.state.at_us) / MICROSECONDS
 
     def _label(self, tenant: str, shown: set[str]) -> str:
         """How a tenant appears: bounded, and by pseudonym unless the settings say otherwise."""

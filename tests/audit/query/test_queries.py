@@ -8,6 +8,7 @@ import numpy as np
 import orjson
 from sqlalchemy import Engine, delete, select
 
+from kvcustody.audit.counters.read_figures import denials_by_rule, tenant_totals
 from kvcustody.audit.coverage.summary import coverage, coverage_by_period
 from kvcustody.audit.events import (
     LEAF_BYTES_MAX,
@@ -42,7 +43,7 @@ def test_totals_and_history_of_a_world(any_store: Engine, make_writer: Any, worl
     writer.submit(played.events)
     assert writer.flush()
     with any_store.connect() as connection:
-        totals = {row.tenant: row for row in queries.tenant_totals(connection)}
+        totals = {row.tenant: row for row in tenant_totals(connection)}
         for tenant in played.tenants:
             opened = [e for e in played.events if isinstance(e, ResidencyOpened) and e.tenant == tenant]
             left = [e for e in played.events if isinstance(e, ResidencyReleased) and e.tenant == tenant]
@@ -167,7 +168,7 @@ def test_every_other_event_has_its_row(any_store: Engine, make_writer: Any) -> N
         (finding,) = queries.findings(connection)
         assert finding[:5] == ("lost finish", "disconnect", "acme", 77, 2)
         assert queries.findings(connection, tenant="labs") == ()
-        assert queries.denials_by_rule(connection) == ()
+        assert denials_by_rule(connection) == ()
 
 
 def test_a_million_tokens_in_scattered_blocks_are_recorded_exactly(

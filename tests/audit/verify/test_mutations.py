@@ -28,6 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
+from kvcustody.audit.counters.fold import fold
+from kvcustody.audit.counters.hourly_coverage import judge
 from kvcustody.audit.events import (
     CustodyOverdue,
     DecisionRecorded,
@@ -156,6 +158,10 @@ def fill(engine: Engine, make_writer: Make, world: Make, tmp_path: Path) -> Engi
         before = digest(record.to_bytes())
         writer.submit_durable(ReleaseStep(1, number, "proposed", number, "", before, "author"))
         store.append(number, record.to_bytes())
+    while fold(engine):  # what comes after stays in deltas
+        pass
+    judged = judge(engine, engine, now_us=writer.offset_us + 10_000_000)
+    assert judged is not None
     writer.submit_durable(SubjectUnlinked(1, "tenant-0", 1, "dpo", "asked"))
     writer.submit([ResidencyReleased(9_500_000, 9999, "tenant-0", "finish", (), 0)])
     assert writer.flush() and idle.flush()
@@ -301,6 +307,9 @@ OFF: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "releases": lambda patch: patch.setattr(
         fsck_log, "TABLES", tuple(table for table in fsck_log.TABLES if table.name != "releases")
     ),
+    "counter": lambda patch: patch.setattr(fsck_log, "wrong_figures", lambda *_: ()),
+    "coverage_hours": lambda patch: patch.setattr(fsck_ledger, "wrong_verdicts", lambda *_: ()),
+    "coverage_pass": lambda patch: patch.setattr(fsck_ledger, "wrong_verdicts", lambda *_: ()),
     "checkpoints": lambda patch: patch.setattr(fsck_ledger, "_check_commits", lambda *_: ()),
 }
 

@@ -10,6 +10,8 @@ import pytest
 from sqlalchemy import Connection, Engine, delete
 from sqlalchemy.exc import DBAPIError
 
+from kvcustody.audit.counters.fold import fold_some
+from kvcustody.audit.counters.read_figures import tenant_totals
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.postgres_roles import AUDITOR, READER, RETENTION, SIGNER, WRITER, set_up_roles
@@ -101,6 +103,8 @@ def test_roles_keep_to_their_own(
     with as_writer.connect() as connection:
         assert connection.exec_driver_sql("SELECT current_user").scalar() == WRITER
     as_writer.dispose()
+    with acting(postgres_store, WRITER) as connection:
+        assert fold_some(connection, deltas_max=30) == 30
     key = SigningKey.generate("ledger.test")
     assert CheckpointSigner(postgres_store, [key], memory=tmp_path / "m", clock=SystemClock()).sign_once()
     with acting(postgres_store, AUDITOR) as connection:
@@ -114,6 +118,12 @@ def test_roles_keep_to_their_own(
             assert names == ([f"tenant/{tenant}"] if tenant.startswith("tenant") else [])
             others = connection.exec_driver_sql("SELECT DISTINCT tenant FROM custody_ends").scalars().all()
             assert set(others) <= {tenant}
+            whose = "SELECT DISTINCT log FROM {} WHERE log NOT IN (SELECT id FROM logs)"
+            for table in ("counters", "counter_deltas", "coverage_hours"):
+                assert connection.exec_driver_sql(whose.format(table)).all() == []
+            totals = tenant_totals(connection)
+            assert [row.tenant for row in totals] == [tenant] * (seen > 0)  # type: ignore[operator]
+            assert all(row.residencies > 10 for row in totals)
     for role, statement in (
         (WRITER, "UPDATE events SET leaf = leaf"),
         (WRITER, "DELETE FROM events"),
@@ -129,6 +139,9 @@ def test_roles_keep_to_their_own(
         (AUDITOR, "UPDATE logs SET size = size + 1"),
         (SIGNER, "INSERT INTO checkpoints VALUES (9999, '', 1)"),
         (RETENTION, "UPDATE events SET leaf = leaf"),
+        (RETENTION, "UPDATE counters SET value = 0"),
+        (AUDITOR, "DELETE FROM counter_deltas"),
+        (READER, "DELETE FROM counters"),
         (RETENTION, "DELETE FROM events"),  # outside `triggers_lifted`
         (RETENTION, "DELETE FROM root_leaves"),
     ):

@@ -14,6 +14,7 @@ import orjson
 import pytest
 from sqlalchemy import Engine, event, func, select
 
+from kvcustody.audit.counters.read_figures import denials_by_rule
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.erasure.requests_and_answers import names as asked_names
@@ -32,7 +33,7 @@ from kvcustody.audit.events import (
     WorkerStopped,
 )
 from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.query.custody import denials_by_rule, gaps
+from kvcustody.audit.query.custody import gaps
 from kvcustody.audit.schema.ledger import (
     events,
     hit_counters,

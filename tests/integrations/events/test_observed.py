@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from kvcustody.audit.counters.read_figures import tenant_totals
 from kvcustody.audit.coverage.conservation import PoolCounts, conservation
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
@@ -23,7 +24,6 @@ from kvcustody.audit.events import (
     ObservedRemoved,
     ObservedStored,
 )
-from kvcustody.audit.query.custody import tenant_totals
 from kvcustody.audit.query.observed_engines import observed_totals
 from kvcustody.audit.schema.ledger import events as leaves_table
 from kvcustody.audit.schema.ledger import incarnations

@@ -1,0 +1,172 @@
+"""What pages, the API and a scrape read of the ledger's figures; no leaf and no row of evidence is looked at.
+
+1. A figure is the sum of what was folded and what was not yet (`schema.counters`, rule 2), read by one statement: it
+   is that of the leaves in the same snapshot, whoever folds meanwhile.
+2. How many rows are read depends on how many tenants, classes and rules there are, and, for a period, on its hours:
+   never on how long the history is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import BigInteger, Connection, Select, func, literal, select, union_all
+
+from kvcustody.audit.counters.count_events import (
+    ATTACHED,
+    BLOCKS,
+    DENIED,
+    EVENTS,
+    WRITTEN,
+    FigureName,
+)
+from kvcustody.audit.events import log_of
+from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters
+from kvcustody.audit.schema.ledger import logs
+from kvcustody.times import HOUR_US
+
+
+class TenantTotals(NamedTuple):
+    """What the ledger holds about one tenant."""
+
+    tenant: str
+    residencies: int
+    released: int
+    attached_blocks: int
+    written_blocks: int
+    ended_blocks: int
+    leaves: int
+
+
+class Denials(NamedTuple):
+    """Denied requests of one reader by one rule under one policy revision."""
+
+    reader: str
+    owner: str
+    rule: str
+    revision: int
+    requests: int
+
+
+class EventCount(NamedTuple):
+    """How many events of one kind and outcome a log has, in a period or in all."""
+
+    log: str
+    kind: str
+    outcome: str
+    events: int
+
+
+class _Wanted(NamedTuple):
+    """Figures that are asked for; None is any."""
+
+    measures: Sequence[str]
+    kinds: Sequence[str] | None = None
+    log: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+
+
+def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple[TenantTotals, ...]:
+    """Totals by tenant, in name order."""
+    log = None if tenant is None else log_of(tenant)
+    sums: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    kinds = ("residency-opened", "residency-released", "blocks-attached", "blocks-released", "custody-ended")
+    for name, figure, value in _read(connection, _Wanted((EVENTS, ATTACHED, WRITTEN, BLOCKS), kinds, log)):
+        sums[name][figure.kind, figure.measure] += value
+    made = []
+    sizes = leaves_by_tenant(connection)
+    for each in sorted(sizes) if tenant is None else sizes.keys() & {tenant}:
+        found = sums[log_of(each)]
+        by_measure = Counter[str]()
+        for (_, measure), value in found.items():
+            by_measure[measure] += value
+        made.append(
+            TenantTotals(
+                each,
+                found["residency-opened", EVENTS],
+                found["residency-released", EVENTS],
+                by_measure[ATTACHED],
+                by_measure[WRITTEN],
+                found["custody-ended", BLOCKS],
+                sizes[each],
+            )
+        )
+    return tuple(made)
+
+
+def leaves_by_tenant(connection: Connection) -> dict[str, int]:
+    """How many leaves each tenant's log has; those that retention dropped are in its size."""
+    query = select(logs.c.name, logs.c.size).where(logs.c.name.like("tenant/%"))
+    return {name.removeprefix("tenant/"): size for name, size in connection.execute(query)}
+
+
+def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tuple[Denials, ...]:
+    """Denied requests by reader, owner, rule and revision: counted ones and recorded ones together."""
+    wanted = _Wanted((DENIED,), log=None if tenant is None else log_of(tenant))
+    totals: Counter[tuple[str, str, str, int]] = Counter()
+    for name, figure, value in _read(connection, wanted):
+        revision, _, owner = figure.detail.partition(" ")
+        totals[name.removeprefix("tenant/"), owner, figure.outcome, int(revision)] += value
+    return tuple(Denials(*key, totals[key]) for key in sorted(totals))
+
+
+def orphans_by_class(connection: Connection) -> Counter[str]:
+    """Orphan findings on record, by class."""
+    found: Counter[str] = Counter()
+    for _, figure, value in _read(connection, _Wanted((EVENTS,), ("orphan-found",))):
+        found[figure.outcome] += value
+    return found
+
+
+def event_counts(
+    connection: Connection,
+    *,
+    tenant: str | None = None,
+    kind: str | None = None,
+    since_us: int | None = None,
+    until_us: int | None = None,
+) -> tuple[EventCount, ...]:
+    """Events by log, kind and outcome, of the whole hours that a period touches; without one, of all time."""
+    wanted = _Wanted(
+        (EVENTS,),
+        None if kind is None else (kind,),
+        None if tenant is None else log_of(tenant),
+        since_us,
+        until_us,
+    )
+    found: Counter[tuple[str, str, str]] = Counter()
+    for name, figure, value in _read(connection, wanted):
+        found[name, figure.kind, figure.outcome] += value
+    return tuple(EventCount(*key, found[key]) for key in sorted(found) if found[key])
+
+
+def _read(connection: Connection, wanted: _Wanted) -> Iterator[tuple[str, FigureName, int]]:
+    """Log, figure and value: by hour where a period is asked for, else of all time (rule 1)."""
+    period = (wanted.since_us, wanted.until_us) != (None, None)
+    parts: list[Select[tuple[object, ...]]] = []
+    for table in (counters, counter_deltas):
+        column = table.c
+        hour = column.hour_us if period or table is counters else literal(ALL_HOURS, BigInteger)
+        rest = [column[name] for name in FigureName._fields[1:]]
+        query = select(column.log, hour.label("hour_us"), *rest, column.value)
+        query = query.where(column.measure.in_(wanted.measures))
+        if wanted.kinds is not None:
+            query = query.where(column.kind.in_(wanted.kinds))
+        if wanted.log is not None:
+            mine = select(logs.c.id).where(logs.c.name == wanted.log).scalar_subquery()
+            query = query.where(column.log == mine)
+        if not period and table is counters:
+            query = query.where(column.hour_us == ALL_HOURS)
+        if period:
+            query = query.where(column.hour_us >= (wanted.since_us or 0) // HOUR_US * HOUR_US)
+        if wanted.until_us is not None:
+            query = query.where(column.hour_us < wanted.until_us)
+        parts.append(query)
+    every = union_all(*parts).subquery()
+    key = (logs.c.name, *(every.c[name] for name in FigureName._fields))
+    query = select(*key, func.sum(every.c.value)).join(logs, logs.c.id == every.c.log).group_by(*key)
+    for name, *of, value in connection.execute(query):
+        yield str(name), FigureName(*of), int(value)

@@ -1,0 +1,80 @@
+"""Figures against the leaves: the sums of every log, and the verdicts of coverage by hour.
+
+1. What was folded and what was not are compared together, by hour and in all: it is their sum that is shown.
+2. Of a log with a leaf that is none, or with one that its row contradicts, figures are not compared: what they should
+   be is said by nobody.
+3. Verdicts are judged again over the state that they say they are of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.counters.count_events import FigureName, Figures
+from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state
+from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters, coverage_hours
+from kvcustody.audit.schema.ledger import logs
+from kvcustody.errors import CustodyError
+
+_SHOWN = 3
+
+
+def wrong_figures(connection: Connection, log: int, counted: Figures) -> Iterator[str]:
+    """Which figures of a log are not what its leaves give (rule 1)."""
+    expected, stored = _both(counted), Counter[FigureName]()
+    for table in (counters, counter_deltas):
+        column = table.c
+        key = [column[name] for name in FigureName._fields]
+        for *of, value in connection.execute(select(*key, column.value).where(column.log == log)):
+            figure = FigureName(*of)
+            stored[figure] += value
+            if table is counter_deltas:
+                stored[figure._replace(hour_us=ALL_HOURS)] += value
+    differing = sorted(key for key in expected.keys() | stored.keys() if expected[key] != stored[key])
+    for figure in differing[:_SHOWN]:
+        when = "in all" if figure.hour_us == ALL_HOURS else f"in the hour `{figure.hour_us}`"
+        what = " ".join(word for word in figure[1:] if word)
+        yield (
+            f"`counters` and `counter_deltas` have `{stored[figure]}` of {what} {when}, and the leaves give "
+            f"`{expected[figure]}`"
+        )
+    if len(differing) > _SHOWN:
+        yield f"`counters`: {len(differing) - _SHOWN} more figures are not what the leaves give"
+
+
+def strange_figures(connection: Connection) -> Iterator[str]:
+    """Figures of logs that are not there."""
+    known = select(logs.c.id)
+    for table in (counters, counter_deltas):
+        if connection.scalar(select(table.c.log).where(table.c.log.not_in(known)).limit(1)) is not None:
+            yield f"`{table.name}` has figures of a log that is not there"
+
+
+def wrong_verdicts(connection: Connection) -> Iterator[str]:
+    """Which hours of coverage are not what the judged state gives (rule 3)."""
+    stored = {tuple(row)[:3]: tuple(row) for row in connection.execute(select(coverage_hours))}
+    state = judged_state(connection)
+    if state is None:
+        if stored:
+            yield "`coverage_hours` has verdicts, and `coverage_pass` does not say of which state"
+        return
+    try:
+        expected = {row[:3]: row for row in judged_rows(connection, state)}
+    except (CustodyError, LookupError, TypeError, ValueError) as problem:
+        yield f"`coverage_pass` names a state that cannot be judged: {problem}"
+        return
+    for key in sorted(stored.keys() | expected.keys()):
+        if stored.get(key) != expected.get(key):
+            yield f"`coverage_hours` has verdicts of the hour `{key[0]}` that the leaves do not give"
+
+
+def _both(counted: Figures) -> Counter[FigureName]:
+    """Figures by hour, and in all."""
+    made = Counter[FigureName]()
+    for (_, figure), value in counted.items():
+        made[figure] += value
+        made[figure._replace(hour_us=ALL_HOURS)] += value
+    return made

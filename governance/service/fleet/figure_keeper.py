@@ -1,0 +1,61 @@
+"""Keeps the ledger's figures ready in the background: folds deltas, and judges coverage by hour.
+
+1. Nobody waits for it. Until its first pass there are no verdicts, and a reader is told so; a pass that fails leaves
+   those that are there, with their age.
+2. A pass costs what coverage costs, so the pause after it grows with it: it takes at most a twentieth of the time.
+3. Any number of control planes may do this over one ledger (`counters.fold`, `counters.hourly_coverage`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+from sqlalchemy import Engine
+
+from kvcustody.audit.counters.fold import DELTAS_MAX, fold
+from kvcustody.audit.counters.hourly_coverage import judge
+from kvcustody.clock import Clock
+
+_TURNS_MAX = 64  # between two looks at whether the service ends
+_REST = 20  # a pass rests so many times as long as it took
+
+_log = structlog.get_logger(__name__)
+
+
+class FigureKeeper:
+    """One thread; close it at the end."""
+
+    def __init__(self, engine: Engine, reader: Engine, clock: Clock, *, seconds: float) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._clock = clock
+        self._seconds = seconds
+        self._ending = threading.Event()
+        self._judge_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="kvcustody-figures", daemon=True)
+        self._thread.start()
+
+    def keep(self) -> None:
+        """Fold what there is, and judge; raises what the databases raise."""
+        for _ in range(_TURNS_MAX):
+            if fold(self._engine) < DELTAS_MAX or self._ending.is_set():
+                break
+        if time.monotonic() >= self._judge_at:
+            started = time.monotonic()
+            judge(self._reader, self._engine, now_us=self._clock.utc_us())
+            self._judge_at = time.monotonic() + _REST * (time.monotonic() - started)
+
+    def close(self) -> None:
+        """End the thread once its turn is over; may be called again."""
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                self.keep()
+            except Exception:
+                _log.warning("figures are not up to date", exc_info=True)
+            self._ending.wait(self._seconds)

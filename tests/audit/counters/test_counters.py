@@ -1,0 +1,436 @@
+"""Figures are what the leaves give: on random histories, whoever folds, whatever is killed, before and after."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from sqlalchemy import Connection, Engine, delete, func, literal, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from kvcustody.audit.counters import fold as folding
+from kvcustody.audit.counters import hourly_coverage
+from kvcustody.audit.counters.count_events import EVENTS, FigureName
+from kvcustody.audit.counters.fold import add_to_sums, fold, fold_some, write_deltas
+from kvcustody.audit.counters.hourly_coverage import judge, judged_state, recent
+from kvcustody.audit.counters.read_figures import (
+    TenantTotals,
+    denials_by_rule,
+    event_counts,
+    orphans_by_class,
+    tenant_totals,
+)
+from kvcustody.audit.counters.uncount import uncount
+from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.database.bulk_insert import Inserts
+from kvcustody.audit.database.dialect import dialect_of
+from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
+from kvcustody.audit.database.postgres_roles import set_up_roles
+from kvcustody.audit.events import DecisionRecorded, Event, HitCounters, OrphanFound, WorkerStarted
+from kvcustody.audit.events.change_items import plain_bodies
+from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters, coverage_hours
+from kvcustody.audit.schema.ledger import (
+    attachments,
+    custody_ends,
+    decisions,
+    events,
+    hit_counters,
+    logs,
+    orphan_findings,
+    releases,
+    residencies,
+)
+from kvcustody.audit.schema.trees import checkpoints, root_leaves, tree_nodes
+from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.migrations.upgrade import upgrade
+from kvcustody.times import HOUR_US
+
+
+def more(world: Any) -> list[Event]:
+    """Decisions, hits and orphans, of which a world has none."""
+    at, (one, other, *_) = world.now, world.tenants
+    made: list[Event] = []
+    for number in range(6):
+        effect = ("permit", "deny")[number % 2]
+        rules = ("rule",) if number % 3 else ()
+        made += [
+            DecisionRecorded(at, "attach", effect, one, other, "internal", rules, 1, "grant"),
+            HitCounters(at, other, one, "attach", effect, "own-scope", number % 2, at, 3, 2, 1),
+        ]
+    return [*made, OrphanFound(at, 1, 1, "leaked", "test", one, 5, (), "none", "left")]
+
+
+def written(engine: Engine, make_writer: Any, world: Any, seed: int = 3) -> Any:
+    """A random history, in commits of a few events; its writer."""
+    played = world(seed, tenants=3).run(120)
+    writer = make_writer(engine)
+    history = [*played.events, *more(played)]
+    for start in range(0, len(history), 40):
+        writer.submit(history[start : start + 40])
+        assert writer.flush()
+    return writer
+
+
+def totals_from_rows(connection: Connection) -> tuple[TenantTotals, ...]:
+    """The same from the rows of evidence, by SQL."""
+
+    def grouped(table: Any, *what: Any) -> dict[str, tuple[int, ...]]:
+        rows = connection.execute(select(table.c.tenant, *what).group_by(table.c.tenant))
+        return {row[0]: tuple(int(value or 0) for value in row[1:]) for row in rows}
+
+    into, out = residencies.c, releases.c
+    opened = grouped(
+        residencies,
+        func.count().filter(into.part == 1),
+        func.sum(into.attached_blocks),
+        func.sum(into.written_blocks),
+    )
+    joined = grouped(attachments, func.sum(attachments.c.attached_blocks))
+    left = grouped(releases, func.count().filter(out.part == 1, out.final), func.sum(out.written_blocks))
+    ended = grouped(custody_ends, func.sum(custody_ends.c.blocks))
+    sizes = connection.execute(select(logs.c.name, logs.c.size).where(logs.c.name.like("tenant/%"))).all()
+    made = []
+    for name, size in sorted(map(tuple, sizes)):
+        tenant = name.removeprefix("tenant/")
+        count, attached, handed = opened.get(tenant, (0, 0, 0))
+        gone, later = left.get(tenant, (0, 0))
+        attached += joined.get(tenant, (0,))[0]
+        numbers = (attached, handed + later, ended.get(tenant, (0,))[0], size)
+        made.append(TenantTotals(tenant, count, gone, *numbers))
+    return tuple(made)
+
+
+def denials_from_rows(connection: Connection) -> Counter[tuple[Any, ...]]:
+    one, many = decisions.c, hit_counters.c
+    found: Counter[tuple[Any, ...]] = Counter()
+    for query in (
+        select(one.reader, one.owner, one.rule, one.revision, literal(1)).where(one.effect == "deny"),
+        select(many.tenant, many.owner, many.rule, many.revision, many.requests).where(many.effect == "deny"),
+    ):
+        for *key, requests in connection.execute(query):
+            found[tuple(key)] += requests
+    return found
+
+
+def events_from_leaves(connection: Connection) -> Counter[tuple[str, str, int]]:
+    """Log, kind and hour of every event, from the bodies of leaves one by one."""
+    found: Counter[tuple[str, str, int]] = Counter()
+    for leaf in connection.scalars(select(events.c.leaf)):
+        for body in plain_bodies(orjson.loads(bytes(leaf))):
+            if int(body["part"]) == 1:
+                found[body["log"], body["kind"], int(body["at_us"]) // HOUR_US * HOUR_US] += 1
+    return found
+
+
+def agree(engine: Engine) -> None:
+    """Every figure is that of the rows and leaves, and `fsck` says so too."""
+    with engine.connect() as connection:
+        assert tenant_totals(connection) == totals_from_rows(connection)
+        rows = denials_from_rows(connection)
+        assert {row[:-1]: row.requests for row in denials_by_rule(connection)} == rows and rows
+        by_class = select(orphan_findings.c.orphan, func.count()).group_by(orphan_findings.c.orphan)
+        assert orphans_by_class(connection) == Counter(dict(map(tuple, connection.execute(by_class)))) != {}
+        expected = events_from_leaves(connection)
+        whole: Counter[tuple[str, str]] = Counter()
+        for (log, kind, _), number in expected.items():
+            whole[log, kind] += number
+        found: Counter[tuple[str, str]] = Counter()
+        for count in event_counts(connection):
+            found[count.log, count.kind] += count.events
+        assert found == whole
+        for hour in {key[2] for key in expected}:
+            for log, kind in {key[:2] for key in expected}:
+                if log == "system":
+                    continue
+                tenant = log.removeprefix("tenant/")
+                period = {"since_us": hour + 5, "until_us": hour + 6}
+                counted = event_counts(connection, tenant=tenant, kind=kind, **period)
+                assert sum(each.events for each in counted) == expected[log, kind, hour]
+        assert fsck(connection).problems == []
+
+
+def sums(engine: Engine) -> list[Any]:
+    with engine.connect() as connection:
+        return connection.execute(select(counters).order_by(*counters.primary_key.columns)).all()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_figures_are_those_of_the_leaves_before_and_after_folding(
+    any_store: Engine, make_writer: Any, world: Any, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "_COMMITS", 3)  # the writer folds on its way
+    writer = written(any_store, make_writer, world, seed)
+    assert sums(any_store)
+    agree(any_store)
+    monkeypatch.setattr(folding, "_COMMITS", 1000)
+    writer.submit(more(world(seed)))
+    assert writer.flush()
+    assert fold(any_store, deltas_max=7) == 7  # a bounded turn
+    agree(any_store)
+    while fold(any_store):
+        pass
+    with any_store.connect() as connection:
+        assert connection.execute(select(counter_deltas)).first() is None
+    agree(any_store)
+    once = sums(any_store)
+    assert fold(any_store) == 0 and sums(any_store) == once
+
+
+def test_a_commit_that_fails_counts_nothing(store: Engine, make_writer: Any, world: Any) -> None:
+    """Leaf and figure are of one transaction: what is rolled back takes both."""
+    writer = written(store, make_writer, world)
+    writer.close(5)
+    before = sums(store)
+    with store.connect() as connection:
+        deltas = connection.scalar(select(func.count()).select_from(counter_deltas))
+        leaves = connection.scalar(select(func.count()).select_from(events))
+    with store.connect().execution_options(**WRITE) as connection:
+        transaction = connection.begin()
+        inserts = Inserts(connection)
+        write_deltas(inserts, {(1, FigureName(0, "gap", EVENTS)): 5}, {1: 10**6})
+        inserts.finish()
+        assert connection.scalar(select(func.count()).select_from(counter_deltas)) == deltas + 1
+        transaction.rollback()
+    with store.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(counter_deltas)) == deltas
+        assert connection.scalar(select(func.count()).select_from(events)) == leaves
+    assert sums(store) == before
+
+
+KILLED = """
+import os, signal, sys
+from kvcustody.audit.counters.fold import fold_some
+from kvcustody.audit.database.engine import WRITE, open_store
+engine = open_store(sys.argv[1], timeout_seconds=10)
+with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+    assert fold_some(connection) > 5
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_fold_that_is_killed_has_folded_nothing(any_store: Engine, make_writer: Any, world: Any) -> None:
+    written(any_store, make_writer, world)
+    before = sums(any_store)
+    url = any_store.url.render_as_string(False)
+    if dialect_of(any_store).in_file:
+        url = str(any_store.url.database).removeprefix("file:").split("?", 1)[0]
+    ended = subprocess.run([sys.executable, "-c", KILLED, url], check=False, timeout=60)
+    assert ended.returncode == -9
+    assert sums(any_store) == before
+    agree(any_store)
+    assert fold(any_store) > 5
+    agree(any_store)
+
+
+def test_several_write_and_several_fold_at_once(
+    any_store: Engine, make_writer: Any, world: Any, tmp_path: Path
+) -> None:
+    engine = any_store
+    ending, problems = threading.Event(), list[BaseException]()
+
+    def folds() -> None:
+        while not ending.is_set():
+            try:
+                fold(engine, deltas_max=11)
+            except DBAPIError:  # SQLite has one writer at a time: a turn may find it taken
+                continue
+            except BaseException as problem:
+                problems.append(problem)
+                return
+
+    threads = [threading.Thread(target=folds) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    played = [world(seed, tenants=3).run(80) for seed in (5, 6)]
+    writers = [
+        make_writer(engine, worker=f"w-{number}", spill_directory=tmp_path / f"spill-{number}")
+        for number in range(2)
+    ]
+    histories = [
+        [
+            each._replace(worker=f"w-{number}") if isinstance(each, WorkerStarted) else each
+            for each in (*lived.events, *more(lived))
+        ]
+        for number, lived in enumerate(played)
+    ]
+    for step in range(0, max(map(len, histories)), 20):
+        for writer, history in zip(writers, histories, strict=True):
+            writer.submit(history[step : step + 20])
+    for writer in writers:
+        assert writer.flush(60)
+    ending.set()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    agree(engine)
+
+
+def test_two_transactions_write_deltas_of_one_figure_without_waiting(postgres_store: Engine) -> None:
+    """With its control: adding to a sum, as a row of the tenant's would be, does wait."""
+    figure = {(1, FigureName(0, "gap", EVENTS)): 1}
+    with postgres_store.connect() as one, postgres_store.connect() as two:
+        for connection in (one, two):
+            dialect_of(connection).wait_for_locks_at_most(connection, 200)
+        for number, connection in enumerate((one, two)):
+            inserts = Inserts(connection)
+            write_deltas(inserts, figure, {1: number + 1})
+            inserts.finish()
+        add_to_sums(one, figure)
+        with pytest.raises(OperationalError, match="lock timeout"):
+            add_to_sums(two, figure)
+
+
+def test_what_all_time_costs_does_not_grow_with_history(store: Engine) -> None:
+    """Ten times the hours: the sums that a scrape reads are as many, and are found by their key."""
+    counts = []
+    for hours in (3, 27):
+        found = {
+            (1, FigureName(hour * HOUR_US, kind, EVENTS)): 1 for hour in range(hours) for kind in ("gap", "x")
+        }
+        with store.connect().execution_options(**WRITE) as connection, connection.begin():
+            inserts = Inserts(connection)
+            write_deltas(inserts, found, {1: hours})
+            inserts.finish()
+            while fold_some(connection):
+                pass
+            whole = counters.c.hour_us == ALL_HOURS
+            counts.append(connection.scalar(select(func.count()).select_from(counters).where(whole)))
+    assert counts == [2, 2]
+    plans = []
+    with store.connect() as connection:
+        raw = connection.connection.driver_connection
+        assert raw is not None
+        seen: list[str] = []
+        raw.set_trace_callback(seen.append)
+        tenant_totals(connection)
+        raw.set_trace_callback(None)
+        for statement in (each for each in seen if each.startswith("SELECT") and "counters" in each):
+            plans += [row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {statement}")]
+    assert any("SEARCH counters" in plan and "hour_us=?" in plan for plan in plans), plans
+
+
+def test_verdicts_by_hour_are_those_of_coverage(any_store: Engine, make_writer: Any, world: Any) -> None:
+    writer = written(any_store, make_writer, world)
+    now_us = writer.offset_us + world(3, tenants=3).run(120).now + 60_000_000
+    assert judge(any_store, any_store, now_us=now_us) is not None
+    with any_store.connect() as connection:
+        found = recent(connection)
+        hours = connection.scalar(select(func.count()).select_from(coverage_hours))
+        expected = coverage(connection, since_us=now_us - HOUR_US * 23, until_us=now_us, as_of_us=now_us)
+        assert hours and found.rows == expected.rows and found.lag_us_max == expected.lag_us_max
+        assert found.total.due > 20 and found.total.covered > 5
+        assert recent(connection, tenant="tenant-1").rows == tuple(
+            row for row in expected.rows if row.tenant == "tenant-1"
+        )
+        state = judged_state(connection)
+        assert state is not None
+    earlier = judge(any_store, any_store, now_us=now_us - 1)  # of two the later stays
+    with any_store.connect() as connection:
+        assert judged_state(connection) == state == earlier
+        assert fsck(connection).problems == []
+
+
+def test_a_pass_during_which_retention_drops_leaves_judged_nothing(
+    any_store: Engine, make_writer: Any, world: Any, unguarded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its control: the same pass stays where nothing was dropped."""
+    now_us = written(any_store, make_writer, world).offset_us + 60_000_000
+    assert judge(any_store, any_store, now_us=now_us) == judge(any_store, any_store, now_us=now_us)
+    judged = hourly_coverage.judged_rows
+
+    def meanwhile(connection: Connection, state: Any) -> list[Any]:
+        rows = list(judged(connection, state))
+        if dialect_of(any_store).in_file:
+            connection.rollback()  # what was read is read; the file has one writer
+        with any_store.connect().execution_options(**WRITE) as other, other.begin():
+            log = other.scalar(select(logs.c.id).where(logs.c.name == "tenant/tenant-0"))
+            unguarded(other)
+            leaf = other.scalar(select(events.c.leaf).where(events.c.log == log, events.c.idx == 0))
+            uncount(other, log, 0, [bytes(leaf)])
+            other.execute(delete(events).where(events.c.log == log, events.c.idx == 0))
+        return rows
+
+    monkeypatch.setattr(hourly_coverage, "judged_rows", meanwhile)
+    assert judge(any_store, any_store, now_us=now_us + 1) is None
+    with any_store.connect() as connection:
+        assert connection.execute(select(coverage_hours)).all() == [] and judged_state(connection) is None
+
+
+def test_an_edited_figure_is_found(any_store: Engine, make_writer: Any, world: Any) -> None:
+    written(any_store, make_writer, world)
+    fold(any_store, deltas_max=50)
+    edits = (
+        "UPDATE counters SET value = value + 1 WHERE kind = 'residency-opened' AND hour_us = -1",
+        "UPDATE counters SET value = value + 1 WHERE kind = 'residency-opened' AND hour_us <> -1",
+        "UPDATE counter_deltas SET value = value + 1 WHERE measure = 'events'",
+        "DELETE FROM counter_deltas WHERE measure = 'events'",
+        "INSERT INTO counters (log, hour_us, kind, measure, outcome, detail, classification, value)"
+        " VALUES (999, 0, 'x', 'y', '', '', '', 1)",
+    )
+    for edit in ("SELECT 1", *edits):  # and the control
+        with any_store.connect() as connection:
+            if edit in edits:
+                assert connection.execute(text(edit)).rowcount > 0
+            found = [problem.what for problem in fsck(connection).problems]
+            connection.rollback()
+        assert bool(found) == (edit in edits) and all("counter" in what for what in found), (edit, found)
+
+
+def test_a_migration_counts_what_is_there(any_store: Engine, make_writer: Any, world: Any) -> None:
+    """0022 on a populated ledger: the same sums as the writers', no leaf and no node another."""
+    writer = written(any_store, make_writer, world)
+    writer.close(5)
+    while fold(any_store):
+        pass
+    kept = (events, logs, tree_nodes, root_leaves, checkpoints)
+
+    def state() -> list[Any]:
+        with any_store.connect() as connection:
+            return [sorted(map(tuple, connection.execute(select(table))), key=repr) for table in kept]
+
+    def rights() -> list[Any]:
+        """Who may do what with the tables, where there are roles, and whose rows a reader sees."""
+        if not dialect_of(any_store).roles:
+            return []
+        names = "('counters', 'counter_deltas', 'coverage_hours', 'coverage_pass')"
+        grants = "SELECT table_name, grantee, privilege_type FROM information_schema.role_table_grants"
+        walls = "SELECT tablename, policyname, roles::text, qual FROM pg_policies"
+        with any_store.connect() as connection:
+            return [
+                sorted(map(tuple, connection.exec_driver_sql(f"{query} WHERE {column} IN {names}")))
+                for query, column in ((grants, "table_name"), (walls, "tablename"))
+            ]
+
+    if dialect_of(any_store).roles:
+        set_up_roles(any_store)
+        assert len(rights()[0]) > 20 and len(rights()[1]) == 3
+    before, expected, granted = state(), sums(any_store), rights()
+    with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
+        for name in ("counters", "counter_deltas", "coverage_hours", "coverage_pass"):
+            connection.exec_driver_sql(f"DROP TABLE {name}")
+        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0020'")
+    told: list[tuple[str, int, int]] = []
+    assert upgrade(any_store, progress=lambda *counts: told.append(counts)) == SCHEMA_REVISION
+    assert len(expected) > 50 and sums(any_store) == expected and state() == before
+    assert rights() == granted
+    assert told and told[-1][1] == told[-1][2] > 100
+    agree(any_store)
+
+
+def test_a_readers_statement_ends(postgres_store: Engine) -> None:
+    """And one that may take longer does, where the reader says so for its transaction."""
+    url = postgres_store.url.difference_update_query(["options"]).render_as_string(False)
+    engine = open_store(url, read_only=True, statement_seconds=0.2)
+    with engine.connect() as connection:
+        with pytest.raises(DBAPIError, match="statement timeout"):
+            connection.execute(text("SELECT pg_sleep(5)"))
+        connection.rollback()
+        dialect_of(connection).as_long_as_it_takes(connection)
+        assert connection.scalar(text("SELECT 7 FROM pg_sleep(0.5)")) == 7
+    engine.dispose()

@@ -1,0 +1,42 @@
+"""The overview shows what was judged and counted, with its age, and looks at no row of custody."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import event
+from web_world import World
+
+from kvcustody.audit.counters.hourly_coverage import judge
+
+CUSTODY = ("custody_ends", "receipts", "releases", "residencies", "attachments", "decisions", "hit_counters")
+
+
+@pytest.mark.parametrize("who", ["auditor", "tenant-viewer@acme"])
+def test_the_overview_reads_figures(world: World, who: str) -> None:
+    service, heard = world.service, list[str]()
+    assert judge(service.reader, service.engine, now_us=service.clock.utc_us()) is not None
+
+    def hear(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        heard.append(statement)
+
+    with httpx.Client(base_url=world.url, timeout=30) as client:
+        assert client.post("/console/login", data={"key": world.keys[who]}).status_code == 303
+        event.listen(service.reader, "before_cursor_execute", hear)
+        try:
+            page = client.get("/console/").text
+            figures, heard[:] = list(heard), []
+            assert client.get("/console/deletion").status_code == 200
+        finally:
+            event.remove(service.reader, "before_cursor_execute", hear)
+
+    def asked(statements: list[str]) -> set[str]:
+        text = "\n".join(statements)
+        return {name for name in CUSTODY if re.search(rf"\b(from|join) {name}\b", text, re.IGNORECASE)}
+
+    assert re.search(r"deletion coverage, last 24 hours, judged .+ ago", page) and "acme" in page
+    assert any("counters" in statement for statement in figures) and not asked(figures)
+    assert asked(heard) >= {"custody_ends", "releases"}  # control: the page that computes is heard
