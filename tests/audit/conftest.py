@@ -36,7 +36,12 @@ WITHIN_US = 1_000_000
 PATIENT = (
     "&options=-c%20statement_timeout%3D20000"  # a slow machine is no outage; a lock still is, after 0.3 s
 )
-QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, durable_seconds=2.0)
+QUICK = WriterSettings(
+    interval_seconds=0.002,
+    retry_seconds=0.02,
+    durable_seconds=2.0,
+    root_interval_seconds=3600.0,  # sealed where a test asks for it, however slow the machine is
+)
 
 
 @pytest.fixture
