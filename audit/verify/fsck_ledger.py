@@ -137,6 +137,11 @@ def fsck(
             FsckFinding(f"log {log}", idx, idx, "", "leaves are in a log that is not there")
         )
     report.problems += _unassigned(connection, [row.name for row in rows])
+    head = select(unsealed_heads.c.log).where(unsealed_heads.c.log.not_in([row.id for row in rows])).limit(1)
+    for log in connection.scalars(head):
+        report.problems.append(
+            FsckFinding(f"log {log}", None, None, "", "`unsealed_heads` has a row of a log that is not there")
+        )
     node = select(tree_nodes.c.log).where(tree_nodes.c.log.not_in([ROOT, *(row.id for row in rows)])).limit(1)
     for log in connection.scalars(node):
         report.problems.append(

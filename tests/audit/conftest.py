@@ -29,7 +29,12 @@ from kvcustody.audit.events.block_runs import gather
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 
 WITHIN_US = 1_000_000
-QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, durable_seconds=2.0)
+QUICK = WriterSettings(
+    interval_seconds=0.002,
+    retry_seconds=0.02,
+    durable_seconds=2.0,
+    root_interval_seconds=3600.0,  # sealed where a test asks for it, however slow the machine is
+)
 
 
 @pytest.fixture

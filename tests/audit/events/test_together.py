@@ -9,7 +9,7 @@ from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.events import Event, ResidencyOpened
 from kvcustody.audit.schema.ledger import events, outages, residencies
-from kvcustody.audit.schema.trees import checkpoints
+from kvcustody.audit.schema.trees import unsealed_heads
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 
@@ -26,13 +26,14 @@ def openings(numbers: range) -> list[Event]:
     ]
 
 
-def test_batches_that_wait_are_sealed_together(any_store: Engine, make_writer: Make) -> None:
-    """600 events in batches of 50, four to a transaction: three checkpoints, nothing missing, all names known."""
-    writer = make_writer(any_store, settings=BATCHES)
+def test_batches_that_wait_are_committed_together(any_store: Engine, make_writer: Make) -> None:
+    """600 events in batches of 50, four to a transaction: three commits, nothing missing, all names known."""
+    writer = make_writer(any_store, settings=BATCHES._replace(root_interval_seconds=3600.0))
     assert writer.submit(openings(range(1, 601))) == 600
-    assert writer.flush() and writer.durable_sequence == 600
+    assert writer._mark.reached(600, 60)
     with any_store.connect() as connection:
-        assert connection.scalar(select(func.count()).select_from(checkpoints)) == 3
+        commits = select(func.count(unsealed_heads.c.grown_us.distinct()))
+        assert connection.scalar(commits) == 3
         assert connection.scalars(select(events.c.sequence).order_by(events.c.sequence)).all() == [
             *range(1, 601)
         ]
