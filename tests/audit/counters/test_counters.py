@@ -239,14 +239,12 @@ def test_several_write_and_several_fold_at_once(
             try:
                 fold(engine, deltas_max=11)
             except DBAPIError:  # SQLite has one writer at a time: a turn may find it taken
-                continue
+                pass
             except BaseException as problem:
                 problems.append(problem)
                 return
+            ending.wait(0.005)  # a writer's turn comes too
 
-    threads = [threading.Thread(target=folds) for _ in range(2)]
-    for thread in threads:
-        thread.start()
     played = [world(seed, tenants=3).run(80) for seed in (5, 6)]
     writers = [
         make_writer(engine, worker=f"w-{number}", spill_directory=tmp_path / f"spill-{number}")
@@ -259,6 +257,9 @@ def test_several_write_and_several_fold_at_once(
         ]
         for number, lived in enumerate(played)
     ]
+    threads = [threading.Thread(target=folds) for _ in range(2)]
+    for thread in threads:
+        thread.start()
     for step in range(0, max(map(len, histories)), 20):
         for writer, history in zip(writers, histories, strict=True):
             writer.submit(history[step : step + 20])
