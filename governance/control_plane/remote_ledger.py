@@ -25,6 +25,7 @@ from kvcustody.audit.subjects.subject_table import Row
 from kvcustody.audit.writer.event_writer import LedgerWriter, WriterSettings
 from kvcustody.audit.writer.sink import BatchRefusedError, Life, SinkAwayError
 from kvcustody.clock import Clock
+from kvcustody.compression import ENCODING, compress
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
 from kvcustody.governance.service.ingest.check_leaves import write_batch
@@ -32,6 +33,7 @@ from kvcustody.tenants import Issuers, issuers_of
 
 _log = structlog.get_logger(__name__)
 _MEDIA = "application/x-ndjson"
+_MISREAD = frozenset({"refused-leaf", "malformed", "unsupported-media-type"})
 _WAIT_SECONDS, _WAIT_SECONDS_MAX = 0.5, 30.0
 _BATCH_LEAVES, _NAMES = 5000, 5000
 
@@ -49,6 +51,7 @@ class ControlPlaneSink:
         self._clock = clock
         self._registered: set[str] = set()  # incarnations
         self._life: Life | None = None  # this process, once it is on record
+        self._encoding = ""  # of batches' bodies: what the control plane said last that it takes
         self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (rule 3)
 
     def register(self, life: Life) -> Sequence[Event]:
@@ -115,15 +118,32 @@ class ControlPlaneSink:
                 f"worker_name `{self._worker}`: the control plane knows the key's holder as `{answer['worker']}`"
             )
             raise SinkAwayError(wrong.message, wrong)
+        self._encoding = ENCODING if ENCODING in answer.get("encodings", ()) else ""
         self._registered.add(incarnation)
         return issuers_of(tuple(answer["issuers"]))
 
     def _put(self, incarnation: str, sequence: int, names: Sequence[Row], data: Sequence[bytes]) -> int:
         path = f"/v1/worker/incarnations/{incarnation}/batches/{sequence}"
+        body = write_batch(names, data)
         with self._asking():
-            stored = self._connection.put_bytes(path, write_batch(names, data), _MEDIA)
+            stored = self._send(path, body)
         self.note_unlinkings(int(stored["unlinkings"]))
         return int(stored["added"])
+
+    def _send(self, path: str, body: bytes) -> Any:
+        """The batch as the control plane said that it takes it; one that is refused so is sent plain before that counts.
+
+        An earlier release of the control plane that took a later one's place takes a frame for leaves, and refuses them.
+        """
+        if self._encoding:
+            try:
+                return self._connection.put_bytes(path, compress(body), _MEDIA, encoding=self._encoding)
+            except ServiceError as error:
+                if error.operands.get("problem") not in _MISREAD:
+                    raise
+        stored = self._connection.put_bytes(path, body, _MEDIA)
+        self._encoding = ""
+        return stored
 
     def _forget(self) -> None:
         """Ask which pseudonyms in memory nobody is behind any more, and forget them (rule 3)."""

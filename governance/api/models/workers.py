@@ -114,13 +114,18 @@ class IncarnationModel(Model):
 
 
 class Registered(Model):
-    """Whether the incarnation was new, whose it is, and whose tenants the ledger names: first whose ids stand alone."""
+    """Whether the incarnation was new, whose it is, and whose tenants the ledger names: first whose ids stand alone.
 
-    model_config = example({"new": True, "worker": "gpu-0", "issuers": ["corp"]})
+    `encodings`: how else than plain `shipBatch` takes bodies, as `Content-Encoding`. A zstd body is one frame that
+    states its size.
+    """
+
+    model_config = example({"new": True, "worker": "gpu-0", "issuers": ["corp"], "encodings": ["zstd"]})
 
     new: bool
     worker: str
     issuers: list[str]
+    encodings: list[str]
 
 
 class RefusedAttempts(Model):
