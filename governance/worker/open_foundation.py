@@ -126,7 +126,9 @@ def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWr
         clock=clock,
         spill_directory=settings.spill_path,
         settings=WriterSettings(
-            interval_seconds=settings.ledger_batch_ms / 1000, spill_bytes=int(settings.spill_bytes_max)
+            interval_seconds=settings.ledger_batch_ms / 1000,
+            spill_bytes=int(settings.spill_bytes_max),
+            replay_share=settings.replay_share,
         ),
         subject_keys=settings.open_subject_keys(),
         clear_names=settings.subject_names == "clear",

@@ -16,6 +16,7 @@ from kvcustody.audit.erasure.requests_and_answers import names, pending
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_table import unknown_pseudonyms, unlinkings
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.clock import MICROSECONDS
 from kvcustody.compression import ENCODING, CompressionError, decompress
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
@@ -25,8 +26,10 @@ from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
     AttemptsReport,
     BatchStored,
+    Covered,
     Heard,
     IncarnationModel,
+    KeptModel,
     Orders,
     PolicyRecords,
     PseudonymsModel,
@@ -37,6 +40,7 @@ from kvcustody.governance.api.models.workers import (
 )
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.fleet.covered_leaves import LeafRun, find_runs
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
@@ -70,9 +74,11 @@ def add_workers(api: Api) -> None:
     api.add(refused, attempts, answers=Heard)
     checking = _work("checkPseudonyms", "POST", "/v1/worker/pseudonyms:check")
     api.add(checking, check_pseudonyms, answers=UnlinkedModel)
-    problems = ("not-found", "refused-leaf", "unsupported-media-type")
+    kept = _work("checkKept", "PUT", f"{mine}/kept")
+    api.add(kept, check_kept, answers=Covered, problems=("not-found",))
+    more = ("not-found", "refused-leaf", "unsupported-media-type")
     batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
-    api.add(batch, ship, answers=BatchStored, problems=problems, more=_BATCH)
+    api.add(batch, ship, answers=BatchStored, problems=more, more=_BATCH)
 
 
 async def policy_records(
@@ -131,7 +137,13 @@ def register(
     new = service.fleet.register(caller.name, incarnation, what.offset_us, what.utc_us)
     with service.reading() as connection:
         issuers = list(known_issuers(connection).all)
-    return {"new": new, "worker": caller.name, "issuers": issuers, "encodings": [ENCODING]}
+    return {
+        "new": new,
+        "worker": caller.name,
+        "issuers": issuers,
+        "encodings": [ENCODING],
+        "tells_covered": True,
+    }
 
 
 def report(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: WorkerReport) -> dict[str, Any]:
@@ -171,12 +183,31 @@ async def ship(
         sender = service.fleet.sender(caller.name, incarnation)
         batch = service.ingest.read(plain_body(sent, encoding, bytes_max), sender)
         service.fleet.check_dates(batch.batch)
-        stored = service.ingest.put(caller.name, incarnation, batch)
+        try:
+            stored = service.ingest.put(caller.name, incarnation, batch)
+        except ProblemError:
+            service.fleet.forget()
+            raise
         service.fleet.received(incarnation, max(sequence, batch.last_sequence))
         last = {"last_sequence": batch.last_sequence, "unlinkings": _unlinkings(service)}
         return stored._asdict() | last
 
     return await run_sync(store)
+
+
+def check_kept(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: KeptModel) -> dict[str, Any]:
+    """What of a worker's kept leaves is here, and under a signed checkpoint: that need be kept no longer."""
+    service.fleet.sender(caller.name, incarnation, fresh=True)
+    runs = [LeafRun(run.incarnation, run.first, run.last) for run in what.runs]
+    with service.reading() as connection:
+        signed = LedgerProofs(connection).signed_or_none()
+        found = find_runs(connection, caller.name, runs, None if signed is None else signed.size)
+    return {
+        "runs": [one._asdict() for one in found],
+        "size": 0 if signed is None else signed.size,
+        "note": None if signed is None else signed.note.decode(),
+        "refused": "" if service.signer is None else service.signer.status().refused,
+    }
 
 
 def plain_body(body: bytes, encoding: str | None, bytes_max: int) -> bytes:

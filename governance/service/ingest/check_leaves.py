@@ -28,6 +28,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 
 LEAVES_MAX = 20_000
 NAMES_MAX = 20_000
+KEPT_RUNS_MAX = 1000  # that a worker asks about at once
 CONTROL_KINDS = frozenset(  # what only the control plane writes
     {"access", "principal-changed", "signing-key", "release-step", "retention-purged"}
     | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered", "clock-confirmed"}

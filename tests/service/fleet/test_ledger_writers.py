@@ -126,7 +126,7 @@ class World:
             return connection.scalar(query)
 
     def spills(self) -> list[str]:
-        return [path.suffix for path in self.folder.iterdir() if path.suffix != ".lock"]
+        return [path.suffix for path in self.folder.iterdir() if path.suffix not in (".lock", ".kept")]
 
 
 def until(told: Callable[[], bool], writer: LedgerWriter, seconds: float = 60.0) -> None:
