@@ -19,13 +19,19 @@ import pytest
 from builders import postgres_server
 from service_world import Server, Worker
 from sqlalchemy import select
+from typer.testing import CliRunner
 
 from kvcustody.audit.schema.ledger import events, incarnations, logs
+from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
+from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import SystemClock
+from kvcustody.console.main import app
+from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
+from kvcustody.governance.keys.checkpoint_signing_key import memory_of
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service
 
@@ -40,7 +46,7 @@ class World:
         self, folder: Path, make_service: Any, make_people: Any, postgres: Any, seconds: float
     ) -> None:
         self.folder = folder
-        self._make, self._people, self._postgres = make_service, make_people, postgres
+        self._make, self._people, self.postgres = make_service, make_people, postgres
         self._seconds = seconds
         self.key = ""
         self.service: Service
@@ -49,11 +55,14 @@ class World:
         self.sent = Worker("gpu-0")
         self.reached = 0
 
+    @property
+    def url(self) -> str:
+        return str(self.postgres.get_uri().replace("/postgres?", "/live?"))
+
     def begin(self) -> None:
         more: dict[str, Any] = {"checkpoint_seconds": self._seconds}
-        if self._postgres is not None:
-            url = self._postgres.get_uri().replace("/postgres?", "/live?")
-            more |= {"database_url": url, "subject_keys_url": f"sqlite:///{self.folder}/people.db"}
+        if self.postgres is not None:
+            more |= {"database_url": self.url, "subject_keys_url": f"sqlite:///{self.folder}/people.db"}
         self.service = self._make(**more)
         self.server = Server(self.service)
         if not self.key:
@@ -66,7 +75,7 @@ class World:
     def save(self) -> None:
         """A copy of the database, as a standby has it; the service rests meanwhile."""
         self.end()
-        if self._postgres is None:
+        if self.postgres is None:
             source, copy = (sqlite3.connect(self.folder / name) for name in ("ledger.db", "copy.db"))
             source.backup(copy)
             source.close()
@@ -78,7 +87,7 @@ class World:
     def fail_over(self) -> None:
         """The copy takes the database's place."""
         self.end()
-        if self._postgres is None:
+        if self.postgres is None:
             for path in self.folder.glob("ledger.db*"):
                 path.unlink()
             shutil.move(self.folder / "copy.db", self.folder / "ledger.db")
@@ -89,7 +98,7 @@ class World:
     def _sql(self, *statements: str) -> None:
         import psycopg
 
-        with psycopg.connect(self._postgres.get_uri(), autocommit=True) as connection:
+        with psycopg.connect(self.postgres.get_uri(), autocommit=True) as connection:
             for statement in statements:
                 connection.execute(statement)
 
@@ -179,7 +188,7 @@ def whole(world: World, ledger: RemoteLedger, seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while True:
         ledger.check_kept()
-        if ledger.flush(20) and ledger.status().healthy and world.of(ledger) >= set(range(1, world.reached)):  # type: ignore[attr-defined]
+        if ledger.flush(20) and ledger.status().healthy and world.of(ledger) >= set(range(1, world.reached)):
             break
         assert time.monotonic() < end, (ledger.status(), world.of(ledger))
         time.sleep(0.05)
@@ -298,3 +307,47 @@ def test_what_a_killed_worker_kept_is_handed_in_by_its_successor(make_world: Any
         time.sleep(0.05)
     assert set(world.leaves().values()) == {1}
     ledger.close()
+
+
+def test_signing_goes_on_after_a_lost_signature_by_a_confirmed_act_alone(make_world: Any) -> None:
+    """The tree that replay brings back is another: the signer refuses it until the break is on record, and says so."""
+    world: World = make_world(0.02)
+    ledger = world.open()
+    work(world, ledger)
+    world.save()
+    work(world, ledger)
+    signer = world.service.signer
+    assert signer is not None
+    signer.sign_once()
+    key = world.service.settings.signing_key_path
+    lost, before = memory_of(key).read_bytes(), max(world.of(ledger))
+    world.fail_over()
+    world.reached = before + 1
+    whole(world, ledger)
+    signer = world.service.signer
+    assert signer is not None
+    with pytest.raises(ProofError):
+        signer.sign_once()
+    assert ledger.flush(20)
+    ledger.close()
+    world.end()
+    place = str(world.folder / "ledger.db") if world.postgres is None else world.url
+    command = ["audit", "confirm-break", str(key), "--actor", "ops", "--reason", "drill", "--ledger", place]
+    done = CliRunner().invoke(app, command)
+    assert "were replayed since" in done.output, done.output
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code and isinstance(again.exception, (ConfigError, SystemExit)), (
+        "control: no break is left"
+    )
+    world.begin()
+    signer = world.service.signer
+    assert signer is not None and not signer.contradiction()
+    vkey = read_signing_key(key).verifier
+    with world.service.reading() as connection:
+        sound = fsck(connection, keys=[vkey])
+        assert sound.ok and any("the root log broke" in what for what in sound.remarks), sound
+        report = fsck(connection, keys=[vkey], kept=[lost])
+        [problem] = report.problems
+        assert "lost by the break" in problem.what
+        other = SigningKey.generate(vkey.name).verifier
+        assert any("break" in found.what for found in fsck(connection, keys=[other]).problems), "control"
