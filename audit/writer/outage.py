@@ -43,7 +43,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 
 _log = structlog.get_logger(__name__)
-_PART_LEAVES = 1000  # handed in of the own spill at once: what a live batch may have to wait for
+_PART_LEAVES = 250  # handed in of the own spill at once: what a live batch may have to wait for
 
 
 class Spacing:

@@ -93,6 +93,12 @@ class SpillSegment:
             os.close(self._held.pop(self.path))
         self.close()
 
+    def spill_again(self) -> None:
+        """A segment that is kept is to be handed in once more."""
+        self.path.rename(self.path.with_suffix(SPILL))
+        sync_path(self.path.parent)
+        self.close()
+
     def close(self) -> None:
         """Let go of the lock, unless the process's own; may be called again."""
         if self._descriptor >= 0:

@@ -23,7 +23,7 @@ import orjson
 import structlog
 
 from kvcustody.audit.subjects.subject_table import Row
-from kvcustody.audit.writer.spill_file import KEPT, SPILL, SpillFile, SpillSegment
+from kvcustody.audit.writer.spill_file import KEPT, SpillFile, SpillSegment
 from kvcustody.errors import LedgerError
 
 _ASKED = 8  # segments at once
@@ -102,9 +102,8 @@ class KeptBatches:
         with self._lock:
             file = self._any_file()
             for segment in file.segments():
-                segment.path.rename(segment.path.with_suffix(SPILL))
+                segment.spill_again()
                 file.forget(segment.path)
-                segment.close()
             self._runs.clear()
 
     def size_bytes(self) -> int:
