@@ -182,9 +182,25 @@ class Settings(LayeredSettings):
         description="Folder for events that cannot reach the ledger for a while; must be on a local disk.",
     )
     spill_bytes_max: ByteSize = Field(
-        ByteSize(256 << 20),
+        ByteSize(2 << 30),
         description="Size at which the spill is full and admission stops; in strict and dedicated half of "
-        "it is divided among tenants.",
+        "it is divided among tenants. It is compressed: a day and more at 50 requests a second.",
+    )
+    kept_bytes_max: ByteSize = Field(
+        ByteSize(1 << 30),
+        description="What a worker keeps of batches that its control plane has acknowledged and no signed checkpoint "
+        "covers yet, in `spill_path`; beyond it the oldest go. Normally it is some seconds of batches.",
+    )
+    ledger_keys_path: Path | None = Field(
+        None,
+        description="File of the ledger's public keys, a line for each as `kvcustody audit keys` shows them: only "
+        "checkpoints that one of them signed count as covering what a worker keeps. Without it any does.",
+    )
+    replay_share: float = Field(
+        0.5,
+        gt=0.0,
+        le=1.0,
+        description="The most of the time that the hand-in of a spill takes from live batches, which go first.",
     )
     ledger_batch_ms: int = Field(
         100,

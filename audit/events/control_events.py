@@ -153,6 +153,20 @@ class ClockConfirmed(GuardingEvent, frozen=True, tag="clock-confirmed"):
     trace: str = ""
 
 
+class LogBroken(GuardingEvent, frozen=True, tag="log-broken"):
+    """Somebody says that the root log does not extend what its key signed, and that it goes on all the same (class A).
+
+    `record` is the statement that the key signed, in base64: what was lost, and where the next signature begins.
+    """
+
+    lost_size: int
+    base_size: int
+    record: str
+    actor: str
+    reason: str
+    trace: str = ""
+
+
 class SigningKeyRecorded(GuardingEvent, frozen=True, tag="signing-key"):
     """A key that signs checkpoints was made, or took over from another (class A).
 

@@ -84,6 +84,7 @@ TABLE: dict[str, OcsfClass] = {
     "subject-unlinked": OcsfClass(ENTITY, DELETE, "Delete", MEDIUM),
     "sink-changed": OcsfClass(EVENT_LOG, OTHER, "Configure", MEDIUM),
     "clock-confirmed": OcsfClass(ENTITY, UPDATE, "Update", HIGH),
+    "log-broken": OcsfClass(EVENT_LOG, OTHER, "Break", HIGH),
 }
 _CATEGORIES = {
     1: "System Activity",

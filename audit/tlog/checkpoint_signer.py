@@ -3,7 +3,7 @@
 1. Only the newest checkpoint is signed, at most once an interval; the older ones it covers are proved by consistency.
 2. What is signed extends what was signed last. That is remembered in a file beside the key as well as in the
    database, so a database that was cut, rewritten or restored from an old backup gets no signature: `status()` says
-   why.
+   why. It goes on by itself where the lost tree comes back, and after a break that an operator put on record.
 3. The file is fsynced before the note is in the database. A signer that dies between the two signs the same again.
 4. While a signer runs, its key is handed to no other (`alone`): it would go on signing with the old one.
 5. A failure here stops nothing else: the leaves are committed, and the next interval tries again.
@@ -34,7 +34,7 @@ from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, NoteError, parse_no
 from kvcustody.audit.tlog.signing_key import SigningKey, SigningKeyError, sign_successor
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
-from kvcustody.files import write_file
+from kvcustody.files import sync_path, write_file
 
 
 class SignerStatus(NamedTuple):
@@ -77,6 +77,29 @@ class CheckpointSigner:
     def last_head(self) -> TreeHead:
         """The head that was signed last; the empty one where none was."""
         return last_signed(self._memory) or EMPTY.head()
+
+    def contradiction(self) -> str:
+        """Why nothing is signed (rule 2): what is committed does not extend what was signed; empty where it does."""
+        with self._engine.connect() as connection:
+            try:
+                self._successor(connection)
+            except TreeError as problem:
+                return problem.message
+        return ""
+
+    def begin_again(self, base: bytes | None) -> None:
+        """Go on from this note, or from nothing; the memory of the lost one stays beside, as `.lost-SIZE`.
+
+        For who has put the break on record (`log_break`).
+        """
+        with _locked(self._memory):
+            lost = self._memory.read_bytes()
+            write_file(self._memory.with_name(f"{self._memory.name}.lost-{_head_of(lost).size}"), lost)
+            if base is None:
+                self._memory.unlink()
+                sync_path(self._memory.parent)
+            else:
+                _remember(self._memory, base)
 
     def sign_once(self) -> SignedNote | None:
         """Seal what is committed, and sign the newest checkpoint; None where it is signed or there is none.

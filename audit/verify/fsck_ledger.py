@@ -41,6 +41,7 @@ from kvcustody.audit.tlog.key_rotation import (
     handover_leaves,
     parse_handover_leaf,
 )
+from kvcustody.audit.tlog.log_break import parse_break, recorded_breaks
 from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
 from kvcustody.audit.verify.figure_rows import strange_figures, wrong_verdicts
@@ -277,6 +278,7 @@ def _check_notes(
     kept: Sequence[bytes],
 ) -> None:
     periods = _signers(connection, report, heads, keys)
+    breaks = _breaks(connection, report, [period.key for period in periods])
     table = signed_checkpoints
     stored = connection.execute(select(table.c.size, table.c.note).order_by(table.c.size)).all()
     report.signed = len(stored)
@@ -299,9 +301,12 @@ def _check_notes(
             )
         if heads.get(head.size) == head.root:
             continue
+        named = "".join(said for lost, said in breaks if head.size in lost)
         if head.size > report.root_leaves:
             left = report.root_leaves
-            missing = f"{what} covers `{head.size}` root leaves, and `{left}` are left: the end was cut off"
+            missing = (
+                f"{what}{named} covers `{head.size}` root leaves, and `{left}` are left: the end was cut off"
+            )
             report.problems.append(FsckFinding(_ROOT_NAME, report.root_leaves, head.size - 1, "", missing))
         elif _root_at(connection, head.size) != head.root:
             report.problems.append(
@@ -310,9 +315,30 @@ def _check_notes(
                     None,
                     None,
                     "",
-                    f"{what} is of another ledger, or of one that was rewritten since",
+                    f"{what}{named} is of another ledger, or of one that was rewritten since",
                 )
             )
+
+
+def _breaks(
+    connection: Connection, report: FsckReport, keys: Sequence[VerifierKey]
+) -> list[tuple[range, str]]:
+    """Breaks on record, and the sizes whose notes each lost: they are said, and by the reader's keys verified."""
+    found = []
+    try:
+        for one in recorded_breaks(connection):
+            what = parse_break(one.note, keys)
+            signed = "signed by your keys" if keys else "whose signature was not checked"
+            report.remarks.append(
+                f"the root log broke: a signed checkpoint of `{what.lost.size}` was lost, and signing went on from "
+                f"`{what.base.size}` with {what.replayed} leaves replayed, as `{one.actor}` confirmed ({one.reason}) "
+                f"in leaf {one.idx} of `{SYSTEM}`, {signed}"
+            )
+            lost = range(what.base.size + 1, what.lost.size + 1)
+            found.append((lost, f" (which is lost by the break in leaf {one.idx} of `{SYSTEM}`)"))
+    except NoteError as problem:
+        report.problems.append(FsckFinding(SYSTEM, None, None, "", f"a break of the log: {problem.message}"))
+    return found
 
 
 def _signers(

@@ -35,7 +35,7 @@ _UNWRITABLE = (LedgerError, LookupError, TypeError, ValueError, ArithmeticError,
 class DatabaseSink:
     """Owns the transactions of one writer."""
 
-    batch_leaves = 5000
+    batch_leaves, keeps = 5000, False
     early_seconds, wait_seconds_max = 0.0, 5.0  # it is near, and asking costs it little
 
     def __init__(
@@ -95,6 +95,13 @@ class DatabaseSink:
     def lost(self, cause: str) -> None:
         """The pool's connections are not to be trusted."""
         self.engine.dispose()
+
+    def lost_leaves(self) -> str:
+        """It keeps nothing."""
+        return ""
+
+    def rewind(self) -> None:
+        """It keeps nothing."""
 
     def reopen(self) -> None:
         """Accept the file that is there now, where it fits."""

@@ -16,6 +16,7 @@
    block: such a process comes back as dead only where it was killed. One with memory records its end by itself, with
    its pool's counters, once its custody has ended.
 8. `close` drains, and where events are in the spill asks the sink once more.
+9. What was spilled is handed in behind live batches, in at most `replay_share` of the time.
 """
 
 from __future__ import annotations
@@ -63,12 +64,17 @@ class WriterSettings(NamedTuple):
     durable_seconds: float = 5.0
     retry_seconds: float = 0.5
     count_seconds: float = 10.0
-    spill_bytes: int = 256 << 20
+    spill_bytes: int = 2 << 30
     root_interval_seconds: float = INTERVAL_SECONDS
+    replay_share: float = 0.5
 
 
 class WriterStatus(NamedTuple):
-    """What a writer's health endpoint shows."""
+    """What a writer's health endpoint shows.
+
+    `spill_seconds`: how long the spill takes what comes at the rate of the last minute; None where nothing is written
+    that says so. `replaying`: what was spilled is being handed in, and `spilled_bytes` of it are left.
+    """
 
     admitting: bool
     healthy: bool
@@ -77,6 +83,8 @@ class WriterStatus(NamedTuple):
     submitted_sequence: int
     durable_sequence: int
     spilled_bytes: int
+    spill_seconds: float | None = None
+    replaying: bool = False
 
 
 class Awaited(NamedTuple):
@@ -137,6 +145,7 @@ class LedgerWriter:
             shares=self.shares,
             retry_seconds=settings.retry_seconds,
             batch=self._most,
+            replay_share=settings.replay_share,
         )
         self._worker_lock = lock_worker_name(spill_directory, worker)
         try:
@@ -184,15 +193,23 @@ class LedgerWriter:
 
     def status(self) -> WriterStatus:
         """A snapshot for health and metrics."""
+        spilled_bytes = max(0, self._spill.bytes() - self._outage.replayed_bytes)
+        rate = self._bytes_per_second()
         return WriterStatus(
             admitting=self.admitting,
-            healthy=self.recording,
-            cause=self._outage.cause,
+            healthy=self.recording and not self._outage.spilled,
+            cause=self._outage.cause or ("what was spilled is handed in" if self._outage.replaying else ""),
             backlog=len(self._intake) + len(self._ahead.items) + len(self._outage.held),
             submitted_sequence=self._intake.sequence,
             durable_sequence=self._mark.sequence,
-            spilled_bytes=self._spill.bytes(),
+            spilled_bytes=spilled_bytes,
+            spill_seconds=(self._settings.spill_bytes - spilled_bytes) / rate if rate else None,
+            replaying=self._outage.replaying,
         )
+
+    def _bytes_per_second(self) -> float:
+        """At what rate a spill grows, or would."""
+        return self._spill.bytes_per_second()
 
     def issuers(self) -> Issuers:
         """Whose tenants the ledger names; raises `LedgerUnavailable` where it cannot be asked."""
@@ -318,12 +335,17 @@ class LedgerWriter:
 
     def _left_to_try(self) -> bool:
         """At the end, with everything durable in the spill: ask the sink once more; whether that left anything."""
-        if self._tried_at_end or not self._outage.active or time.monotonic() > self._stop_at:
+        if time.monotonic() > self._stop_at:
+            return False
+        if self._outage.replaying:
+            self._outage.replay(hurry=True)
+            return True
+        if self._tried_at_end or not self._outage.active:
             return False
         self._tried_at_end = True
         if self._outage.spacing.may_at_the_end:
             self._outage.recover()
-        return not self._drained()
+        return self._outage.replaying or not self._drained()
 
     def _wait(self) -> None:
         """Sleep until there is work, then a little longer so that a batch can form."""
@@ -336,6 +358,7 @@ class LedgerWriter:
                 until = min(until, self._outage.spacing.due_at)
             if self._sealer is not None and not self._outage.active:
                 until = min(until, time.monotonic() + self._sealer.due_seconds)
+            until = min(until, self._outage.replay_due_at)
             intake.idle = True
             if self._outage.held or not len(intake):
                 intake.wake.wait(max(0.001, until - time.monotonic()))
@@ -350,6 +373,9 @@ class LedgerWriter:
             self._sealer.give_up()
         elif self._sealer is not None:
             self._sealer.turn()
+        lost = self._sink.lost_leaves()
+        if lost and not self._outage.down:
+            self._outage.rewind(lost)
         self._intake.flush_counts(now=self._stopping)
         held, spacing = bool(self._outage.held), self._outage.spacing
         if held:
@@ -366,12 +392,15 @@ class LedgerWriter:
         if self._outage.active and not behind and (held or self._may_retry(work)):
             self._outage.recover()
         if not work.items:
+            self._outage.replay()
             return
         left = work.entries() if self._outage.active or behind else self._hand_in(work)
         if left:
             over = "the queue is over its capacity"
             cause = over if behind and not self._outage.down else self._outage.down
             self._outage.divert(left, cause or "earlier events are still in the spill", self._finish)
+        elif len(self._intake) < self._settings.capacity // 2:
+            self._outage.replay()
 
     def _may_retry(self, work: Encoded) -> bool:
         spacing = self._outage.spacing

@@ -2,19 +2,23 @@
 
 1. Class A is refused at once, and what accounts for a refusal is kept before the mark passes it.
 2. Everything else goes to the spill; where the spill is full too it is held in memory, and nothing more is admitted.
-3. The sink counts as back only after every spill was handed in: each leaf once, however often, and a segment goes only
-   after all of it, and the leaf that reports the replay, were acknowledged. A leaf that is refused then becomes a gap
-   and hinders none behind it; its segment is set aside.
-4. Spills of dead predecessors are handed in before this process is put on record, which closes their custody.
+3. Once the sink is back, live batches go first, and the own spill is handed in behind them, a part at a time, in a
+   bounded share of the time: each leaf once, however often. A segment goes only after all of it, and the leaf that
+   reports its replay, were acknowledged. A leaf that is refused then becomes a gap and hinders none behind it; its
+   segment is set aside.
+4. Spills of dead predecessors are handed in before this process is put on record, which closes their custody: nothing
+   of this process can go before them.
 5. Tries are spaced: `retry_seconds`, doubled up to the sink's longest, each by a random share; never sooner than the
    sink asked for. Who waits for a class A event has a try brought forward, as soon as the sink may be asked again.
+6. Where a sink says that leaves it had acknowledged are gone (`rewind`), what it kept of them is spill once more.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import orjson
 import structlog
@@ -39,6 +43,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 
 _log = structlog.get_logger(__name__)
+_PART_LEAVES = 250  # handed in of the own spill at once: what a live batch may have to wait for
 
 
 class Spacing:
@@ -94,6 +99,24 @@ class _Counts:
 
     def __init__(self) -> None:
         self.added = self.known = 0
+        self.begun = False
+
+
+Part = tuple[list[Row], list[bytes]]
+
+
+class _Replay:
+    """Own segments that are handed in behind live batches, and how far that is."""
+
+    def __init__(self, segments: Sequence[SpillSegment]) -> None:
+        self.left = deque(segments)
+        self.parts: Iterator[Part] = iter(())
+        self.counts = _Counts()
+        self.due_at = 0.0
+
+    def close(self) -> None:
+        for segment in self.left:
+            segment.close()
 
 
 class Outage:
@@ -112,7 +135,10 @@ class Outage:
         shares: TenantShares,
         retry_seconds: float,
         batch: int,
+        replay_share: float,
     ) -> None:
+        self._replay_share = replay_share
+        self._behind: _Replay | None = None
         self._sink = sink
         self._life = life
         self._clock = clock
@@ -138,7 +164,23 @@ class Outage:
     @property
     def active(self) -> bool:
         """Events go to the spill, or nowhere."""
-        return bool(self.spilled or self.down)
+        return bool(self.down or (self.spilled and self._behind is None))
+
+    @property
+    def replaying(self) -> bool:
+        """The own spill is handed in behind live batches (rule 3)."""
+        return self._behind is not None
+
+    @property
+    def replay_due_at(self) -> float:
+        """When the next part of it may be handed in."""
+        return self._behind.due_at if self._behind is not None else float("inf")
+
+    @property
+    def replayed_bytes(self) -> int:
+        """How much of the segment that is being handed in is done."""
+        behind = self._behind
+        return behind.left[0].read_bytes if behind is not None and behind.left else 0
 
     def lost(self, problem: NotAcknowledgedError | LedgerError) -> None:
         """The sink failed."""
@@ -146,6 +188,7 @@ class Outage:
         if not self.down:
             self._sink.lost(cause)
         self.down = cause
+        self._stop_replay()
         self.spacing.failed(problem.wait_seconds if isinstance(problem, SinkAwayError) else 0.0)
 
     def divert(self, entries: list[Entry], cause: str, finish: Callable[[Sequence[Item]], None]) -> None:
@@ -167,7 +210,7 @@ class Outage:
         records = [b"P" + orjson.dumps(row) for row in names]
         records += [b"L" + leaf for entry in entries for leaf in entry.leaves]
         try:
-            self._spill.append(records)
+            taken_bytes = self._spill.append(records)
         except SpillFullError as problem:
             self.full = problem.message
             self.held = entries
@@ -175,7 +218,8 @@ class Outage:
                 self.spacing.wait()
             return False
         self._directory.settle(names)
-        self._shares.spilled(sizes_of(entries, names))
+        packed = taken_bytes / sum(map(len, records))
+        self._shares.spilled((tenant, size * packed) for tenant, size in sizes_of(entries, names))
         self.full = ""
         if not self.spilled:
             self.spilled = True
@@ -199,48 +243,99 @@ class Outage:
             self.lost(problem)
 
     def catch_up(self) -> None:
-        """Hand in every spill that no live process holds, and be on record; raises what the sink raises (rule 4)."""
+        """Hand in what dead predecessors spilled, be on record, and begin with the own (rules 3 and 4).
+
+        Raises what the sink raises.
+        """
+        self._stop_replay()
         segments = self._spill.segments()
         counts = _Counts()
         own = [segment for segment in segments if self._is_own(segment)]
+        others = [segment for segment in segments if segment not in own]
         try:
-            for segment in [segment for segment in segments if segment not in own]:
-                self._replay(segment, counts)
+            for segment in others:
+                for names, chunk in _parts(segment, self._batch):
+                    self._hand_in(segment, names, chunk, counts)
             if not self._registered:
                 closing = self._sink.register(self._life)
                 self._registered = True
                 self._intake.submit(closing)
+            if others:
+                self._report_and_retire(others, counts)
+        except BaseException:
             for segment in own:
-                self._replay(segment, counts)
-            if segments:  # on record before the evidence of the outage goes
-                torn_bytes = sum(segment.torn_bytes for segment in segments)
-                self._report(len(segments), counts.added, counts.known, torn_bytes)
-            for segment in segments:
-                segment.retire()
+                segment.close()
+            raise
         finally:
-            for segment in segments:
+            for segment in others:
                 segment.close()
         self.down = self.full = ""
+        self._behind = _Replay(own) if own else None
+        if not own:
+            self._replayed()
+
+    def rewind(self, why: str) -> None:
+        """What the sink kept is to be handed in once more (rule 6); what had gone before it, and why, is on record."""
+        _log.error(
+            "the ledger lost what it had acknowledged; all that was kept is handed in again", reason=why
+        )
+        self._stop_replay()
+        self.down = why  # from here on nobody asks the sink for anything
+        try:
+            self._sink.rewind()
+        except (OSError, LedgerError) as problem:
+            self.lost(problem if isinstance(problem, LedgerError) else LedgerError(str(problem.strerror)))
+            return
+        self._registered = False
+        self.spilled = True
+        self.spacing.due_at = 0.0
+        self._intake.emit(SpillStarted(self._clock.now_us(), why, 0))
+
+    def replay(self, *, hurry: bool = False) -> None:
+        """Hand in a part of the own spill, where it is time (rule 3)."""
+        behind = self._behind
+        if behind is None or (not hurry and time.monotonic() < behind.due_at):
+            return
+        began = time.monotonic()
+        try:
+            self._replay_part(behind)
+        except (NotAcknowledgedError, LedgerError) as problem:
+            self.lost(problem)
+            return
+        now = time.monotonic()
+        behind.due_at = now + (now - began) * (1 / self._replay_share - 1)
+
+    def _replay_part(self, behind: _Replay) -> None:
+        if not behind.left:
+            behind.left.extend(filter(self._is_own, self._spill.segments()))
+            if not behind.left:
+                self._behind = None
+                self._replayed()
+                return
+        segment = behind.left[0]
+        if not behind.counts.begun:
+            behind.counts.begun = True
+            behind.parts = _parts(segment, min(self._batch, _PART_LEAVES))
+        part = next(behind.parts, None)
+        if part is not None:
+            self._hand_in(segment, *part, behind.counts)
+            return
+        self._report_and_retire([segment], behind.counts)
+        behind.left.popleft()
+        behind.counts = _Counts()
+
+    def _replayed(self) -> None:
         self.spilled = False
         self.spacing.acknowledged()
         self._shares.replayed()
 
+    def _stop_replay(self) -> None:
+        if self._behind is not None:
+            self._behind.close()
+            self._behind = None
+
     def _is_own(self, segment: SpillSegment) -> bool:
         return segment.path.name.startswith(self._life.incarnation)
-
-    def _replay(self, segment: SpillSegment, counts: _Counts) -> None:
-        names: list[Row] = []
-        chunk: list[bytes] = []
-        for record in segment.records():
-            if record[:1] == b"P":
-                names.append(row_of(orjson.loads(record[1:])))
-            elif record[:1] == b"L":
-                chunk.append(record[1:])
-            if len(chunk) >= self._batch:
-                self._hand_in(segment, names, chunk, counts)
-                names, chunk = [], []
-        if chunk:  # names that no whole leaf follows are nobody's
-            self._hand_in(segment, names, chunk, counts)
 
     def _hand_in(
         self, segment: SpillSegment, names: Sequence[Row], data: Sequence[bytes], counts: _Counts
@@ -265,12 +360,37 @@ class Outage:
             counts.known += len(data) - added
             self.spacing.acknowledged()
 
-    def _report(self, segments: int, added: int, known: int, torn_bytes: int) -> None:
-        """Put on record what a replay found."""
-        entry = self._entry(ReplayCompleted(self._clock.now_us(), segments, added, known, torn_bytes))
+    def _report_and_retire(self, segments: Sequence[SpillSegment], counts: _Counts) -> None:
+        """Put on record what a replay found, before the evidence of the outage goes."""
+        torn_bytes = sum(segment.torn_bytes for segment in segments)
+        now_us = self._clock.now_us()
+        entry = self._entry(ReplayCompleted(now_us, len(segments), counts.added, counts.known, torn_bytes))
         try:
             self._sink.commit([], read_leaves(entry.leaves))
         except BaseException:
             self._intake.requeue(entry.sequence, entry.event)
             raise
         self._mark.advance([entry.sequence])
+        for segment in segments:
+            segment.retire(keep=self._sink.keeps)
+
+
+def _parts(segment: SpillSegment, leaves: int) -> Iterator[Part]:
+    """The leaves of a segment, so many at once or a few more: those of one event are never parted."""
+    names: list[Row] = []
+    chunk: list[bytes] = []
+    for record in segment.records():
+        if record[:1] == b"P":
+            names.append(row_of(orjson.loads(record[1:])))
+        elif record[:1] == b"L":
+            if len(chunk) >= leaves and sequence_of(record[1:]) != sequence_of(chunk[-1]):
+                yield names, chunk
+                names, chunk = [], []
+            chunk.append(record[1:])
+    if chunk:  # names that no whole leaf follows are nobody's
+        yield names, chunk
+
+
+def sequence_of(leaf: bytes) -> int:
+    """The sequence of a leaf's event."""
+    return int(orjson.loads(leaf)["sequence"])

@@ -3,7 +3,8 @@
 1. A call that returned was acknowledged: what it took is committed. When it raises, it may have arrived all the same,
    and is handed in again later; so a sink that is told `again`, and every replay, skips the leaves that are there.
 2. A sink fails in two ways. `SinkAwayError`: the same batch may be taken later. `BatchRefusedError`: it never will be.
-3. What was acknowledged, and how far, is the writer's to know: a sink keeps no events.
+3. What was acknowledged, and how far, is the writer's to know. A sink that `keeps` has copies of what it took until it
+   knows them safe; where they turn out to be lost there, `lost_leaves` says so, and `rewind` makes them spill again.
 """
 
 from __future__ import annotations
@@ -98,6 +99,10 @@ class LedgerSink(Protocol):
         """The most leaves that a replay hands in at once, and the most events of a batch."""
 
     @property
+    def keeps(self) -> bool:
+        """A spill that was handed in is left to the sink, as `.kept`, instead of being deleted (rule 3)."""
+
+    @property
     def early_seconds(self) -> float:
         """How soon after a try that failed another is made for who waits."""
 
@@ -119,6 +124,12 @@ class LedgerSink(Protocol):
 
     def lost(self, cause: str) -> None:
         """From now on it counts as away."""
+
+    def lost_leaves(self) -> str:
+        """Why what it kept is to be handed in once more; empty where nothing of it is missing (rule 3)."""
+
+    def rewind(self) -> None:
+        """Make everything that it kept spill again, and forget which processes are on record."""
 
     def reopen(self) -> None:
         """Whether the sink is there again: before a replay, and where there is nothing to replay."""

@@ -1,11 +1,12 @@
-"""A bounded local file for events while the database is away.
+"""A bounded local file for events while the database is away, or until a signed checkpoint covers them.
 
-1. `append` returned means fsynced; it keeps all of its records or none.
-2. A record is read back only if its length and CRC-32 agree; the tail that a crash tore is counted, and its file kept
-   beside the others as `.torn`.
+1. `append` returned means fsynced; it keeps all of its records or none. Records are compressed together, in frames that
+   need no other to be read.
+2. A frame is read back only if its length and CRC-32 agree; the tail that a crash tore is counted, and its file kept
+   beside the others as `.torn`. What an earlier release wrote, a record a frame and plain, is read too.
 3. The segments together never exceed the limit: past it `append` raises `SpillFullError` and changes nothing.
-4. A segment is deleted only after the caller has made all of it durable elsewhere; one of which a record was refused
-   is kept beside the others as `.refused`. A live process holds a lock on its own, so another never replays it.
+4. A segment is deleted only after the caller has made all of it durable elsewhere, or is kept as `.kept`; one of which
+   a record was refused is set aside as `.refused`. A live process holds a lock on its own, so another never replays it.
 5. A live process holds every segment of its own open until it is retired. One whose file somebody removed, or put
    another in the place of, is written again from there before anything is added and before a replay: what was called
    durable rests on no name that may go.
@@ -16,17 +17,25 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import time
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from kvcustody.compression import CompressionError, compress, decompress
 from kvcustody.errors import LedgerError
 from kvcustody.files import sync_path
 
-_MAGIC = b"KVCSPILL1\n"
+SPILL, KEPT = ".spill", ".kept"
+_MAGIC = b"KVCSPILL2\n"
+_MAGIC_PLAIN = b"KVCSPILL1\n"
 _HEAD = struct.Struct("<II")  # length, CRC-32 of the payload
+_FRAME_BYTES, _FRAME_BYTES_MAX = 4 << 20, 64 << 20  # of records: when a frame is full, and what one may hold
+_SEGMENT_BYTES = 16 << 20
+_RATE_SECONDS = 60.0
 
 
 class SpillFullError(LedgerError):
@@ -40,7 +49,7 @@ class SpillSegment:
 
     def __init__(self, path: Path, descriptor: int, held: dict[Path, int] | None = None) -> None:
         self.path = path
-        self.torn_bytes = 0
+        self.torn_bytes = self.read_bytes = 0
         self.refused = 0  # records that could be made durable nowhere else
         self._descriptor = descriptor
         self._held = {} if held is None else held  # the process's own, by their paths
@@ -50,21 +59,31 @@ class SpillSegment:
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
             size = os.fstat(file.fileno()).st_size
-            if file.read(len(_MAGIC)) != _MAGIC:
+            magic = file.read(len(_MAGIC))
+            if magic not in (_MAGIC, _MAGIC_PLAIN):
                 self.torn_bytes = size
                 return
             while head := file.read(_HEAD.size):
                 start = file.tell() - len(head)
                 length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
                 payload = file.read(length) if length <= size else b""
-                if not length or len(payload) != length or zlib.crc32(payload) != checksum:
+                whole = length and len(payload) == length and zlib.crc32(payload) == checksum
+                try:
+                    records = _unpacked(payload) if whole and magic == _MAGIC else [payload]
+                except CompressionError:
+                    whole = False
+                if not whole:
                     self.torn_bytes = size - start
                     return
-                yield payload
+                self.read_bytes = file.tell()
+                yield from records
 
-    def retire(self) -> None:
-        """Delete the segment, or set it aside where part of it is in no other place: `.torn`, `.refused`."""
+    def retire(self, *, keep: bool = False) -> None:
+        """Delete the segment, or `keep` it; set it aside where part of it is in no other place: `.torn`, `.refused`."""
         with suppress(FileNotFoundError):  # somebody was quicker; all of it is elsewhere
+            if keep and not self.refused:
+                with suppress(FileExistsError):  # a process died right here
+                    self.path.with_suffix(KEPT).hardlink_to(self.path)
             if self.torn_bytes or self.refused:
                 self.path.rename(self.path.with_suffix(".torn" if self.torn_bytes else ".refused"))
             else:
@@ -72,6 +91,12 @@ class SpillSegment:
             sync_path(self.path.parent)
         if self.path in self._held:
             os.close(self._held.pop(self.path))
+        self.close()
+
+    def spill_again(self) -> None:
+        """A segment that is kept is to be handed in once more."""
+        self.path.rename(self.path.with_suffix(SPILL))
+        sync_path(self.path.parent)
         self.close()
 
     def close(self) -> None:
@@ -84,10 +109,22 @@ class SpillSegment:
 class SpillFile:
     """Appends records to the process's own segment; lists every segment that may be replayed."""
 
-    def __init__(self, directory: Path, incarnation: str, *, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        incarnation: str,
+        *,
+        limit_bytes: int,
+        suffix: str = SPILL,
+        durable: bool = True,
+    ) -> None:
+        """Without `durable` what was appended survives the process, not the machine."""
         self._directory = directory
-        self._incarnation = incarnation
-        self._limit_bytes = limit_bytes
+        self._stem = incarnation + ("-" if suffix == SPILL else "-k")  # a spill that is kept has its own name
+        self._suffix = suffix
+        self._durable = durable
+        self._written: deque[tuple[float, int]] = deque()  # what was appended lately, and when
+        self.limit_bytes = limit_bytes
         self._number = 0
         self._descriptor = -1
         self._path = directory
@@ -100,39 +137,66 @@ class SpillFile:
                 f"spill directory `{directory}`: {problem.strerror}", path=directory
             ) from problem
 
-    def append(self, records: list[bytes]) -> None:
-        """Write all records and fsync; raises `SpillFullError` having written none."""
-        data = b"".join(_HEAD.pack(len(record), zlib.crc32(record)) + record for record in records)
+    def append(self, records: list[bytes]) -> int:
+        """Write all records and fsync; the bytes that they take. Raises `SpillFullError` having written none."""
+        data = b"".join(map(_framed, _packed(records)))
         self._restore()
-        if self.bytes() + len(data) > self._limit_bytes:
+        if self.bytes() + len(data) > self.limit_bytes:
             raise SpillFullError(
-                f"the spill holds its limit of `{self._limit_bytes}` bytes", limit=self._limit_bytes
+                f"the spill holds its limit of `{self.limit_bytes}` bytes", limit=self.limit_bytes
             )
         try:
             self._open()
-            _write(self._descriptor, data)
+            _write(self._descriptor, data, durable=self._durable)
         except OSError as problem:
             self._undo()
             raise SpillFullError(
                 f"spill `{self._directory}`: {problem.strerror}", path=self._directory
             ) from problem
         self._size += len(data)
+        self._written.append((time.monotonic(), len(data)))
+        if self._size >= _SEGMENT_BYTES:
+            self.rotate()
+        return len(data)
 
     def bytes(self) -> int:
         """What all segments of the directory take together."""
-        return sum(size for size in map(_size, self._directory.glob("*.spill")) if size > len(_MAGIC))
+        return sum(
+            size for size in map(_size, self._directory.glob("*" + self._suffix)) if size > len(_MAGIC)
+        )
 
-    def segments(self) -> list[SpillSegment]:
+    def bytes_per_second(self) -> float:
+        """At what rate it grew in the last minute; 0.0 where it did not."""
+        since = time.monotonic() - _RATE_SECONDS
+        while self._written and self._written[0][0] < since:
+            self._written.popleft()
+        if len(self._written) < 2:
+            return 0.0
+        spent = time.monotonic() - self._written[0][0]
+        return sum(size for _, size in list(self._written)) / max(1.0, spent)
+
+    def rotate(self) -> Path | None:
+        """Close the own segment, where one is open; the next append begins another."""
+        if self._descriptor < 0:
+            return None
+        self._held[self._path] = self._descriptor
+        self._descriptor = -1
+        return self._path
+
+    def segments(self, *, rotate: bool = True) -> list[SpillSegment]:
         """Close the own segment and lock every one that no other live process holds, oldest first.
+
+        Without `rotate` the own one stays open, and is left out.
 
         Raises `SpillFullError` where one of the own is gone and cannot be written again (rule 5).
         """
         self._restore()
-        if self._descriptor >= 0:
-            self._held[self._path] = self._descriptor
-            self._descriptor = -1
+        if rotate:
+            self.rotate()
         found = []
-        for path in sorted(self._directory.glob("*.spill"), key=lambda path: (_changed_ns(path), path.name)):
+        for path in sorted(
+            self._directory.glob("*" + self._suffix), key=lambda path: (_changed_ns(path), path.name)
+        ):
             if path in self._held:
                 found.append(SpillSegment(path, os.dup(self._held[path]), self._held))
                 continue
@@ -147,6 +211,11 @@ class SpillFile:
                 continue
             found.append(SpillSegment(path, descriptor))
         return found
+
+    def forget(self, path: Path) -> None:
+        """Hold a closed segment no longer: it was deleted, or has another name."""
+        if path in self._held:
+            os.close(self._held.pop(path))
 
     def close(self) -> None:
         """Let go of the own segments; the next append begins another."""
@@ -183,7 +252,7 @@ class SpillFile:
     def _next(self) -> Path:
         """Where the next segment goes."""
         self._number += 1
-        return self._directory / f"{self._incarnation}-{self._number:06d}.spill"
+        return self._directory / f"{self._stem}{self._number:06d}{self._suffix}"
 
     def _undo(self) -> None:
         """Take back a part that was written; a segment without a record goes, so that retries leave no files."""
@@ -230,12 +299,35 @@ def _make(path: Path, data: bytes) -> int:
     return descriptor
 
 
-def _write(descriptor: int, data: bytes) -> None:
-    """Append all of it, fsynced."""
+def _packed(records: list[bytes]) -> Iterator[bytes]:
+    """Records as frames; none of them has a line's end in it."""
+    frame: list[bytes] = []
+    size = 0
+    for record in records:
+        frame.append(record)
+        size += len(record)
+        if size >= _FRAME_BYTES:
+            yield compress(b"\n".join(frame))
+            frame, size = [], 0
+    if frame:
+        yield compress(b"\n".join(frame))
+
+
+def _framed(payload: bytes) -> bytes:
+    return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def _unpacked(payload: bytes) -> list[bytes]:
+    return decompress(payload, bytes_max=_FRAME_BYTES_MAX).split(b"\n")
+
+
+def _write(descriptor: int, data: bytes, *, durable: bool = True) -> None:
+    """Append all of it, fsynced where it is to be durable."""
     written = 0
     while written < len(data):
         written += os.write(descriptor, data[written:])
-    os.fsync(descriptor)
+    if durable:
+        os.fsync(descriptor)
 
 
 def _is(path: Path, descriptor: int) -> bool:

@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from kvcustody.audit.events import Event
 from kvcustody.audit.events.batch_encoder import Entry
@@ -25,13 +25,13 @@ _WATCHED = 0.125  # of the queue's capacity: below it nobody can be over a share
 class TenantShares:
     """The shares of one ledger's queue of `events` and spill of `spill_bytes`; thread-safe."""
 
-    def __init__(self, *, events: int = 65_536, spill_bytes: int = 256 << 20) -> None:
+    def __init__(self, *, events: int = 65_536, spill_bytes: int = 2 << 30) -> None:
         self._events = events * _DIVIDED
         self._bytes = spill_bytes * _DIVIDED
         self._watched = max(1, int(events * _WATCHED))
         self._share_of: ShareOf | None = None
         self._queued: Counter[str] | None = None  # None: too little waits to be counted
-        self._spilled: Counter[str] = Counter()
+        self._spilled: defaultdict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
         self.over: frozenset[str] = frozenset()
 
@@ -67,7 +67,7 @@ class TenantShares:
                 self._queued.subtract(map(_tenant, (event for _, event in items)))
             self._judge()
 
-    def spilled(self, sizes: Iterable[tuple[str, int]]) -> None:
+    def spilled(self, sizes: Iterable[tuple[str, float]]) -> None:
         """So many bytes of these tenants went to the spill."""
         with self._lock:
             for tenant, size in sizes:
@@ -85,6 +85,7 @@ class TenantShares:
         if share_of is None:
             self.over = frozenset()
             return
+        held: tuple[tuple[Mapping[str, float], float], ...]
         held = ((self._queued or Counter(), self._events), (self._spilled, self._bytes))
         self.over = frozenset(
             tenant

@@ -30,6 +30,9 @@ class AuditGroup(TableGroup):
         "sign": _command("signing:sign", "sign kvcustody-signing.key"),
         "keys": _command("signing:keys", "keys --key ledger.vkey"),
         "rotate-key": _command("signing:rotate", "rotate-key signing.key --actor custodian"),
+        "confirm-break": _command(
+            "signing:confirm", "confirm-break signing.key --actor ops --reason 'failover of 3 May'"
+        ),
         "redact": _command("retention:redact", "redact acme alice --actor dpo --reason 'request 7'"),
         "purge": _command(
             "retention:drop",

@@ -1,6 +1,7 @@
 """Which key signs the ledger's checkpoints, and who else states when one existed.
 
-`kvcustody audit sign`, `keys`, `rotate-key` (the next key) and `timestamp` (an RFC 3161 authority).
+`kvcustody audit sign`, `keys`, `rotate-key` (the next key), `confirm-break` (what was signed is lost) and `timestamp`
+(an RFC 3161 authority).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kvcustody.console.opening import key_texts, reading, writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
 from kvcustody.governance.keys.checkpoint_signing_key import (
+    confirm_break,
     memory_of,
     open_signing_key,
     recorded_keys,
@@ -99,6 +101,40 @@ def rotate(
         return
     print(f"signs from now on: {new.verifier}")
     print(f"signed up to {size} root leaves: {old.verifier} (kept as {kept})")
+
+
+def confirm(
+    key_file: Annotated[Path, typer.Argument(help="The file of the key that signs this ledger.")],
+    actor: Annotated[str, typer.Option(help="Who does it, for the record.")],
+    reason: Annotated[str, typer.Option(help="Why the ledger lost what was signed, for the record.")],
+    ledger: Ledger = DEFAULT,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Go on signing a ledger that lost what was signed (a failover, a restore): the key states the break, on record.
+
+    Have workers hand in again first what they kept: `kvcustody_worker_ledger_spilled_bytes` is 0 then. Stop the process
+    that signs. The break stays: who holds the lost checkpoint sees that this ledger does not extend it, `audit fsck`
+    shows the statement, and a witness that cosigned it cosigns nothing more of this log.
+    """
+    clock = SystemClock()
+    with writing(ledger) as engine:
+        periods = recorded_keys(engine)
+        if not periods:
+            raise ConfigError("no signing key is on record in this ledger")
+        with recorder(engine, clock) as writer:
+            key = open_signing_key(key_file, periods[-1].key.name, engine, writer, clock)
+            if key is None:
+                raise ConfigError(f"`{key_file}` does not exist; give the file of key `{periods[-1].key}`")
+            signer = CheckpointSigner(engine, [key], memory=memory_of(key_file), clock=clock)
+            what = confirm_break(signer, key, engine, writer, clock, actor, reason)
+        signer.sign_once()
+    if as_json:
+        sizes = {"lost": what.lost.size, "found": what.found.size, "base": what.base.size}
+        print_json(sizes | {"replayed": what.replayed})
+        return
+    print(f"lost: a signed checkpoint of {what.lost.size} root leaves; the ledger had {what.found.size}")
+    print(f"signs on from {what.base.size} root leaves; {what.replayed} leaves were replayed since")
 
 
 def keys(

@@ -99,7 +99,7 @@ class Agent:
         while not self._stop.wait(pause):
             began = time.monotonic()
             try:
-                for act in (self._report, self._take_orders, self._answer):
+                for act in (self._ledger.check_kept, self._report, self._take_orders, self._answer):
                     if not self._stop.is_set():
                         act()
             except ServiceError as error:
@@ -179,7 +179,13 @@ class Agent:
         found: dict[str, float] = {
             "ledger.backlog": float(ledger.backlog),
             "ledger.spilled_bytes": float(ledger.spilled_bytes),
+            "ledger.replaying": float(ledger.replaying),
+            "ledger.kept_bytes": float(self._ledger.kept.size_bytes()),
+            "ledger.kept_dropped_bytes": float(self._ledger.kept.dropped_bytes),
+            "ledger.kept_unverified": float(bool(self._ledger.unverified)),
         }
+        if ledger.spill_seconds is not None:
+            found["ledger.spill_seconds"] = ledger.spill_seconds
         if stats is not None:
             found["status_age_seconds"] = time.monotonic() - self._counted
             counted = worker_status(stats, self._facade.block_tokens, self._bytes_per_block)

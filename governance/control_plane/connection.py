@@ -74,9 +74,10 @@ class ControlPlaneConnection:
         """An idempotent PUT of JSON."""
         return _json(self.request("PUT", path, json=body))
 
-    def put_bytes(self, path: str, body: bytes, media: str) -> Any:
-        """An idempotent PUT of bytes."""
-        return _json(self.request("PUT", path, content=body, headers={"Content-Type": media}))
+    def put_bytes(self, path: str, body: bytes, media: str, *, encoding: str = "") -> Any:
+        """An idempotent PUT of bytes, which are in this `Content-Encoding` already."""
+        headers = {"Content-Type": media} | ({"Content-Encoding": encoding} if encoding else {})
+        return _json(self.request("PUT", path, content=body, headers=headers))
 
     def delete(self, path: str) -> None:
         """An idempotent DELETE."""

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
+from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_vkey
 from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, ServiceError
@@ -68,9 +69,15 @@ def open_remote_ledger(settings: Settings, connection: ControlPlaneConnection, c
             clock=clock,
             spill_directory=_spill(settings),
             settings=WriterSettings(
-                interval_seconds=settings.ledger_batch_ms / 1000, spill_bytes=int(settings.spill_bytes_max)
+                interval_seconds=settings.ledger_batch_ms / 1000,
+                spill_bytes=int(settings.spill_bytes_max),
+                replay_share=settings.replay_share,
             ),
             may_be_away=signed,
+            kept_bytes=int(settings.kept_bytes_max),
+            trusted=()
+            if settings.ledger_keys_path is None
+            else read_verifier_keys(settings.ledger_keys_path),
         )
     except ServiceError as error:
         raise ConfigError(_unopened(settings, error, signed)) from None
@@ -89,3 +96,16 @@ def _unopened(settings: Settings, error: ServiceError, signed: bool) -> str:
 def _spill(settings: Settings) -> Path:
     """The worker's own folder in the spill: one worker's key hands in no other's events."""
     return settings.spill_path / quote(settings.worker_name, safe="")
+
+
+def read_verifier_keys(path: Path) -> tuple[VerifierKey, ...]:
+    """The public keys in a file, a line for each; raises `ConfigError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+        keys = tuple(map(parse_vkey, lines))
+    except (OSError, UnicodeDecodeError, NoteError) as problem:
+        why = problem.message if isinstance(problem, NoteError) else type(problem).__name__
+        raise ConfigError(f"ledger keys `{path}`: {why}", path=path) from None
+    if not keys:
+        raise ConfigError(f"ledger keys `{path}`: holds no key", path=path)
+    return keys

@@ -6,6 +6,10 @@
 3. Once it is heard that a subject was unlinked, pseudonyms in memory that nobody is behind any more are forgotten
    before the next event is encoded: who comes back has another.
 4. The control plane seals the names that it is handed; the spill here holds them as they are.
+5. What was acknowledged stays in this worker's files (`kept_batches`) until the control plane has it under a signed
+   checkpoint, by a key that is trusted here where one is. Leaves that turn out to be missing there (a database that
+   failed over, or was restored, to an earlier state) are handed in again with everything else that was kept; the
+   ledger skips what it has. A control plane that does not tell what is covered gets nothing kept for it.
 """
 
 from __future__ import annotations
@@ -22,16 +26,21 @@ from kvcustody.audit.events import Event
 from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_table import Row
+from kvcustody.audit.tlog.checkpoint import open_checkpoint
+from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey
 from kvcustody.audit.writer.event_writer import LedgerWriter, WriterSettings
 from kvcustody.audit.writer.sink import BatchRefusedError, Life, SinkAwayError
 from kvcustody.clock import Clock
+from kvcustody.compression import ENCODING, compress
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
-from kvcustody.governance.service.ingest.check_leaves import write_batch
+from kvcustody.governance.control_plane.kept_batches import KeptBatches, KeptRun
+from kvcustody.governance.service.ingest.check_leaves import KEPT_RUNS_MAX, write_batch
 from kvcustody.tenants import Issuers, issuers_of
 
 _log = structlog.get_logger(__name__)
 _MEDIA = "application/x-ndjson"
+_MISREAD = frozenset({"refused-leaf", "malformed", "unsupported-media-type"})
 _WAIT_SECONDS, _WAIT_SECONDS_MAX = 0.5, 30.0
 _BATCH_LEAVES, _NAMES = 5000, 5000
 
@@ -42,7 +51,14 @@ class ControlPlaneSink:
     batch_leaves, early_seconds = _BATCH_LEAVES, _WAIT_SECONDS
     sealer = None  # the control plane seals
 
-    def __init__(self, connection: ControlPlaneConnection, worker: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        connection: ControlPlaneConnection,
+        worker: str,
+        clock: Clock,
+        kept: KeptBatches,
+        trusted: Sequence[VerifierKey] = (),
+    ) -> None:
         self.directory = SubjectDirectory(clear_names=True)  # rule 4
         self.wait_seconds_max = _WAIT_SECONDS_MAX
         self._connection = connection
@@ -50,6 +66,14 @@ class ControlPlaneSink:
         self._clock = clock
         self._registered: set[str] = set()  # incarnations
         self._life: Life | None = None  # this process, once it is on record
+        self.kept = kept
+        self.keeps = False
+        self._trusted = trusted
+        self._lost = ""  # why everything that was kept is to be handed in again
+        self._signed_size = 0
+        self._refused = ""
+        self.unverified = ""  # why no checkpoint counts
+        self._encoding = ""  # of batches' bodies: what the control plane said last that it takes
         self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (rule 3)
 
     def register(self, life: Life) -> Sequence[Event]:
@@ -70,7 +94,10 @@ class ControlPlaneSink:
 
     def commit(self, names: Sequence[Row], batch: LeafBatch, *, again: bool = False) -> int:
         """One request."""
-        return self._put(batch.incarnations[0], batch.sequences[0], names, batch.data)
+        added = self._put(batch.incarnations[0], batch.sequences[0], names, batch.data)
+        if self.keeps:
+            self.kept.keep(names, batch.data)
+        return added
 
     def replay(self, names: Sequence[Row], data: Sequence[bytes]) -> int:
         """One request, behind the registration of the process that wrote the leaves."""
@@ -87,6 +114,70 @@ class ControlPlaneSink:
     def lost(self, cause: str) -> None:
         """An operator may want to know."""
         _log.warning("control plane takes no batches", reason=cause)
+
+    def lost_leaves(self) -> str:
+        """Rule 5."""
+        return self._lost
+
+    def rewind(self) -> None:
+        """Everything that was kept is spill again; nobody is on record before its predecessors' leaves are."""
+        self.kept.rewind()
+        self._registered.clear()
+        self._life, self._lost = None, ""
+
+    def check_kept(self) -> None:
+        """Ask what is covered by a signed checkpoint, and let go of it (rule 5); on any thread but the writer's."""
+        if not self.keeps or self._lost or self._life is None:
+            return
+        segments = self.kept.closed()
+        runs = [run for segment in segments for run in segment.runs]
+        found: list[dict[str, Any]] = []
+        for start in range(0, max(1, len(runs)), KEPT_RUNS_MAX):
+            answer = self._ask_kept(self._life, runs[start : start + KEPT_RUNS_MAX])
+            if answer is None:
+                self._lost = "the ledger does not know this process any more"
+                return
+            found += answer["runs"]
+            self._lost = self._lost or self._went_back(answer)
+        if any(one["leaves"] < run.leaves for one, run in zip(found, runs, strict=True)):
+            self._lost = self._lost or "the ledger lost leaves that it had acknowledged"
+        if self._lost or self.unverified:
+            return
+        told = iter(found)
+        for segment in segments:
+            covered = [bool(next(told)["covered"]) for _ in segment.runs]
+            if all(covered):
+                self.kept.drop(segment)
+
+    def _ask_kept(self, life: Life, runs: Sequence[KeptRun]) -> dict[str, Any] | None:
+        """What became of these; None where this process is not on record there."""
+        path = f"/v1/worker/incarnations/{life.incarnation}/kept"
+        try:
+            answer: dict[str, Any] = self._connection.put(path, {"runs": [run._asdict() for run in runs]})
+        except ServiceError as error:
+            if error.operands.get("problem") != "not-found":
+                raise
+            return None
+        return answer
+
+    def _went_back(self, answer: dict[str, Any]) -> str:
+        """Why the ledger is an earlier one than was seen, by what it has signed; empty where it is not."""
+        refused, before = str(answer["refused"]), self._refused
+        self._refused, self.unverified = refused, ""
+        if answer["note"] is not None and self._trusted:
+            try:
+                open_checkpoint(str(answer["note"]).encode(), self._trusted)
+            except NoteError as problem:
+                self.unverified = problem.message
+                _log.warning(
+                    "a checkpoint is not signed by a trusted key; all is kept", reason=problem.message
+                )
+                return ""
+        size, seen = int(answer["size"]), self._signed_size
+        self._signed_size = size
+        if size < seen:
+            return f"the ledger has `{size}` signed root leaves, and had `{seen}`"
+        return f"the ledger contradicts what was signed: {refused}" if refused and not before else ""
 
     def reopen(self) -> None:
         """Ask for something that changes nothing, where this process is on record."""
@@ -116,15 +207,33 @@ class ControlPlaneSink:
                 f"worker_name `{self._worker}`: the control plane knows the key's holder as `{answer['worker']}`"
             )
             raise SinkAwayError(wrong.message, wrong)
+        self.keeps = bool(answer.get("tells_covered", False))
+        self._encoding = ENCODING if ENCODING in answer.get("encodings", ()) else ""
         self._registered.add(incarnation)
         return issuers_of(tuple(answer["issuers"]))
 
     def _put(self, incarnation: str, sequence: int, names: Sequence[Row], data: Sequence[bytes]) -> int:
         path = f"/v1/worker/incarnations/{incarnation}/batches/{sequence}"
+        body = write_batch(names, data)
         with self._asking():
-            stored = self._connection.put_bytes(path, write_batch(names, data), _MEDIA)
+            stored = self._send(path, body)
         self.note_unlinkings(int(stored["unlinkings"]))
         return int(stored["added"])
+
+    def _send(self, path: str, body: bytes) -> Any:
+        """The batch as the control plane said that it takes it; refused so, it is sent plain before that counts.
+
+        An earlier release that took the control plane's place would take a frame for leaves, and refuse them.
+        """
+        if self._encoding:
+            try:
+                return self._connection.put_bytes(path, compress(body), _MEDIA, encoding=self._encoding)
+            except ServiceError as error:
+                if error.operands.get("problem") not in _MISREAD:
+                    raise
+        stored = self._connection.put_bytes(path, body, _MEDIA)
+        self._encoding = ""
+        return stored
 
     def _forget(self) -> None:
         """Ask which pseudonyms in memory nobody is behind any more, and forget them (rule 3)."""
@@ -168,12 +277,16 @@ class RemoteLedger(LedgerWriter):
         spill_directory: Path,
         settings: WriterSettings | None = None,
         may_be_away: bool = False,
+        kept_bytes: int = 1 << 30,
+        trusted: Sequence[VerifierKey] = (),
     ) -> None:
         """Registers the incarnation; raises `ServiceError` where the control plane refuses or cannot be reached.
 
         `may_be_away`: where it cannot be reached, begin with the spill. `spill_directory` is this worker's alone.
+        `trusted`: keys of which one must have signed a checkpoint that counts as covering what is kept; none: any.
         """
-        self._plane = ControlPlaneSink(connection, worker, clock)
+        kept = KeptBatches(spill_directory, bytes_max=kept_bytes)
+        self._plane = ControlPlaneSink(connection, worker, clock, kept, trusted)
         super().__init__(
             self._plane,
             worker=worker,
@@ -186,3 +299,29 @@ class RemoteLedger(LedgerWriter):
     def note_unlinkings(self, count: int) -> None:
         """How often the control plane says that subjects were unlinked; thread-safe."""
         self._plane.note_unlinkings(count)
+
+    @property
+    def kept(self) -> KeptBatches:
+        """What is kept until it is signed."""
+        return self._plane.kept
+
+    @property
+    def unverified(self) -> str:
+        """Why no checkpoint counts as covering what is kept; empty where they do."""
+        return self._plane.unverified
+
+    def check_kept(self) -> None:
+        """Let go of what is signed, and have what is lost handed in again; raises `ServiceError`."""
+        self._plane.check_kept()
+        if self._plane.lost_leaves():
+            self._intake.wake.set()
+
+    def close(self, timeout_seconds: float = 30.0) -> None:
+        """As for any writer; what is kept stays for the successor."""
+        try:
+            super().close(timeout_seconds)
+        finally:
+            self._plane.kept.close()
+
+    def _bytes_per_second(self) -> float:
+        return super()._bytes_per_second() or self._plane.kept.bytes_per_second()

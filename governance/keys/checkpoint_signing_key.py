@@ -16,15 +16,18 @@ import orjson
 import structlog
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.events import SigningKeyRecorded
+from kvcustody.audit.events import LogBroken, SigningKeyRecorded
 from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.tlog.checkpoint import parse_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner, last_signed
 from kvcustody.audit.tlog.database_proofs import LedgerProofs, SignedNote
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, key_periods, rotation_record
-from kvcustody.audit.tlog.signed_note import KeyKind, parse_vkey
+from kvcustody.audit.tlog.log_break import LogBreak, break_record
+from kvcustody.audit.tlog.merkle import EMPTY
+from kvcustody.audit.tlog.signed_note import KeyKind, parse_note, parse_vkey
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
 from kvcustody.audit.writer.record_operator_act import recorder
-from kvcustody.clock import Clock
+from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
 from kvcustody.files import sync_path
 from kvcustody.governance.ledger_protocol import Ledger
@@ -122,6 +125,42 @@ def _recorded(path: Path, periods: Sequence[KeyPeriod]) -> SigningKey | None:
             path=path,
         )
     return key
+
+
+def confirm_break(
+    signer: CheckpointSigner,
+    key: SigningKey,
+    engine: Engine,
+    ledger: Ledger,
+    clock: Clock,
+    actor: str,
+    reason: str,
+) -> LogBreak:
+    """Put on record that the root log does not extend what its key signed, and have it go on.
+
+    Raises `ConfigError` where it does extend it, `LedgerUnavailable` where it cannot be recorded (nothing is changed
+    then), `SigningKeyError` while a signer runs.
+    """
+    with signer.alone():
+        if not signer.contradiction():
+            raise ConfigError("the ledger extends what its key signed last: there is no break to confirm")
+        with engine.connect() as connection:
+            proofs = LedgerProofs(connection)
+            stored = proofs.signed_or_none()
+            found = proofs.checkpoint().head
+            replays = select(events.c.leaf).where(events.c.kind == "replay-completed")
+            if stored is not None:
+                replays = replays.where(events.c.at_us >= stored.at_us)
+            replayed = sum(orjson.loads(bytes(leaf))["added"] for leaf in connection.scalars(replays))
+        base = EMPTY.head() if stored is None else parse_checkpoint(parse_note(stored.note).text).head
+        seconds = clock.utc_us() // MICROSECONDS
+        what = LogBreak(key.name, signer.last_head(), found, base, replayed, seconds)
+        record = base64.b64encode(break_record(key, what)).decode()
+        ledger.submit_durable(
+            LogBroken(clock.now_us(), what.lost.size, what.base.size, record, actor, reason)
+        )
+        signer.begin_again(None if stored is None else stored.note)
+    return what
 
 
 def rotate_signing_key(

@@ -104,6 +104,15 @@ MEASURES: tuple[Measure, ...] = (
     Measure("worker_ledger_backlog_events", "gauge", "Events of a worker that are not handed in.", _WORKER,
             "ledger.backlog"),
     Measure("worker_ledger_spilled_bytes", "gauge", "Bytes in a worker's spill.", _WORKER, "ledger.spilled_bytes"),
+    Measure("worker_ledger_spill_seconds", "gauge", "How long a worker's spill lasts at its last minute's rate.",
+            _WORKER, "ledger.spill_seconds"),
+    Measure("worker_ledger_replaying", "gauge", "1 while a worker hands in its spill.", _WORKER, "ledger.replaying"),
+    Measure("worker_ledger_kept_bytes", "gauge", "Bytes of batches that a worker keeps until they are signed.", _WORKER,
+            "ledger.kept_bytes"),
+    Measure("worker_ledger_kept_dropped_bytes", "gauge", "Bytes that a worker let go of unsigned, as they were over "
+            "`kept_bytes_max`.", _WORKER, "ledger.kept_dropped_bytes"),
+    Measure("worker_ledger_unverified", "gauge", "1 while a worker trusts no key that signed the newest checkpoint.",
+            _WORKER, "ledger.kept_unverified"),
     Measure("worker_received_sequence", "gauge", "Highest sequence that a worker handed in.", _WORKER),
     # the service itself
     Measure("http_requests_total", "counter", "Requests answered.", ("operation", "status")),

@@ -129,6 +129,7 @@ def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWr
             interval_seconds=settings.ledger_batch_ms / 1000,
             spill_bytes=int(settings.spill_bytes_max),
             root_interval_seconds=settings.root_interval_seconds,
+            replay_share=settings.replay_share,
         ),
         subject_keys=settings.open_subject_keys(),
         clear_names=settings.subject_names == "clear",

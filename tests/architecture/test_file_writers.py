@@ -32,6 +32,7 @@ ALLOWED = {
         "_make",
     ): "a locked segment that is appended to, fsynced, and takes a torn end",
     ("audit/writer/spill_file.py", "retire"): "sets a segment aside under another name",
+    ("audit/writer/spill_file.py", "spill_again"): "gives a segment its first name back",
     ("audit/writer/spill_file.py", "lock_worker_name"): "a lock without content",
     (
         "governance/keys/checkpoint_signing_key.py",

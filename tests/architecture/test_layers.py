@@ -25,6 +25,7 @@ FOUNDATION = frozenset(
     {
         "_version",
         "clock",
+        "compression",
         "deadline_clock",
         "errors",
         "extensions",

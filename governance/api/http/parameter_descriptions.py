@@ -54,6 +54,7 @@ _MEANINGS = {
     "retrySink.name": "The sink's name.",
     "names": "Pseudonyms, as leaves have them.",
     "notes": "Checkpoints that somebody kept, which the ledger must extend.",
+    "runs": "Consecutive sequences of a process of this worker, the oldest first.",
     "officer": "The data protection officer's name and address.",
     "offset_us": "The worker's clock less UTC, µs.",
     "old": "The policy of before, as YAML; default: the one in effect.",

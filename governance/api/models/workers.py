@@ -10,6 +10,7 @@ from kvcustody.governance.api.models.base import LARGE, Model, TenantName, Utc, 
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.observability.attempts import REASONS
 from kvcustody.governance.service.fleet.workers import WorkerRun
+from kvcustody.governance.service.ingest.check_leaves import KEPT_RUNS_MAX
 
 Workers = page_of(
     shown(
@@ -114,13 +115,21 @@ class IncarnationModel(Model):
 
 
 class Registered(Model):
-    """Whether the incarnation was new, whose it is, and whose tenants the ledger names: first whose ids stand alone."""
+    """Whether the incarnation was new, whose it is, and whose tenants the ledger names: first whose ids stand alone.
 
-    model_config = example({"new": True, "worker": "gpu-0", "issuers": ["corp"]})
+    `encodings`: how else than plain `shipBatch` takes bodies, as `Content-Encoding`. A zstd body is one frame that
+    states its size. `tells_covered`: `checkKept` says what a signed checkpoint covers.
+    """
+
+    model_config = example(
+        {"new": True, "worker": "gpu-0", "issuers": ["corp"], "encodings": ["zstd"], "tells_covered": True}
+    )
 
     new: bool
     worker: str
     issuers: list[str]
+    encodings: list[str]
+    tells_covered: bool
 
 
 class RefusedAttempts(Model):
@@ -202,3 +211,51 @@ class BatchStored(Model):
     known: Whole
     last_sequence: Whole
     unlinkings: Whole
+
+
+_RUN = {"incarnation": "ab" * 16, "first": 1, "last": 500, "leaves": 510}
+
+
+class KeptRunModel(Model):
+    """Consecutive sequences of a process of this worker, all acknowledged, and how many leaves they had."""
+
+    model_config = example(_RUN)
+
+    incarnation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    first: Annotated[int, Field(strict=True, ge=1, lt=LARGE)]
+    last: Annotated[int, Field(strict=True, ge=1, lt=LARGE)]
+    leaves: Annotated[int, Field(strict=True, ge=1, lt=LARGE)]
+
+
+class KeptModel(Model):
+    """What a worker keeps until it is covered, the oldest first."""
+
+    model_config = example({"runs": [_RUN]})
+
+    runs: Annotated[list[KeptRunModel], Field(max_length=KEPT_RUNS_MAX)]
+
+
+class RunFound(Model):
+    """How many leaves the ledger has of a run, and whether the newest signed checkpoint covers them all."""
+
+    model_config = example({"leaves": 510, "covered": True})
+
+    leaves: Whole
+    covered: bool
+
+
+class Covered(Model):
+    """What became of the runs, in their order; the newest signed checkpoint, and its root log's size (0: none).
+
+    `refused`: why this service signs nothing more (the ledger contradicts what it signed); empty where it does, or
+    another process signs.
+    """
+
+    model_config = example(
+        {"runs": [{"leaves": 510, "covered": True}], "size": 40, "note": "…", "refused": ""}
+    )
+
+    runs: list[RunFound]
+    size: Whole
+    note: str | None
+    refused: str

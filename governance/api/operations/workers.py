@@ -16,7 +16,9 @@ from kvcustody.audit.erasure.requests_and_answers import names, pending
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_table import unknown_pseudonyms, unlinkings
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.clock import MICROSECONDS
+from kvcustody.compression import ENCODING, CompressionError, decompress
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
@@ -24,8 +26,10 @@ from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
     AttemptsReport,
     BatchStored,
+    Covered,
     Heard,
     IncarnationModel,
+    KeptModel,
     Orders,
     PolicyRecords,
     PseudonymsModel,
@@ -36,7 +40,9 @@ from kvcustody.governance.api.models.workers import (
 )
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.fleet.covered_leaves import LeafRun, find_runs
 from kvcustody.governance.service.page_cursor import CursorBinding
+from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 
 Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
@@ -46,7 +52,8 @@ _work = partial(Operation, action=Permission.WORK, tag="worker")
 _BATCH = {
     "requestBody": {
         "required": True,
-        "description": "NDJSON: a list of new names, then one canonical leaf a line.",
+        "description": "NDJSON: a list of new names, then one canonical leaf a line. With `Content-Encoding: zstd` it "
+        "is one zstd frame that states its size; plain, it is as large as `batch_bytes_max` allows.",
         "content": {"application/x-ndjson": {"schema": {"type": "string"}, "example": "[]\n"}},
     }
 }
@@ -67,8 +74,11 @@ def add_workers(api: Api) -> None:
     api.add(refused, attempts, answers=Heard)
     checking = _work("checkPseudonyms", "POST", "/v1/worker/pseudonyms:check")
     api.add(checking, check_pseudonyms, answers=UnlinkedModel)
+    kept = _work("checkKept", "PUT", f"{mine}/kept")
+    api.add(kept, check_kept, answers=Covered, problems=("not-found",))
+    more = ("not-found", "refused-leaf", "unsupported-media-type")
     batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
-    api.add(batch, ship, answers=BatchStored, problems=("not-found", "refused-leaf"), more=_BATCH)
+    api.add(batch, ship, answers=BatchStored, problems=more, more=_BATCH)
 
 
 async def policy_records(
@@ -126,7 +136,14 @@ def register(
     """
     new = service.fleet.register(caller.name, incarnation, what.offset_us, what.utc_us)
     with service.reading() as connection:
-        return {"new": new, "worker": caller.name, "issuers": list(known_issuers(connection).all)}
+        issuers = list(known_issuers(connection).all)
+    return {
+        "new": new,
+        "worker": caller.name,
+        "issuers": issuers,
+        "encodings": [ENCODING],
+        "tells_covered": True,
+    }
 
 
 def report(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: WorkerReport) -> dict[str, Any]:
@@ -159,17 +176,53 @@ async def ship(
     caller: CallerDep, service: ServiceDep, incarnation: Uuid, sequence: Sequence, request: Request
 ) -> dict[str, Any]:
     """Take a batch of leaves; the answer comes when it is durable. `sequence` is that of its first event."""
-    body = await request.body()
+    sent, encoding = await request.body(), request.headers.get("content-encoding")
+    bytes_max = int(service.settings.batch_bytes_max)
 
     def store() -> dict[str, Any]:
-        batch = service.ingest.read(body, service.fleet.sender(caller.name, incarnation))
+        sender = service.fleet.sender(caller.name, incarnation)
+        batch = service.ingest.read(plain_body(sent, encoding, bytes_max), sender)
         service.fleet.check_dates(batch.batch)
-        stored = service.ingest.put(caller.name, incarnation, batch)
+        try:
+            stored = service.ingest.put(caller.name, incarnation, batch)
+        except ProblemError:
+            service.fleet.forget()
+            raise
         service.fleet.received(incarnation, max(sequence, batch.last_sequence))
         last = {"last_sequence": batch.last_sequence, "unlinkings": _unlinkings(service)}
         return stored._asdict() | last
 
     return await run_sync(store)
+
+
+def check_kept(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: KeptModel) -> dict[str, Any]:
+    """What of a worker's kept leaves is here, and under a signed checkpoint: that need be kept no longer."""
+    service.fleet.sender(caller.name, incarnation, fresh=True)
+    runs = [LeafRun(run.incarnation, run.first, run.last) for run in what.runs]
+    with service.reading() as connection:
+        signed = LedgerProofs(connection).signed_or_none()
+        found = find_runs(connection, caller.name, runs, None if signed is None else signed.size)
+    return {
+        "runs": [one._asdict() for one in found],
+        "size": 0 if signed is None else signed.size,
+        "note": None if signed is None else signed.note.decode(),
+        "refused": "" if service.signer is None else service.signer.status().refused,
+    }
+
+
+def plain_body(body: bytes, encoding: str | None, bytes_max: int) -> bytes:
+    """A batch without its `Content-Encoding`; raises `unsupported-media-type`, `too-large` or `malformed`."""
+    if encoding is None:
+        return body
+    if encoding.strip().lower() != ENCODING:
+        accepted = {"Accept-Encoding": ENCODING}
+        raise ProblemError(
+            "unsupported-media-type", f"a batch comes plain or as `{ENCODING}`", headers=accepted
+        )
+    try:
+        return decompress(body, bytes_max=bytes_max)
+    except CompressionError as problem:
+        raise ProblemError("too-large" if problem.over else "malformed", problem.message) from None
 
 
 def _unlinkings(service: Service) -> int:

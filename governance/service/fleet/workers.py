@@ -127,13 +127,21 @@ class Fleet:
             "set the wrong one right, as by NTP"
         )
 
-    def sender(self, worker: str, incarnation: str) -> Sender:
-        """The sender of a batch; raises `not-found` where the incarnation is not this worker's."""
-        known = self._senders.get(incarnation)
+    def forget(self) -> None:
+        """The database was away: who was on record may be there no more."""
+        self._senders = {}
+
+    def sender(self, worker: str, incarnation: str, *, fresh: bool = False) -> Sender:
+        """The sender of a batch; raises `not-found` where the incarnation is not this worker's.
+
+        `fresh`: by the ledger, whatever is remembered.
+        """
+        known = None if fresh else self._senders.get(incarnation)
         if known is None:
             with self._engine.connect() as connection:
                 row = self._find(connection, incarnation)
                 if row is None or row.worker != worker:
+                    self._senders.pop(incarnation, None)
                     raise not_found()
                 query = select(incarnations.c.uuid).join(workers, workers.c.id == incarnations.c.worker)
                 mine = connection.scalars(query.where(workers.c.name == worker, incarnations.c.id < row.id))

@@ -28,9 +28,10 @@ from kvcustody.governance.service.problem_details import ProblemError
 
 LEAVES_MAX = 20_000
 NAMES_MAX = 20_000
+KEPT_RUNS_MAX = 1000  # that a worker asks about at once
 CONTROL_KINDS = frozenset(  # what only the control plane writes
     {"access", "principal-changed", "signing-key", "release-step", "retention-purged"}
-    | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered", "clock-confirmed"}
+    | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered", "clock-confirmed", "log-broken"}
 )
 _WORKERS_KINDS = LEAF_KEYS.keys() - CONTROL_KINDS
 _HEX = frozenset("0123456789abcdef")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -47,6 +48,7 @@ from kvcustody.audit.schema.ledger import (
 from kvcustody.audit.subjects import pseudonym_directory as pseudonyms
 from kvcustody.audit.subjects import subject_table as subject_rows
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.writer.spill_file import SpillSegment
 from kvcustody.errors import LedgerUnavailable
 
 
@@ -290,7 +292,11 @@ def test_a_spill_that_is_removed_under_the_writer_loses_nothing(
                 path.write_bytes(b"")
         writer.submit([opened(20)])
         assert writer.flush(3.0)
-        survivors = b"".join(path.read_bytes() for path in folder.glob("*.spill"))
+        survivors = b"".join(
+            record
+            for path in folder.glob("*.spill")
+            for record in SpillSegment(path, os.open(path, os.O_RDONLY)).records()
+        )
         assert all(
             b'"residency":%d,' % number in survivors for number in range(21)
         )  # kill -9 now loses nothing
@@ -304,7 +310,7 @@ def test_a_spill_that_is_removed_under_the_writer_loses_nothing(
 def test_a_full_spill_stops_admission_but_never_the_caller(
     store: Engine, make_writer: Any, lock: Any
 ) -> None:
-    settings = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, spill_bytes=4000)
+    settings = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, spill_bytes=1000)
     writer = make_writer(store, settings=settings)
     with lock(store):
         waits = []

@@ -44,11 +44,11 @@ class Flaky(ControlPlaneConnection):
 
     lose: Callable[[], str]
 
-    def put_bytes(self, path: str, body: bytes, media: str) -> Any:
+    def put_bytes(self, path: str, body: bytes, media: str, *, encoding: str = "") -> Any:
         lost = self.lose()
         if lost == "request":
             raise ServiceError("lost", problem="unreachable")
-        answer = super().put_bytes(path, body, media)
+        answer = super().put_bytes(path, body, media, encoding=encoding)
         if lost == "answer":
             raise ServiceError("lost", problem="unreachable")
         return answer
@@ -126,7 +126,7 @@ class World:
             return connection.scalar(query)
 
     def spills(self) -> list[str]:
-        return [path.suffix for path in self.folder.iterdir() if path.suffix != ".lock"]
+        return [path.suffix for path in self.folder.iterdir() if path.suffix not in (".lock", ".kept")]
 
 
 def until(told: Callable[[], bool], writer: LedgerWriter, seconds: float = 60.0) -> None:

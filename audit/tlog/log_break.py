@@ -1,0 +1,119 @@
+"""A break of the root log, said by its own key: what it had signed that is gone, and where it goes on.
+
+A database that failed over, or was restored, to an earlier state loses root leaves that a note covers. Workers hand
+in again what they kept, but in another order and under other salts: the root log that comes of it can never extend the
+lost note. So nothing of that is hidden, and nothing is signed, until an operator confirms it:
+
+1. The statement names the lost head, the one that the ledger had when it was confirmed, the newest signed one that is
+   still part of it (where the next signature begins), and how many leaves replays have brought back since.
+2. It is signed by the log's key, as a statement that cannot pass for a checkpoint, and is a leaf of the system log.
+3. It excuses nothing: who holds the lost note, or a witness that cosigned it, sees that this log does not extend it,
+   and has the statement to show whose doing that was.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.tlog.backend import parse_json
+from kvcustody.audit.tlog.merkle import TreeHead
+from kvcustody.audit.tlog.signed_note import Note, NoteError, VerifierKey, decode_base64, parse_note
+from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement, verify_statement
+
+BREAK = "kvcustody/log-break@1"
+LOG_BROKEN_KIND = "log-broken"
+_FIELDS = ("origin", "lost", "found", "base", "replayed", "time")
+
+
+class LogBreak(NamedTuple):
+    """The heads are of the root log (rule 1)."""
+
+    origin: str
+    lost: TreeHead
+    found: TreeHead
+    base: TreeHead
+    replayed: int
+    at_seconds: int
+
+
+class RecordedBreak(NamedTuple):
+    """A break as a leaf has it, and who confirmed it."""
+
+    idx: int
+    note: bytes
+    actor: str
+    reason: str
+
+
+def break_record(key: SigningKey, what: LogBreak) -> bytes:
+    """The statement as a note of the log's key."""
+    text = _text(what)
+    return Note(text, (sign_statement(key, text),)).to_bytes()
+
+
+def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
+    """The break in a note, signed by one of `keys` where there are any; raises `NoteError`."""
+    note = parse_note(data)
+    lines = note.text.split("\n")
+    fields = dict(line.split(" ", 1) for line in lines[1:-1] if " " in line)
+    if lines[0] != BREAK or tuple(fields) != _FIELDS:
+        raise NoteError("a note is no break of a log")
+    try:
+        found = LogBreak(
+            fields["origin"],
+            _head(fields["lost"]),
+            _head(fields["found"]),
+            _head(fields["base"]),
+            int(fields["replayed"]),
+            int(fields["time"]),
+        )
+    except ValueError:
+        raise NoteError("a break of a log has a malformed number") from None
+    if _text(found) != note.text or len(note.signatures) != 1:
+        raise NoteError("a break of a log is not in its one form")
+    problems = []
+    for key in keys:
+        try:
+            verify_statement(key, note.text, note.signatures[0])
+        except NoteError as problem:
+            problems.append(problem)
+    if keys and len(problems) == len(keys):
+        raise problems[0]
+    return found
+
+
+def recorded_breaks(connection: Connection) -> list[RecordedBreak]:
+    """Every break in the system log, in order; raises `NoteError` where a leaf of one is malformed."""
+    query = (
+        select(events.c.idx, events.c.leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(logs.c.name == SYSTEM, events.c.kind == LOG_BROKEN_KIND)
+        .order_by(events.c.idx)
+    )
+    try:
+        rows = [(row.idx, parse_json(bytes(row.leaf))) for row in connection.execute(query)]
+        return [
+            RecordedBreak(idx, base64.b64decode(body["record"], validate=True), body["actor"], body["reason"])
+            for idx, body in rows
+        ]
+    except (binascii.Error, KeyError, TypeError, ValueError):
+        raise NoteError("the leaf of a break is malformed") from None
+
+
+def _text(what: LogBreak) -> str:
+    heads = zip(("lost", "found", "base"), (what.lost, what.found, what.base), strict=True)
+    lines = [f"{name} {head.size} {base64.b64encode(head.root).decode()}" for name, head in heads]
+    numbers = [f"replayed {what.replayed}", f"time {what.at_seconds}"]
+    return "\n".join((BREAK, f"origin {what.origin}", *lines, *numbers)) + "\n"
+
+
+def _head(text: str) -> TreeHead:
+    size, _, root = text.partition(" ")
+    return TreeHead(int(size), decode_base64(root, "root"))

@@ -1,0 +1,183 @@
+"""Batches that a control plane acknowledged, kept in a worker's own files until a signed checkpoint covers them.
+
+    kept.keep(names, leaves)             # after the acknowledgement; never raises
+    for segment in kept.closed(): ...    # ask about its runs, then `drop` it
+    kept.rewind()                        # all of it is spill again, to be handed in once more
+
+1. Files are those of the spill, with another ending: a spill that was handed in is one of them from then on.
+2. What is kept survives kill -9 once `keep` has returned; a machine that loses power may lose the last seconds of it.
+3. Together they stay within `bytes_max`: beyond it the oldest go, and `dropped_bytes` counts them. What cannot be
+   written is counted too; the batch was acknowledged all the same.
+4. A segment of a dead predecessor counts like an own one; a live process's is never touched.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+import structlog
+
+from kvcustody.audit.subjects.subject_table import Row
+from kvcustody.audit.writer.spill_file import KEPT, SpillFile, SpillSegment
+from kvcustody.errors import LedgerError
+
+_ASKED = 8  # segments at once
+_log = structlog.get_logger(__name__)
+
+
+class KeptRun(NamedTuple):
+    """Consecutive sequences of one process, and how many leaves they have."""
+
+    incarnation: str
+    first: int
+    last: int
+    leaves: int
+
+
+class KeptSegment(NamedTuple):
+    """One file, and what is in it."""
+
+    name: str
+    runs: tuple[KeptRun, ...]
+
+
+class KeptBatches:
+    """The kept files of one worker's folder; thread-safe."""
+
+    def __init__(self, directory: Path, *, bytes_max: int) -> None:
+        self._directory = directory
+        self._bytes_max = bytes_max
+        self._file: SpillFile | None = None
+        self._incarnation = ""
+        self._runs: dict[str, tuple[KeptRun, ...]] = {}  # of files that are closed
+        self._lock = threading.Lock()
+        self.dropped_bytes = 0
+        self.failed = ""  # why the last batch was not kept
+
+    def keep(self, names: Sequence[Row], leaves: Sequence[bytes]) -> None:
+        """Write a batch that was acknowledged (rules 2 and 3)."""
+        records = [b"P" + orjson.dumps(row) for row in names]
+        records += [b"L" + leaf for leaf in leaves]
+        with self._lock:
+            while True:
+                try:
+                    self._opened(leaves[0]).append(records)
+                except LedgerError as problem:
+                    if self._drop_oldest():
+                        continue
+                    self._say(problem.message)
+                    return
+                self.failed = ""
+                return
+
+    def closed(self) -> list[KeptSegment]:
+        """The oldest files, after the one being written was closed, where no more than a few wait."""
+        with self._lock:
+            file = self._any_file()
+            few = sum(1 for _ in self._directory.glob("*" + KEPT)) <= _ASKED
+            segments = file.segments(rotate=few)
+            try:
+                # The newest too: what is lost is what came last.
+                asked = segments if len(segments) <= _ASKED else [*segments[: _ASKED - 1], segments[-1]]
+                found = [KeptSegment(one.path.name, self._read(one)) for one in asked]
+            finally:
+                for segment in segments:
+                    segment.close()
+            return [segment for segment in found if segment.runs]
+
+    def drop(self, segment: KeptSegment) -> None:
+        """Delete a file that is covered."""
+        with self._lock:
+            self._runs.pop(segment.name, None)
+            self._any_file().forget(self._directory / segment.name)
+            (self._directory / segment.name).unlink(missing_ok=True)
+
+    def rewind(self) -> None:
+        """Everything is spill again."""
+        with self._lock:
+            file = self._any_file()
+            for segment in file.segments():
+                segment.spill_again()
+                file.forget(segment.path)
+            self._runs.clear()
+
+    def size_bytes(self) -> int:
+        """What is kept."""
+        with self._lock:
+            return self._any_file().bytes()
+
+    def bytes_per_second(self) -> float:
+        """At what rate batches came in the last minute."""
+        with self._lock:
+            return self._any_file().bytes_per_second()
+
+    def close(self) -> None:
+        """Let go of the files; they stay."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+
+    def _opened(self, leaf: bytes) -> SpillFile:
+        """The file of the process that recorded a leaf."""
+        if not self._incarnation:
+            self._incarnation = str(orjson.loads(leaf)["incarnation"])
+            if self._file is not None:
+                self._file.close()
+            self._file = self._make(self._incarnation)
+        return self._any_file()
+
+    def _any_file(self) -> SpillFile:
+        if self._file is None:
+            self._file = self._make(uuid.uuid4().hex)
+        return self._file
+
+    def _make(self, incarnation: str) -> SpillFile:
+        return SpillFile(
+            self._directory, incarnation, limit_bytes=self._bytes_max, suffix=KEPT, durable=False
+        )
+
+    def _read(self, segment: SpillSegment) -> tuple[KeptRun, ...]:
+        """The runs of a closed file."""
+        name = segment.path.name
+        if name not in self._runs:
+            counts: dict[tuple[str, int], int] = {}
+            for record in segment.records():
+                if record[:1] == b"L":
+                    leaf = orjson.loads(record[1:])
+                    key = (leaf["incarnation"], leaf["sequence"])
+                    counts[key] = counts.get(key, 0) + 1
+            runs: list[KeptRun] = []
+            for (incarnation, sequence), leaves in sorted(counts.items()):
+                if runs and runs[-1].incarnation == incarnation and runs[-1].last == sequence - 1:
+                    runs[-1] = runs[-1]._replace(last=sequence, leaves=runs[-1].leaves + leaves)
+                else:
+                    runs.append(KeptRun(incarnation, sequence, sequence, leaves))
+            self._runs[name] = tuple(runs)
+        return self._runs[name]
+
+    def _drop_oldest(self) -> bool:
+        """Make room (rule 3); False where there is nothing to let go of."""
+        file = self._any_file()
+        segments = file.segments()
+        if segments:
+            oldest = segments[0].path
+            size = oldest.stat().st_size
+            if not self.dropped_bytes:
+                _log.warning("unsigned batches fill their room; the oldest are kept no longer")
+            self.dropped_bytes += size
+            self._runs.pop(oldest.name, None)
+            file.forget(oldest)
+            oldest.unlink(missing_ok=True)
+        for segment in segments:
+            segment.close()
+        return bool(segments)
+
+    def _say(self, why: str) -> None:
+        if not self.failed:
+            _log.warning("an acknowledged batch is not kept", reason=why)
+        self.failed = why
