@@ -77,7 +77,8 @@ def test_a_populated_ledger_goes_on_and_verifies(engine: Engine, tmp_path: Path)
     if engine.dialect.name == "postgresql":
         set_up_roles(engine)
     with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE unsealed_heads")
+        for table in ("unsealed_heads", "counter_deltas", "counters", "coverage_hours", "coverage_pass"):
+            connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("UPDATE kvcustody_schema SET version_num = '0020'")
     before = rows(engine)
     assert upgrade(engine) == SCHEMA_REVISION
