@@ -29,7 +29,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement, verify_
 
 BREAK = "kvcustody/log-break@1"
 LOG_BROKEN_KIND = "log-broken"
-_FIELDS = ("origin", "lost", "found", "base", "replayed", "time")
+_BREAK_FIELDS = ("origin", "lost", "found", "base", "replayed", "time")
 
 
 class LogBreak(NamedTuple):
@@ -54,7 +54,7 @@ class RecordedBreak(NamedTuple):
 
 def break_record(key: SigningKey, what: LogBreak) -> bytes:
     """The statement as a note of the log's key."""
-    text = _text(what)
+    text = _break_text(what)
     return Note(text, (sign_statement(key, text),)).to_bytes()
 
 
@@ -63,20 +63,20 @@ def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
     note = parse_note(data)
     lines = note.text.split("\n")
     fields = dict(line.split(" ", 1) for line in lines[1:-1] if " " in line)
-    if lines[0] != BREAK or tuple(fields) != _FIELDS:
+    if lines[0] != BREAK or tuple(fields) != _BREAK_FIELDS:
         raise NoteError("a note is no break of a log")
     try:
         found = LogBreak(
             fields["origin"],
-            _head(fields["lost"]),
-            _head(fields["found"]),
-            _head(fields["base"]),
+            _break_head(fields["lost"]),
+            _break_head(fields["found"]),
+            _break_head(fields["base"]),
             int(fields["replayed"]),
             int(fields["time"]),
         )
     except ValueError:
         raise NoteError("a break of a log has a malformed number") from None
-    if _text(found) != note.text or len(note.signatures) != 1:
+    if _break_text(found) != note.text or len(note.signatures) != 1:
         raise NoteError("a break of a log is not in its one form")
     problems = []
     for key in keys:
@@ -97,23 +97,28 @@ def recorded_breaks(connection: Connection) -> list[RecordedBreak]:
         .where(logs.c.name == SYSTEM, events.c.kind == LOG_BROKEN_KIND)
         .order_by(events.c.idx)
     )
+    found = []
+    for row in connection.execute(query):
+        body = parse_json(bytes(row.leaf))
+        found.append(RecordedBreak(row.idx, break_note(bytes(row.leaf)), body["actor"], body["reason"]))
+    return found
+
+
+def break_note(leaf: bytes) -> bytes:
+    """The note in the leaf of a break; raises `NoteError`."""
     try:
-        rows = [(row.idx, parse_json(bytes(row.leaf))) for row in connection.execute(query)]
-        return [
-            RecordedBreak(idx, base64.b64decode(body["record"], validate=True), body["actor"], body["reason"])
-            for idx, body in rows
-        ]
+        return base64.b64decode(parse_json(leaf)["record"], validate=True)
     except (binascii.Error, KeyError, TypeError, ValueError):
         raise NoteError("the leaf of a break is malformed") from None
 
 
-def _text(what: LogBreak) -> str:
+def _break_text(what: LogBreak) -> str:
     heads = zip(("lost", "found", "base"), (what.lost, what.found, what.base), strict=True)
     lines = [f"{name} {head.size} {base64.b64encode(head.root).decode()}" for name, head in heads]
     numbers = [f"replayed {what.replayed}", f"time {what.at_seconds}"]
     return "\n".join((BREAK, f"origin {what.origin}", *lines, *numbers)) + "\n"
 
 
-def _head(text: str) -> TreeHead:
+def _break_head(text: str) -> TreeHead:
     size, _, root = text.partition(" ")
     return TreeHead(int(size), decode_base64(root, "root"))

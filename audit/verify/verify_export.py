@@ -44,6 +44,7 @@ from kvcustody.audit.tlog.key_rotation import (
     handover_note,
     parse_handover_leaf,
 )
+from kvcustody.audit.tlog.log_break import LOG_BROKEN_KIND, LogBreak, break_note, parse_break
 from kvcustody.audit.tlog.merkle import EMPTY, EMPTY_ROOT, HASH_BYTES, Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import check_consistency
 from kvcustody.audit.tlog.root_log import (
@@ -133,6 +134,7 @@ class LogVerdict:
     last_us: int = 0
     unchecked_heads: int = 0
     handovers: int = 0
+    breaks: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -145,6 +147,7 @@ class ExportVerdict:
     whole: bool = False
     closed: int = 0
     handovers: int = 0
+    breaks: list[LogBreak] = field(default_factory=list)  # each stated by a key that is trusted
     stamps: list[StampVerdict] = field(default_factory=list)
     unchecked_stamps: int = 0
     marked: Marked = ()
@@ -273,6 +276,8 @@ class _Check:
             self._log(log, manifest.form)
         if verdict.whole and sum(log.handovers for log in verdict.logs) != verdict.handovers:
             raise ExportError("the system log has other handovers of the signing key than the export lists")
+        for record in (record for log in verdict.logs for record in log.breaks):
+            verdict.breaks.append(parse_break(record, [period.key for period in self._periods]))
         self._check_marked(manifest)
         for kept in self._kept:
             if kept.log not in names:
@@ -297,7 +302,7 @@ class _Check:
         Raises `NoteError`, `ProofError` or `ExportError`: also for a key that signed past its handover.
         """
         leaves = [self._file(entry.place + LEAF, HANDOVER_BYTES_MAX) for entry in entries]
-        periods = follow_handovers(trusted, leaves)
+        self._periods = periods = follow_handovers(trusted, leaves)
         self._trusted = tuple(dict.fromkeys(period.key for period in periods))
         signed = self._signed = open_checkpoint(
             self._note, self._trusted, witnesses=cosigners, witness_threshold=witness_threshold
@@ -505,6 +510,8 @@ def _take_leaves(found: LogVerdict, leaves: Sequence[bytes], first: int) -> list
             raise ExportError(f"leaf `{idx}` of `{found.name}` says that it belongs to `{log}`")
         found.kinds[kind] += 1
         found.handovers += kind == SIGNING_KEY_KIND and handover_note(leaf) is not None
+        if kind == LOG_BROKEN_KIND and found.name == SYSTEM:
+            found.breaks.append(break_note(leaf))
         found.first_us = min(found.first_us or moment, moment)
         found.last_us = max(found.last_us, moment)
         if kind in _LIVES and found.name == SYSTEM:

@@ -19,7 +19,6 @@ import os
 import struct
 import time
 import zlib
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +34,7 @@ _MAGIC_PLAIN = b"KVCSPILL1\n"
 _HEAD = struct.Struct("<II")  # length, CRC-32 of the payload
 _FRAME_BYTES, _FRAME_BYTES_MAX = 4 << 20, 64 << 20  # of records: when a frame is full, and what one may hold
 _SEGMENT_BYTES = 16 << 20
-_RATE_SECONDS = 60.0
+_RATE_SECONDS = 60
 
 
 class SpillFullError(LedgerError):
@@ -123,7 +122,9 @@ class SpillFile:
         self._stem = incarnation + ("-" if suffix == SPILL else "-k")  # a spill that is kept has its own name
         self._suffix = suffix
         self._durable = durable
-        self._written: deque[tuple[float, int]] = deque()  # what was appended lately, and when
+        self._written: tuple[
+            tuple[int, int], ...
+        ] = ()  # bytes by the second, of the last minute; read on any thread
         self.limit_bytes = limit_bytes
         self._number = 0
         self._descriptor = -1
@@ -154,7 +155,9 @@ class SpillFile:
                 f"spill `{self._directory}`: {problem.strerror}", path=self._directory
             ) from problem
         self._size += len(data)
-        self._written.append((time.monotonic(), len(data)))
+        now, (last, size) = int(time.monotonic()), self._written[-1] if self._written else (-1, 0)
+        before = self._written[:-1] if last == now else self._written
+        self._written = (*before[-_RATE_SECONDS:], (now, len(data) + (size if last == now else 0)))
         if self._size >= _SEGMENT_BYTES:
             self.rotate()
         return len(data)
@@ -167,13 +170,11 @@ class SpillFile:
 
     def bytes_per_second(self) -> float:
         """At what rate it grew in the last minute; 0.0 where it did not."""
-        since = time.monotonic() - _RATE_SECONDS
-        while self._written and self._written[0][0] < since:
-            self._written.popleft()
-        if len(self._written) < 2:
+        now = int(time.monotonic())
+        lately = [(second, size) for second, size in self._written if now - second <= _RATE_SECONDS]
+        if not lately:
             return 0.0
-        spent = time.monotonic() - self._written[0][0]
-        return sum(size for _, size in list(self._written)) / max(1.0, spent)
+        return sum(size for _, size in lately) / max(1, now - lately[0][0])
 
     def rotate(self) -> Path | None:
         """Close the own segment, where one is open; the next append begins another."""

@@ -168,6 +168,7 @@ def _facts(found: ExportVerdict) -> dict[str, Any]:
         "whole": found.whole,
         "witnesses": witnesses,
         "handovers": found.handovers,
+        "breaks": [{"lost": what.lost.size, "base": what.base.size} for what in found.breaks],
         "timestamps": [stamp._asdict() for stamp in found.stamps],
         "problems": found.problems,
         "not_shown": found.limits,
@@ -199,6 +200,11 @@ def _print(found: ExportVerdict, seconds: float) -> None:
         print(f"{stamp.authority} saw the checkpoint of {stamp.size} at {readable(stamp.at_us)} UTC")
     if found.handovers:
         print(f"{found.handovers} handovers of the signing key are on record")
+    for what in found.breaks:
+        print(
+            f"the log broke: a signed checkpoint of {what.lost.size} root leaves was lost, and signing went on from "
+            f"{what.base.size}, as its key states"
+        )
     print("not shown:")
     for limit in found.limits:
         print(f"  - {limit}")

@@ -127,13 +127,14 @@ class ControlPlaneSink:
 
     def check_kept(self) -> None:
         """Ask what is covered by a signed checkpoint, and let go of it (rule 5); on any thread but the writer's."""
-        if not self.keeps or self._lost or self._life is None:
+        life = self._life  # the writer's thread may take it back
+        if not self.keeps or self._lost or life is None:
             return
         segments = self.kept.closed()
         runs = [run for segment in segments for run in segment.runs]
         found: list[dict[str, Any]] = []
         for start in range(0, max(1, len(runs)), KEPT_RUNS_MAX):
-            answer = self._ask_kept(self._life, runs[start : start + KEPT_RUNS_MAX])
+            answer = self._ask_kept(life, runs[start : start + KEPT_RUNS_MAX])
             if answer is None:
                 self._lost = "the ledger does not know this process any more"
                 return

@@ -67,6 +67,19 @@ def test_what_an_earlier_release_spilled_is_read(tmp_path: Path) -> None:
     assert read(path) == (records(0)[:-1], len(frames[-1]) - 1)
 
 
+def test_the_rate_is_that_of_the_last_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spill, now = SpillFile(tmp_path, "ab" * 16, limit_bytes=LIMIT), [1000.0]
+    monkeypatch.setattr("kvcustody.audit.writer.spill_file.time.monotonic", lambda: now[0])
+    assert spill.bytes_per_second() == 0.0
+    for _ in range(200):
+        taken = spill.append(records(0))
+        now[0] += 0.5
+    assert spill.bytes_per_second() == pytest.approx(2 * taken, rel=0.05)
+    now[0] += 100
+    assert spill.bytes_per_second() == 0.0
+    spill.close()
+
+
 def test_a_segment_that_is_kept_is_the_same_file_under_another_name(tmp_path: Path) -> None:
     spill = SpillFile(tmp_path, "ab" * 16, limit_bytes=LIMIT)
     spill.append(records(0))

@@ -351,6 +351,28 @@ def test_what_a_dead_process_left_in_its_spill_is_handed_in_by_its_successor(wor
     until(lambda: world.end(dead) == "died", successor)
 
 
+def test_live_batches_go_before_what_was_spilled(world: World) -> None:
+    writer = world.open(SETTINGS._replace(replay_share=0.05, capacity=1 << 20))
+    writer.submit([started(world)])
+    assert writer.flush(20)
+    world.away()
+    for number in range(20):
+        writer.submit([opened(100 * number + each) for each in range(100)])
+    assert writer.flush(20) and writer.status().spilled_bytes
+    world.lose = lambda: ""
+    until(lambda: not writer.down, writer)
+    status = writer.status()
+    assert status.replaying and not status.healthy and writer.recording
+    live = writer.submit_durable(key_event())
+    assert writer.status().replaying
+    there = {leaf.sequence for leaf in world.leaves(writer)}
+    assert live in there and len(there) < live, "control: the spill is not in yet"
+    world.back(writer)
+    found = [leaf.sequence for leaf in world.leaves(writer)]
+    assert len(found) == len(set(found)) and set(range(1, live + 1)) <= set(found) | {live}
+    assert world.gaps(writer) == [] and world.spills() == []
+
+
 def test_closing_asks_the_sink_once_more(world: World) -> None:
     writer = world.open()
     world.away()

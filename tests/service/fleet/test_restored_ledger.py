@@ -351,3 +351,9 @@ def test_signing_goes_on_after_a_lost_signature_by_a_confirmed_act_alone(make_wo
         assert "lost by the break" in problem.what
         other = SigningKey.generate(vkey.name).verifier
         assert any("break" in found.what for found in fsck(connection, keys=[other]).problems), "control"
+    world.end()
+    folder, public = str(world.folder / "evidence"), str(vkey)
+    exported = CliRunner().invoke(app, ["audit", "export", folder, "--ledger", place])
+    assert not exported.exit_code, exported.output
+    shown = CliRunner().invoke(app, ["audit", "verify", folder, "--key", public])
+    assert not shown.exit_code and "the log broke" in shown.output, shown.output
