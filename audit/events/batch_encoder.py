@@ -180,7 +180,7 @@ class BatchEncoder:
                 else:
                     kept.setdefault(key, []).append(each)
         if not (found and kept):
-            return None, found
+            return None, []  # refused as a whole
         return event._replace(**{key: tuple(kept.get(key, ())) for key in FOLDED}), found
 
     def _ordered(self, draft: _Draft, items: Sequence[Item]) -> Encoded:

@@ -17,6 +17,7 @@ from kvcustody.audit.events import (
     LEAF_BYTES_MAX,
     Context,
     CustodyChanged,
+    CustodyEnded,
     DecisionRecorded,
     Event,
     HitCounted,
@@ -153,6 +154,8 @@ def test_by_column_gives_the_bytes_and_rows_of_one_by_one(kind: Any, data: st.Da
 def test_a_shared_leaf_that_is_none_is_refused_and_hinders_no_other(key: str, value: Any) -> None:
     sound = CustodyChanged(5, "acme")
     check([(1, sound), (2, sound._replace(**{key: value})), (3, sound)])
+    one = CustodyEnded(5, "acme", "internal", (Run(np.arange(3), 7),), "expired", 1, 2, 3, 4)
+    check([(1, CustodyChanged(True, "acme", ended=(one, one))), (2, sound)])
 
 
 @settings(max_examples=60, deadline=None)
