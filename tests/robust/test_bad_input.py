@@ -343,7 +343,7 @@ def test_a_disk_that_fills_up_under_a_replay(place: Path) -> None:
     before = leaves(place / "ledger.db")
     size = (place / "ledger.db").stat().st_size
     arguments = ("replay", "--limit", "60", "--pool-blocks", "512", *REPLAY[5:], "--json")
-    code, out, errors = process(place, *arguments, condition=files_up_to(size + 300_000))
+    code, out, errors = process(place, *arguments, condition=files_up_to(size + 100_000))
     document = json.loads(out)
     assert code == 2 and document["totals"]["requests"] == 60
     assert re.fullmatch(
