@@ -31,7 +31,7 @@ from kvcustody.testkit.tiny_model import tiny_model
 POLICY = policy(
     dict.fromkeys(("greedy", "modest"), "{guaranteed: 50%, cap: 50%}"), profile="strict", scope="subject"
 )
-SPILL_BYTES = 256 << 10
+SPILL_BYTES = 32 << 10
 QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.05, spill_bytes=SPILL_BYTES)
 MODEL = tiny_model()
 ROUNDS = 400  # several times what greedy's quarter of the spill holds

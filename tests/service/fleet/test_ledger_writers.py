@@ -267,7 +267,7 @@ def test_who_waits_has_a_try_brought_forward(world: World) -> None:
 
 
 def test_a_full_spill_stops_admission_and_what_is_held_arrives(world: World) -> None:
-    writer = world.open(SETTINGS._replace(spill_bytes=4000))
+    writer = world.open(SETTINGS._replace(spill_bytes=500))
     world.away()
     for number in range(60):
         writer.submit([opened(number)])
@@ -400,7 +400,7 @@ def test_a_worker_name_is_one_process_at_a_time(world: World) -> None:
 
 
 def test_what_no_store_could_keep_is_a_gap_by_sequence(world: World) -> None:
-    writer = world.open(SETTINGS._replace(spill_bytes=2000, capacity=20))
+    writer = world.open(SETTINGS._replace(spill_bytes=500, capacity=20))
     world.away()
     for number in range(100):
         writer.submit([opened(number)])
@@ -414,7 +414,7 @@ def test_what_no_store_could_keep_is_a_gap_by_sequence(world: World) -> None:
 
 
 def test_a_tenants_share_of_the_spill_is_counted(world: World) -> None:
-    writer = world.open(SETTINGS._replace(spill_bytes=20_000))
+    writer = world.open(SETTINGS._replace(spill_bytes=1500))
     writer.shares.divide(lambda tenant: 0.5)
     world.away()
     writer.submit([BlocksAttached(CLOCK.now_us(), number, "greedy", ()) for number in range(30)])

@@ -62,7 +62,8 @@ QUICK = WriterSettings(interval_seconds=0.002, durable_seconds=3.0)
 @pytest.fixture
 def worker(client, people) -> Worker:
     made = Worker()
-    assert register(client, people["worker"], made).json() == {"new": True, "worker": "worker", "issuers": []}
+    told = {"issuers": [], "encodings": ["zstd"], "tells_covered": True}
+    assert register(client, people["worker"], made).json() == {"new": True, "worker": "worker", **told}
     return made
 
 
