@@ -415,7 +415,7 @@ def test_a_migration_counts_what_is_there(any_store: Engine, make_writer: Any, w
     with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
         for name in ("counters", "counter_deltas", "coverage_hours", "coverage_pass"):
             connection.exec_driver_sql(f"DROP TABLE {name}")
-        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0020'")
+        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0021'")
     told: list[tuple[str, int, int]] = []
     assert upgrade(any_store, progress=lambda *counts: told.append(counts)) == SCHEMA_REVISION
     assert len(expected) > 50 and sums(any_store) == expected and state() == before

@@ -226,7 +226,8 @@ SAID = "Holds replayed or generated history"
 ACTS = {  # commands on a ledger that show nothing of what processes recorded
     "replay", "db upgrade", "db roles", "db partitions", "audit timestamp", "audit sign", "audit rotate-key",
     "audit redact", "audit purge", "audit hold place", "audit hold lift", "audit sink detach", "audit sink attach",
-    "audit sink retry", "audit push", "erasure request", "scan close-dead", "clock confirm", "observe",
+    "audit sink retry", "audit push", "audit confirm-break", "erasure request", "scan close-dead", "clock confirm",
+    "observe",
 }  # fmt: skip
 POLICY = "policies/library/regulated-saas.yaml"
 
@@ -269,6 +270,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "erasure list": (),
         "erasure certificate": (erasure, "--signing-key", KEY, "--out", str(out / "c.json")),
         "scan ledger": (),
+        "size ledger": ("--ledger", "sqlite:///kvcustody.db"),
         "scan findings": (),
     }
 

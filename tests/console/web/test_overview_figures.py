@@ -18,6 +18,7 @@ CUSTODY = ("custody_ends", "receipts", "releases", "residencies", "attachments",
 @pytest.mark.parametrize("who", ["auditor", "tenant-viewer@acme"])
 def test_the_overview_reads_figures(world: World, who: str) -> None:
     service, heard = world.service, list[str]()
+    assert service.writer.seal()  # verdicts are of the newest checkpoint
     assert judge(service.reader, service.engine, now_us=service.clock.utc_us()) is not None
 
     def hear(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:

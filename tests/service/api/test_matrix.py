@@ -209,6 +209,9 @@ ROWS = {
     "reportStatus": Row(
         "/v1/worker/incarnations/{life}/status", every="worker", body={"status": {}}, of_caller=True
     ),
+    "checkKept": Row(
+        "/v1/worker/incarnations/{life}/kept", every="worker", body={"runs": []}, of_caller=True
+    ),
     "shipBatch": Row("/v1/worker/incarnations/{life}/batches/1", every="worker", of_caller=True),
 }
 OPEN = {"live", "ready"}

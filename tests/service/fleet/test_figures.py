@@ -48,6 +48,7 @@ def lived(make_service: Callable[..., Service], make_people: Any, make_client: A
         events = [*worker.request("acme"), *worker.request("labs")]
         first = [] if worker.sequence else [worker.started()]
         assert ship(client, key, worker, worker.batch([*first, *events])).status_code == 200
+    assert service.writer.seal()  # verdicts are of the newest checkpoint
     assert judge(service.reader, service.engine, now_us=OFFSET_US + 60_000_000) is not None
     return service, people, client
 
