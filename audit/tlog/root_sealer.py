@@ -112,6 +112,7 @@ class RootSealer:
         self._hurry = False
         self._waiting: deque[threading.Event] = deque()
         self._problem = ""
+        self._failing_since_us: int | None = None
 
     @property
     def due_seconds(self) -> float:
@@ -179,9 +180,17 @@ class RootSealer:
         return int(oldest_us) + self._interval_us - self._clock.utc_us()
 
     def _tell(self, problem: str) -> None:
-        if problem and problem != self._problem:
+        """Say once what lasts; a passing failure is in the age of what waits, and an outage the writer's to tell."""
+        if not problem:
+            self._problem, self._failing_since_us = "", None
+            return
+        now_us = self._clock.now_us()
+        if self._failing_since_us is None:
+            self._failing_since_us = now_us
+        lasts = now_us - self._failing_since_us >= OVERDUE_INTERVALS * self._interval_us
+        if lasts and problem != self._problem:
             _log.warning("leaves are under no checkpoint yet", reason=problem)
-        self._problem = problem
+            self._problem = problem
 
 
 _OLDEST = "SELECT min(grown_us) FROM unsealed_heads"
