@@ -81,6 +81,16 @@ _MAY_SHARE: dict[type[Event], Callable[[Event], bool]] = {
 }
 
 
+def _is_plain(event: Event, check: Callable[[Event], bool]) -> bool:
+    """Whether it may share a leaf; one with values of another type is by itself, for the encoder to refuse."""
+    try:
+        return (
+            event.at_us.__class__ is int and isinstance(getattr(event, "tenant", None), str) and check(event)
+        )
+    except (TypeError, AttributeError):
+        return False
+
+
 class _Drafts:
     """What waits to share leaves, by tenant; used under the queue's lock."""
 
@@ -193,7 +203,7 @@ class EventQueue:
         for event in events:
             kind = event.__class__
             check = may_share.get(kind)
-            if check is not None and check(event):
+            if check is not None and _is_plain(event, check):
                 tenant: str = event.tenant  # type: ignore[attr-defined]  # each of these has one
                 if drafts.add(event, tenant) or drafts.count >= self._batch:
                     self._close_drafts(alone)

@@ -177,3 +177,19 @@ def test_one_that_cannot_be_written_takes_none_along(store: Engine, make_writer:
     assert Counter(kinds(store)) == {"worker-started": 1, "residency-opened": 2, CHANGED: 2, "gap": 1}
     shared = [body for body in leaves_of(store) if body["kind"] == CHANGED]
     assert [len(list(plain_bodies(body))) for body in shared] == [3, 3]
+
+
+@pytest.mark.parametrize("change", [{"runs": 7}, {"tenant": ["acme"]}, {"at_us": None}])
+def test_a_value_of_another_type_stops_neither_engine_nor_writer(
+    change: dict[str, Any], store: Engine, make_writer: Any
+) -> None:
+    writer = make_writer(store)
+    writer.submit([STARTED, opened(1), *life(1)[:2], life(1)[1]._replace(**change), life(1)[2]])
+    assert writer.flush() and writer.flush()
+    assert Counter(kinds(store)) == {
+        "worker-started": 1,
+        "residency-opened": 1,
+        CHANGED: 1,
+        "gap": 1,
+        "receipt": 1,
+    }
