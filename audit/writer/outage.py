@@ -112,6 +112,7 @@ class _Replay:
         self.left = deque(segments)
         self.parts: Iterator[Part] = iter(())
         self.counts = _Counts()
+        self.handed_in_bytes = 0  # of the first one left
         self.due_at = 0.0
 
     def close(self) -> None:
@@ -178,9 +179,8 @@ class Outage:
 
     @property
     def replayed_bytes(self) -> int:
-        """How much of the segment that is being handed in is done."""
-        behind = self._behind
-        return behind.left[0].read_bytes if behind is not None and behind.left else 0
+        """How much of the segment that is being handed in was acknowledged, whole frames of it."""
+        return self._behind.handed_in_bytes if self._behind is not None else 0
 
     def lost(self, problem: NotAcknowledgedError | LedgerError) -> None:
         """The sink failed."""
@@ -319,9 +319,11 @@ class Outage:
         part = next(behind.parts, None)
         if part is not None:
             self._hand_in(segment, *part, behind.counts)
+            behind.handed_in_bytes = segment.read_bytes
             return
         self._report_and_retire([segment], behind.counts)
         behind.left.popleft()
+        behind.handed_in_bytes = 0
         behind.counts = _Counts()
 
     def _replayed(self) -> None:

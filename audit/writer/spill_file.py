@@ -74,8 +74,9 @@ class SpillSegment:
                 if not whole:
                     self.torn_bytes = size - start
                     return
-                self.read_bytes = file.tell()
+                end = file.tell()
                 yield from records
+                self.read_bytes = end
 
     def retire(self, *, keep: bool = False) -> None:
         """Delete the segment, or `keep` it; set it aside where part of it is in no other place: `.torn`, `.refused`."""
