@@ -2,8 +2,7 @@
 
 1. A turn takes a bounded number of deltas and adds them to the sums in one transaction: one that is cut off has done
    nothing, and what was folded is not there to be folded again.
-2. Several may fold at once. On PostgreSQL each takes deltas that no other has; sums are added to in the order of
-   their keys, so that two wait for each other at most once.
+2. One folds at a time; whoever else comes has nothing to do. Deltas are taken log by log, so a turn changes few sums.
 """
 
 from __future__ import annotations
@@ -14,26 +13,31 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, Engine, delete, select, tuple_
 
 from kvcustody.audit.counters.count_events import FigureName
-from kvcustody.audit.database.bulk_insert import Inserts
+from kvcustody.audit.counters.packed_figures import is_scraped, pack, unpack
+from kvcustody.audit.database.bulk_insert import Inserts, replace_rows
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters
 
 DELTAS_MAX = 8192  # of one turn
-_KEYS = 2048  # of one statement
-_COMMITS = 32  # of one writer, after which it folds
+_FOLDING = 7_215_411  # the number of the lock
+_Place = tuple[bool, int, int]  # the key of a sum
 
 
 def write_deltas(
     inserts: Inserts, found: Mapping[tuple[int, FigureName], int], sizes: Mapping[int, int]
-) -> None:
-    """Insert what a transaction changes, given the size that each log has afterwards (`schema.counters`, rule 1)."""
+) -> int:
+    """Insert what a transaction changes, given the size that each log has afterwards; how many rows that is."""
+    by_place: dict[_Place, list[tuple[FigureName, int]]] = {}
+    for (log, figure), value in found.items():
+        by_place.setdefault((is_scraped(figure), figure.hour_us, log), []).append((figure, value))
     rows = [
-        (log, sizes[log], number, *figure, value)
-        for number, ((log, figure), value) in enumerate(found.items())
+        (scraped, log, sizes[log], hour_us, pack(figures))
+        for (scraped, hour_us, log), figures in by_place.items()
     ]
     if rows:
         inserts.add(counter_deltas, [list(zip(*rows, strict=True))])
+    return len(rows)
 
 
 def fold(engine: Engine, *, deltas_max: int = DELTAS_MAX) -> int:
@@ -43,50 +47,60 @@ def fold(engine: Engine, *, deltas_max: int = DELTAS_MAX) -> int:
 
 
 def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
-    """A turn inside the caller's transaction."""
-    column = counter_deltas.c
-    key = [column[name] for name in FigureName._fields]
-    query = select(column.log, column.size, column.number, *key, column.value).limit(deltas_max)
-    taken = connection.execute(dialect_of(connection).skipping_locked(query)).all()
-    if not taken:
+    """A turn inside the caller's transaction; 0 where another folds (rule 2)."""
+    if not dialect_of(connection).alone(connection, _FOLDING):
         return 0
-    sums: Counter[tuple[int, FigureName]] = Counter()
-    for log, _, _, *of, value in taken:
-        figure = FigureName(*of)
-        sums[log, figure] += value
-        sums[log, figure._replace(hour_us=ALL_HOURS)] += value
+    column = counter_deltas.c
+    key = tuple(column[name] for name in counter_deltas.primary_key.columns.keys())  # noqa: SIM118 - no mapping
+    oldest = select(*key).order_by(*key).limit(deltas_max)
+    taking = delete(counter_deltas).where(tuple_(*key).in_(oldest))
+    taken = connection.execute(
+        taking.returning(column.scraped, column.hour_us, column.log, column.figures)
+    ).all()
+    sums: dict[_Place, Counter[FigureName]] = {}
+    for scraped, hour_us, log, figures in taken:
+        for hour in (hour_us, ALL_HOURS):
+            sums.setdefault((scraped, hour, log), Counter()).update(unpack(hour, figures))
     add_to_sums(connection, sums)
-    place = tuple_(column.log, column.size, column.number)
-    for start in range(0, len(taken), _KEYS):
-        gone = [tuple(row[:3]) for row in taken[start : start + _KEYS]]
-        connection.execute(delete(counter_deltas).where(place.in_(gone)))
     return len(taken)
 
 
-def add_to_sums(connection: Connection, sums: Mapping[tuple[int, FigureName], int]) -> None:
-    """Add values to sums, or make them; what has come to nothing is dropped."""
-    rows = [
-        {"log": log, **figure._asdict(), "value": value}
-        for (log, figure), value in sorted(sums.items(), key=lambda item: (item[0][1].hour_us, item[0]))
-        if value
-    ]
-    if rows:
-        connection.execute(dialect_of(connection).insert_adding(counters, "value"), rows)
-    if any(row["value"] < 0 for row in rows):
-        connection.execute(delete(counters).where(counters.c.value == 0))
+def add_to_sums(connection: Connection, sums: Mapping[_Place, Counter[FigureName]]) -> None:
+    """Add values to sums, or make them; what has come to nothing is dropped. One transaction at a time (rule 2)."""
+    if not sums:
+        return
+    column = counters.c
+    there = select(counters).where(
+        column.hour_us.in_({hour for _, hour, _ in sums}),
+        column.log.between(min(log for _, _, log in sums), max(log for _, _, log in sums)),
+    )
+    for wanted in {scraped for scraped, _, _ in sums}:
+        for row in connection.execute(there.where(column.scraped == wanted)):
+            added = sums.get((wanted, row.hour_us, row.log))
+            if added is not None:
+                added.update(unpack(row.hour_us, row.figures))
+    packed = [(*place, pack(figures.items())) for place, figures in sorted(sums.items())]
+    replace_rows(connection, counters, [each for each in packed if each[3] != _NOTHING])
+    for scraped, hour_us, log, figures in packed:
+        if figures == _NOTHING:
+            place = (column.scraped == scraped, column.hour_us == hour_us, column.log == log)
+            connection.execute(delete(counters).where(*place))
+
+
+_NOTHING = pack(())
 
 
 class FoldsBetweenCommits:
-    """A writer's share of the folding: a turn after so many of its commits, and again while turns are full."""
+    """A writer's share of the folding: a turn after so many deltas of its own, and again while turns are full."""
 
     def __init__(self) -> None:
-        self._commits = 0
+        self._deltas = 0
 
-    def is_due(self) -> bool:
-        """Whether a turn is due after the commit that has just been made."""
-        self._commits += 1
-        return self._commits >= _COMMITS
+    def is_due(self, deltas: int) -> bool:
+        """Whether a turn is due after a commit that wrote so many."""
+        self._deltas += deltas
+        return self._deltas >= DELTAS_MAX
 
     def turned(self, folded: int) -> None:
         """So many deltas were folded."""
-        self._commits = _COMMITS if folded >= DELTAS_MAX else 0
+        self._deltas = DELTAS_MAX if folded >= DELTAS_MAX else 0

@@ -2,17 +2,17 @@
 
 1. A figure is the sum of what was folded and what was not yet (`schema.counters`, rule 2), read by one statement: it
    is that of the leaves in the same snapshot, whoever folds meanwhile.
-2. How many rows are read depends on how many tenants, classes and rules there are, and, for a period, on its hours:
-   never on how long the history is.
+2. How many rows are read depends on how many tenants there are, and, for a period, on its hours: never on how long the
+   history is. What a scrape reads of all tenants stands apart, in few rows.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Select, func, literal, select, union_all
+from sqlalchemy import Connection, Select, select, union_all
 
 from kvcustody.audit.counters.count_events import (
     ATTACHED,
@@ -22,6 +22,7 @@ from kvcustody.audit.counters.count_events import (
     WRITTEN,
     FigureName,
 )
+from kvcustody.audit.counters.packed_figures import ORPHANS, unpack
 from kvcustody.audit.events import log_of
 from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters
 from kvcustody.audit.schema.ledger import logs
@@ -64,6 +65,7 @@ class _Wanted(NamedTuple):
 
     measures: Sequence[str]
     kinds: Sequence[str] | None = None
+    scraped: bool | None = None
     log: str | None = None
     since_us: int | None = None
     until_us: int | None = None
@@ -74,7 +76,9 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
     log = None if tenant is None else log_of(tenant)
     sums: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     kinds = ("residency-opened", "residency-released", "blocks-attached", "blocks-released", "custody-ended")
-    for name, figure, value in _read(connection, _Wanted((EVENTS, ATTACHED, WRITTEN, BLOCKS), kinds, log)):
+    for name, figure, value in _read(
+        connection, _Wanted((EVENTS, ATTACHED, WRITTEN, BLOCKS), kinds, False, log)
+    ):
         sums[name][figure.kind, figure.measure] += value
     made = []
     sizes = leaves_by_tenant(connection)
@@ -105,18 +109,18 @@ def leaves_by_tenant(connection: Connection) -> dict[str, int]:
 
 def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tuple[Denials, ...]:
     """Denied requests by reader, owner, rule and revision: counted ones and recorded ones together."""
-    wanted = _Wanted((DENIED,), log=None if tenant is None else log_of(tenant))
+    wanted = _Wanted((DENIED,), scraped=True, log=None if tenant is None else log_of(tenant))
     totals: Counter[tuple[str, str, str, int]] = Counter()
     for name, figure, value in _read(connection, wanted):
         revision, _, owner = figure.detail.partition(" ")
         totals[name.removeprefix("tenant/"), owner, figure.outcome, int(revision)] += value
-    return tuple(Denials(*key, totals[key]) for key in sorted(totals))
+    return tuple(Denials(*key, totals[key]) for key in sorted(totals) if totals[key])
 
 
 def orphans_by_class(connection: Connection) -> Counter[str]:
     """Orphan findings on record, by class."""
     found: Counter[str] = Counter()
-    for _, figure, value in _read(connection, _Wanted((EVENTS,), ("orphan-found",))):
+    for _, figure, value in _read(connection, _Wanted((EVENTS,), (ORPHANS,), True)):
         found[figure.outcome] += value
     return found
 
@@ -133,9 +137,9 @@ def event_counts(
     wanted = _Wanted(
         (EVENTS,),
         None if kind is None else (kind,),
-        None if tenant is None else log_of(tenant),
-        since_us,
-        until_us,
+        log=None if tenant is None else log_of(tenant),
+        since_us=since_us,
+        until_us=until_us,
     )
     found: Counter[tuple[str, str, str]] = Counter()
     for name, figure, value in _read(connection, wanted):
@@ -144,29 +148,27 @@ def event_counts(
 
 
 def _read(connection: Connection, wanted: _Wanted) -> Iterator[tuple[str, FigureName, int]]:
-    """Log, figure and value: by hour where a period is asked for, else of all time (rule 1)."""
+    """Log, figure and value, folded and not, by hour where a period is asked for, else of all time (rule 1)."""
     period = (wanted.since_us, wanted.until_us) != (None, None)
-    parts: list[Select[tuple[object, ...]]] = []
+    parts: list[Select[tuple[Any, ...]]] = []
     for table in (counters, counter_deltas):
         column = table.c
-        hour = column.hour_us if period or table is counters else literal(ALL_HOURS, BigInteger)
-        rest = [column[name] for name in FigureName._fields[1:]]
-        query = select(column.log, hour.label("hour_us"), *rest, column.value)
-        query = query.where(column.measure.in_(wanted.measures))
-        if wanted.kinds is not None:
-            query = query.where(column.kind.in_(wanted.kinds))
+        query = select(logs.c.name, column.hour_us, column.figures).join(logs, logs.c.id == column.log)
+        if wanted.scraped is not None:
+            query = query.where(column.scraped == wanted.scraped)
+        else:
+            query = query.where(column.scraped.in_((False, True)))  # the key begins with it
         if wanted.log is not None:
-            mine = select(logs.c.id).where(logs.c.name == wanted.log).scalar_subquery()
-            query = query.where(column.log == mine)
-        if not period and table is counters:
-            query = query.where(column.hour_us == ALL_HOURS)
+            query = query.where(logs.c.name == wanted.log)
         if period:
             query = query.where(column.hour_us >= (wanted.since_us or 0) // HOUR_US * HOUR_US)
-        if wanted.until_us is not None:
-            query = query.where(column.hour_us < wanted.until_us)
+            if wanted.until_us is not None:
+                query = query.where(column.hour_us < wanted.until_us)
+        elif table is counters:
+            query = query.where(column.hour_us == ALL_HOURS)
         parts.append(query)
-    every = union_all(*parts).subquery()
-    key = (logs.c.name, *(every.c[name] for name in FigureName._fields))
-    query = select(*key, func.sum(every.c.value)).join(logs, logs.c.id == every.c.log).group_by(*key)
-    for name, *of, value in connection.execute(query):
-        yield str(name), FigureName(*of), int(value)
+    for name, *of in connection.execute(union_all(*parts)):
+        hour_us, figures = of
+        for figure, value in unpack(hour_us if period else ALL_HOURS, figures).items():
+            if figure.measure in wanted.measures and (wanted.kinds is None or figure.kind in wanted.kinds):
+                yield str(name), figure, value

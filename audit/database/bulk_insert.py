@@ -37,11 +37,25 @@ def insert_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> No
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
     """The same, without those rows whose key is there already, or that an earlier one of them has."""
+    _insert_ending(connection, table, rows, _NEW)
+
+
+def replace_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+    """The same; a row whose key is there already takes its place."""
+    key = [column.name for column in table.primary_key.columns]
+    others = ", ".join(
+        f"{column.name} = excluded.{column.name}" for column in table.columns if column.name not in key
+    )
+    ending = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {others}"
+    _insert_ending(connection, table, rows, ending)
+
+
+def _insert_ending(connection: Connection, table: Table, rows: Sequence[Row], ending: str) -> None:
     if not dialect_of(connection).arrays:
-        _insert(connection, table, list(chain.from_iterable(rows)), _WIDTHS, ending=_NEW)
+        _insert(connection, table, list(chain.from_iterable(rows)), _WIDTHS, ending=ending)
     elif rows:
         arrays = ", ".join(f"%s::{_type(column.type)}[]" for column in table.columns)
-        statement = f"INSERT INTO {table.name} ({_names(table)}) SELECT * FROM unnest({arrays}){_NEW}"  # noqa: S608 - our own names
+        statement = f"INSERT INTO {table.name} ({_names(table)}) SELECT * FROM unnest({arrays}){ending}"  # noqa: S608 - our own names
         connection.exec_driver_sql(statement, tuple(map(list, zip(*rows, strict=True))))
 
 

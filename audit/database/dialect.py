@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, func
+from sqlalchemy import ColumnElement, Connection, Engine, Table, func
 from sqlalchemy.dialects import postgresql, sqlite
 
 
@@ -33,14 +33,6 @@ class Dialect:
     def insert_new(self, table: Table) -> Any:
         """An INSERT that leaves out rows whose key is there."""
         return postgresql.insert(table).on_conflict_do_nothing()
-
-    def insert_adding(self, table: Table, column: str) -> Any:
-        """An INSERT that adds its value of a column to that of the row whose key is there."""
-        return _adding(postgresql.insert(table), table, column)
-
-    def skipping_locked(self, query: Select[Any]) -> Select[Any]:
-        """The rows of a query that nobody else has taken, taken until the transaction ends."""
-        return query.with_for_update(skip_locked=True)
 
     def contains(self, column: ColumnElement[bytes], part: ColumnElement[bytes]) -> ColumnElement[bool]:
         """These bytes are among those of the column."""
@@ -70,6 +62,10 @@ class Dialect:
         """Of all transactions that call this with the number, one goes on; the others wait for its end."""
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({number})")
 
+    def alone(self, connection: Connection, number: int) -> bool:
+        """Whether this transaction is the one that goes on; another that has the number is not waited for."""
+        return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({number})").scalar())
+
     def size_bytes(self, connection: Connection) -> int:
         """What the ledger's tables take on disk, indexes included."""
         query = (
@@ -98,12 +94,6 @@ class _Sqlite(Dialect):
     def insert_new(self, table: Table) -> Any:
         return sqlite.insert(table).on_conflict_do_nothing()
 
-    def insert_adding(self, table: Table, column: str) -> Any:
-        return _adding(sqlite.insert(table), table, column)
-
-    def skipping_locked(self, query: Select[Any]) -> Select[Any]:
-        return query
-
     def contains(self, column: ColumnElement[bytes], part: ColumnElement[bytes]) -> ColumnElement[bool]:
         return func.instr(column, part) > 0
 
@@ -125,6 +115,10 @@ class _Sqlite(Dialect):
     def one_at_a_time(self, connection: Connection, number: int) -> None:
         """As all writers do here."""
 
+    def alone(self, connection: Connection, number: int) -> bool:
+        """As every writer is here."""
+        return True
+
     def size_bytes(self, connection: Connection) -> int:
         """The file's pages."""
         pages, size = (
@@ -135,11 +129,6 @@ class _Sqlite(Dialect):
 
     def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
         connection.connection.cursor().execute(f"PRAGMA cache_size=-{kibibytes}")
-
-
-def _adding(made: Any, table: Table, column: str) -> Any:
-    values = {column: table.c[column] + made.excluded[column]}
-    return made.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=values)
 
 
 _BY_NAME: dict[str, Dialect] = {kind.name: kind() for kind in (Dialect, _Sqlite)}

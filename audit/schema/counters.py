@@ -1,20 +1,21 @@
 """The tables of figures: what leaves add up to by hour and log, and the verdicts of coverage by hour.
 
-1. `counter_deltas` is only inserted into, by the transaction that writes the leaves: one row for each figure that they
-   change, named by its log and the size that this has afterwards (below 0: leaves that retention dropped). No two
+1. `counter_deltas` is only inserted into, by the transaction that writes the leaves: one row for each log and hour that
+   they touch, named by the size that the log has afterwards (below 0: leaves that retention dropped). No two
    transactions write one row, so none waits for another here.
 2. `counters` has the sums of deltas that were folded, by hour and (hour `ALL_HOURS`) in all. A figure is always the
    sum of both tables: folding changes none.
-3. `coverage_hours` has the verdicts of custody by the hour in which it was due; every row is of the one state that
+3. `figures` is JSON, a list of [kind, measure, outcome, detail, classification, value]: a row of a table for each
+   figure of each tenant would be ten for every leaf of a fleet with many tenants. What is read over all tenants at
+   every scrape stands in rows of its own (`scraped`), so that nobody reads all others for it.
+4. `coverage_hours` has the verdicts of custody by the hour in which it was due; every row is of the one state that
    `coverage_pass` names.
-4. All of it is a function of the leaves: `fsck` computes it again.
+5. All of it is a function of the leaves: `fsck` computes it again.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import BigInteger, Column, Integer, PrimaryKeyConstraint, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, PrimaryKeyConstraint, Table, Text
 
 from kvcustody.audit.schema.ledger import metadata
 
@@ -25,37 +26,25 @@ VERDICT_COLUMNS = (
     *("fence_us_max", "lag_us_max"),
 )
 
-
-def _figure() -> tuple[Column[Any], ...]:
-    """What a figure is of: an hour (its beginning, UTC), a kind of event, what is added up, and how it came out."""
-    return (
-        Column("hour_us", BigInteger, nullable=False),
-        Column("kind", Text, nullable=False),
-        Column("measure", Text, nullable=False),
-        Column("outcome", Text, nullable=False),
-        Column("detail", Text, nullable=False),
-        Column("classification", Text, nullable=False),
-    )
-
-
 counter_deltas = Table(
     "counter_deltas",
     metadata,
+    Column("scraped", Boolean, nullable=False),
     Column("log", Integer, nullable=False),
     Column("size", BigInteger, nullable=False),
-    Column("number", Integer, nullable=False),
-    *_figure(),
-    Column("value", BigInteger, nullable=False),
-    PrimaryKeyConstraint("log", "size", "number"),
+    Column("hour_us", BigInteger, nullable=False),  # its beginning, UTC
+    Column("figures", Text, nullable=False),
+    PrimaryKeyConstraint("scraped", "log", "size", "hour_us"),
 )
 
 counters = Table(
     "counters",
     metadata,
+    Column("scraped", Boolean, nullable=False),
+    Column("hour_us", BigInteger, nullable=False),
     Column("log", Integer, nullable=False),
-    *_figure(),
-    Column("value", BigInteger, nullable=False),
-    PrimaryKeyConstraint("hour_us", "log", "kind", "measure", "outcome", "detail", "classification"),
+    Column("figures", Text, nullable=False),
+    PrimaryKeyConstraint("scraped", "hour_us", "log"),
 )
 
 coverage_hours = Table(

@@ -15,9 +15,10 @@ from sqlalchemy import Connection, select
 
 from kvcustody.audit.counters.count_events import FigureName, Figures
 from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state
+from kvcustody.audit.counters.packed_figures import is_scraped, unpack
 from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters, coverage_hours
 from kvcustody.audit.schema.ledger import logs
-from kvcustody.errors import CustodyError
+from kvcustody.errors import CustodyError, LedgerError
 
 _SHOWN = 3
 
@@ -27,12 +28,20 @@ def wrong_figures(connection: Connection, log: int, counted: Figures) -> Iterato
     expected, stored = _both(counted), Counter[FigureName]()
     for table in (counters, counter_deltas):
         column = table.c
-        key = [column[name] for name in FigureName._fields]
-        for *of, value in connection.execute(select(*key, column.value).where(column.log == log)):
-            figure = FigureName(*of)
-            stored[figure] += value
-            if table is counter_deltas:
-                stored[figure._replace(hour_us=ALL_HOURS)] += value
+        for scraped, hour_us, figures in connection.execute(
+            select(column.scraped, column.hour_us, column.figures).where(column.log == log)
+        ):
+            try:
+                found = unpack(hour_us, figures)
+            except LedgerError as problem:
+                yield f"`{table.name}`: {problem.message}"
+                continue
+            for figure, value in found.items():
+                if is_scraped(figure) != scraped:
+                    yield f"`{table.name}` has `{figure.kind}` of the hour `{hour_us}` where it is not read"
+                stored[figure] += value
+                if table is counter_deltas:
+                    stored[figure._replace(hour_us=ALL_HOURS)] += value
     differing = sorted(key for key in expected.keys() | stored.keys() if expected[key] != stored[key])
     for figure in differing[:_SHOWN]:
         when = "in all" if figure.hour_us == ALL_HOURS else f"in the hour `{figure.hour_us}`"

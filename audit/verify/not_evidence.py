@@ -61,7 +61,7 @@ NOT_EVIDENCE = (
     ),
     NotEvidence(
         "counter_deltas",
-        ("size", "number"),
+        ("size",),
         "the name of a delta until it is folded; it counts by its other columns, whose sums are re-derived",
     ),
     NotEvidence(

@@ -55,6 +55,7 @@ class Appender:
         self._logs: dict[str, int] = {}
         self._incarnations: dict[str, IncarnationRow] = {}
         self._trees = Trees()
+        self.deltas = 0  # of figures, that the last call wrote
 
     def forget(self) -> None:
         """Drop every remembered id."""
@@ -73,6 +74,7 @@ class Appender:
         if skip_known:
             batches = [self._unknown(connection, batch) for batch in batches]
         batches = [batch for batch in batches if batch.data]
+        self.deltas = 0
         if not batches:
             return 0
         logs = self._locked(connection, batches)
@@ -93,7 +95,9 @@ class Appender:
         for some in placed:
             self._insert(connection, some, inserts)
             figures.update(count_events(some.batch, some.logs))
-        write_deltas(inserts, figures, {log.id: log.size + len(hashes[log.name]) for log in logs})
+        self.deltas = write_deltas(
+            inserts, figures, {log.id: log.size + len(hashes[log.name]) for log in logs}
+        )
         inserts.finish()
         store(connection, trees, newest_us, self._clock.utc_us())
         return sum(len(batch.data) for batch in batches)

@@ -3,8 +3,8 @@
 1. `write` returned means committed. When it raises, the commit may have arrived all the same, so the next transaction
    skips the names that are there.
 2. A ledger file that was deleted or replaced under an open connection would swallow commits: `StoreGoneError`.
-3. Every so many commits a transaction of its own folds what the leaves added up to (`counters.fold`); that it fails
-   changes no figure, and fails no write.
+3. After so many deltas of figures a transaction of its own folds them (`counters.fold`), unless somebody else is
+   there to do it; that it fails changes no figure, and fails no write.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.audit.writer.wal_checkpointer import WalCheckpointer
 from kvcustody.clock import Clock
+from kvcustody.errors import LedgerError
 
 
 class Committer:
     """Owns the transactions of one writer."""
 
-    def __init__(self, engine: Engine, directory: SubjectDirectory, clock: Clock | None = None) -> None:
+    def __init__(
+        self, engine: Engine, directory: SubjectDirectory, clock: Clock | None = None, *, folds: bool = True
+    ) -> None:
         check_store(engine)
         self._engine = engine
         self._directory = directory
@@ -46,7 +49,7 @@ class Committer:
         self._uncertain = False
         self._connection: Connection | None = None
         self._wal = WalCheckpointer(engine)
-        self._folds = FoldsBetweenCommits()
+        self._folds = FoldsBetweenCommits() if folds else None
 
     def write(
         self,
@@ -71,8 +74,8 @@ class Committer:
             raise
         self._uncertain = False
         self._wal.committed(added)
-        if self._folds.is_due():
-            self._fold()
+        if self._folds is not None and self._folds.is_due(self._appender.deltas):
+            self._fold(self._folds)
         return added
 
     def _transaction(
@@ -89,12 +92,12 @@ class Committer:
             store_names(connection, given, skip_known=True)
             return self._appender.append_all(connection, batches, skip_known=skip_known)
 
-    def _fold(self) -> None:
-        """Fold figures (rule 4), on the connection of commits: another's would cost it its pages."""
+    def _fold(self, folds: FoldsBetweenCommits) -> None:
+        """Fold figures (rule 3), on the connection of commits: another's would cost it its pages."""
         folded = 0
-        with suppress(SQLAlchemyError), self._begun() as connection:
+        with suppress(SQLAlchemyError, LedgerError), self._begun() as connection:
             folded = fold_some(connection)
-        self._folds.turned(folded)
+        folds.turned(folded)
 
     def check_there(self) -> None:
         """Raise `StoreGoneError` where the file is another one, before a connection makes an empty one in its place."""

@@ -1,7 +1,7 @@
 """Figures by hour: what the leaves add up to, counted once over those that are there; the verdicts of coverage follow.
 
 Leaves are read in order, some at a time; what is no leaf counts nowhere. None is changed, and no tree or signature is.
-Where the roles are set up they
+Where the roles are set up they get their rights to the new tables.
 """
 
 import json
@@ -18,7 +18,7 @@ branch_labels = None
 depends_on = None
 
 Progress = Callable[[str, int, int], None]
-Figure = tuple[int, str, str, str, str, str]  # hour, and the columns of `_FIGURE`
+Figure = tuple[int, str, str, str, str, str]  # hour, kind, measure, outcome, detail, classification
 
 _HOUR_US = 3_600_000_000
 _ALL_HOURS = -1
@@ -47,7 +47,6 @@ _ITEMS = {  # the lists of a `custody-changed` leaf: the kind of their items, an
 }
 _LEAVES = 4096  # read at once
 _WALLED = "SELECT 1 FROM pg_policies WHERE tablename = 'events' AND policyname = 'of_tenant'"
-_FIGURE = ("kind", "measure", "outcome", "detail", "classification")
 _BY_TENANT = ("counter_deltas", "counters", "coverage_hours")
 _RIGHTS = {
     "kvcustody_writer": "SELECT, INSERT, UPDATE, DELETE",
@@ -78,24 +77,27 @@ def _log() -> sa.Column[int]:
     return sa.Column("log", sa.Integer(), nullable=False)
 
 
+def _scraped() -> sa.Column[bool]:
+    return sa.Column("scraped", sa.Boolean(), nullable=False)
+
+
 def _tables() -> None:
     op.create_table(
         "counter_deltas",
+        _scraped(),
         _log(),
         _number("size"),
-        sa.Column("number", sa.Integer(), nullable=False),
         _number("hour_us"),
-        *_texts(*_FIGURE),
-        _number("value"),
-        sa.PrimaryKeyConstraint("log", "size", "number", name=op.f("pk_counter_deltas")),
+        *_texts("figures"),
+        sa.PrimaryKeyConstraint("scraped", "log", "size", "hour_us", name=op.f("pk_counter_deltas")),
     )
     op.create_table(
         "counters",
-        _log(),
+        _scraped(),
         _number("hour_us"),
-        *_texts(*_FIGURE),
-        _number("value"),
-        sa.PrimaryKeyConstraint("hour_us", "log", *_FIGURE, name=op.f("pk_counters")),
+        _log(),
+        *_texts("figures"),
+        sa.PrimaryKeyConstraint("scraped", "hour_us", "log", name=op.f("pk_counters")),
     )
     op.create_table(
         "coverage_hours",
@@ -127,16 +129,23 @@ def _count(connection: sa.Connection, progress: Progress) -> None:
                 found.update(_figures_of(leaf))
             done += len(leaves)
             progress("figures of the ledger's leaves", done, total)
-        for figure, value in list(found.items()):
+        for figure, value in [*found.items()]:
             found[_ALL_HOURS, *figure[1:]] += value
-        names = ("hour_us", *_FIGURE)
+        packed: dict[tuple[bool, int], list[tuple[str | int, ...]]] = {}
+        for (hour, kind, measure, *rest), value in sorted(found.items()):
+            if value:
+                scraped = measure == "denied" or kind == "orphan-found"
+                packed.setdefault((scraped, hour), []).append((kind, measure, *rest, value))
         rows = [
-            {"log": log, **dict(zip(names, figure, strict=True)), "value": value}
-            for figure, value in found.items()
-            if value
+            {"scraped": scraped, "hour_us": hour, "log": log, "figures": _packed(figures)}
+            for (scraped, hour), figures in packed.items()
         ]
         if rows:
             connection.execute(counters.insert(), rows)
+
+
+def _packed(figures: list[tuple[str | int, ...]]) -> str:
+    return json.dumps(figures, ensure_ascii=False, separators=(",", ":"))
 
 
 def _figures_of(leaf: bytes) -> Counter[Figure]:

@@ -124,7 +124,8 @@ class Ingest:
         """
         self._engine = engine
         self._after = after
-        self._committer = Committer(engine, SubjectDirectory(keys, clear_names=clear_names), clock)
+        directory = SubjectDirectory(keys, clear_names=clear_names)
+        self._committer = Committer(engine, directory, clock, folds=False)  # the service keeps figures
         self._timeout_seconds = timeout_seconds
         self._queue: deque[_Waiting] = deque()
         self._leaves = 0

@@ -1,0 +1,368 @@
+"""A fleet's evidence into one PostgreSQL ledger: how much, what it costs, what waits, and what questions cost then.
+
+Real: PostgreSQL (a server of its own, its commits on disk), control planes as processes of their own, HTTP on
+loopback, leaves as a worker's writer encodes them (an opening, and what its end came to: two leaves a request), zstd
+frames of `--batch` leaves. Simulated: the engines behind `--workers` workers, which serve `--tenants` tenants, each
+request anybody's. Batches are made before the time is taken; sending them is in it, on the same cores.
+
+Stretches with one control plane and with two take turns (`--rounds` of each, the whole ledger together `--leaves`).
+CPU is that of the control planes with their readers, and of all of PostgreSQL. What waits for locks is sampled every
+50 ms from `pg_stat_activity`: sessions that wait for a lock, of those that work. `/metrics` is scraped once a second
+all the while. The questions are asked with a tenth of the leaves in and with all, each `--asks` times, nobody writing;
+`growth` is what the second takes for one of the first. At the end every acknowledged leaf is looked for: lost, double.
+
+Run: `python benchmarks/fleet_load.py [--leaves 10000000] [--tenants 10000] [--json benchmarks/results/fleet-cpu.json]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
+from bench import Bench
+from ledger_stores import fresh_store, postgres
+from simulated_fleet import LEAVES_A_REQUEST, RARE_KIND, Fleet, Plane
+
+from kvcustody.errors import ServiceError
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+
+GOALS = {
+    "requests_a_second": 4000,
+    "leaves_a_second": 12_000,
+    "cpu_of_two_to_one": 1.1,
+    "lock_share": 0.05,
+    "metrics_p99_ms": 200,
+    "rare_kind_ms": 1000,
+}
+SERVER = {
+    "shared_buffers": "2GB",
+    "max_wal_size": "8GB",
+    "max_connections": "200",
+    "track_io_timing": "off",
+}
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SAMPLE_SECONDS, _SCRAPE_SECONDS = 0.05, 1.0
+_REST_SECONDS = 20
+
+
+def questions(tenant: str) -> dict[str, str]:
+    """What is asked of the ledger, as the API asks it."""
+    return {
+        "metrics": "/metrics",
+        "counts": "/v1/audit/counts",
+        "totals": "/v1/custody/totals",
+        "coverage of the last day by hour": "/v1/custody/coverage/hours",
+        "events of all, first page": "/v1/audit/events?limit=100",
+        "events of a tenant": f"/v1/audit/events?limit=100&tenant={tenant}",
+        "a rare kind over all tenants": f"/v1/audit/events?limit=100&kind={RARE_KIND}",
+        "live custody of a tenant": f"/v1/custody/live?limit=100&tenant={tenant}",
+        "a subject's residencies": f"/v1/custody/residencies?limit=100&subject=user-1&tenant={tenant}",
+        "a leaf's proof": f"/v1/audit/proofs/inclusion?log=tenant/{tenant}&idx=0",
+        "gaps": "/v1/audit/gaps",
+        "workers": "/v1/workers",
+        "findings": "/v1/orphans/findings",
+        "denials": "/v1/custody/denials",
+        "capacity": "/v1/capacity",
+        "health": "/v1/health",
+    }
+
+
+class Stretch(NamedTuple):
+    """What one stretch came to; seconds are of wall time and of processors."""
+
+    planes: int
+    leaves: int
+    seconds: float
+    plane_cpu: float
+    postgres_cpu: float
+    worker_cpu: float
+    retries: int
+    waits_ms: list[float]
+    samples: Counter[str]
+
+    @property
+    def leaf_cpu_us(self) -> float:
+        """Processor time for each leaf, in control planes and PostgreSQL."""
+        return 1e6 * (self.plane_cpu + self.postgres_cpu) / self.leaves
+
+    @property
+    def lock_share(self) -> float:
+        """Of the sessions that work, those that wait for a lock."""
+        return self.samples["Lock"] / max(1, self.samples.total())
+
+
+def cpu_seconds(roots: Sequence[int]) -> float:
+    """Processor time of processes and of all below them, those that ended included."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+            ticks[int(folder.name)] = sum(map(int, fields[11:15]))
+    found = 0
+    for process, spent in ticks.items():
+        above = process
+        while above and above not in roots:
+            above = parents.get(above, 0)
+        found += spent if above else 0
+    return found / _TICKS
+
+
+class Watch:
+    """Samples sessions, and scrapes `/metrics`, until it is closed."""
+
+    def __init__(self, uri: str, address: str, key: str) -> None:
+        self.samples: Counter[str] = Counter()
+        self.scrapes_ms: list[float] = []
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._sample, args=(uri,)),
+            threading.Thread(target=self._scrape, args=(address, key)),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _sample(self, uri: str) -> None:
+        query = (
+            "SELECT coalesce(wait_event_type, 'cpu') FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND state = 'active' AND pid <> pg_backend_pid()"
+        )
+        with psycopg.connect(uri, autocommit=True) as connection:
+            while not self._ended.wait(_SAMPLE_SECONDS):
+                self.samples.update(row[0] for row in connection.execute(query))
+
+    def _scrape(self, address: str, key: str) -> None:
+        with ControlPlaneConnection(address, key, timeout_seconds=300) as connection:
+            while not self._ended.wait(_SCRAPE_SECONDS):
+                start = time.perf_counter()
+                connection.request("GET", "/metrics")
+                self.scrapes_ms.append(1e3 * (time.perf_counter() - start))
+
+    def taken(self) -> Counter[str]:
+        """The samples since the last time."""
+        found, self.samples = self.samples, Counter()
+        return found
+
+    def close(self) -> None:
+        """No more."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def stretch(
+    fleet: Fleet,
+    planes: Sequence[Plane],
+    keys: dict[str, str],
+    watch: Watch,
+    roots: tuple[list[int], list[int]],
+) -> Stretch:
+    """Everything that workers have made, sent to these control planes."""
+    watch.taken()
+    before = [cpu_seconds(of) for of in roots]
+    seconds, sent = fleet.send([plane.address for plane in planes], keys)
+    plane_cpu, postgres_cpu = (cpu_seconds(of) - had for of, had in zip(roots, before, strict=True))
+    return Stretch(
+        len(planes),
+        sum(one.leaves for one in sent),
+        seconds,
+        plane_cpu,
+        postgres_cpu,
+        sum(one.cpu_seconds for one in sent),
+        sum(one.retries for one in sent),
+        [wait for one in sent for wait in one.waits_ms],
+        watch.taken(),
+    )
+
+
+def asked(address: str, keys: dict[str, str], tenant: str, times: int) -> dict[str, float]:
+    """Milliseconds of each question, the median of so many."""
+    found = {}
+    with contextlib.ExitStack() as stack:
+        connections = {
+            who: stack.enter_context(ControlPlaneConnection(address, keys[who], timeout_seconds=600))
+            for who in ("operator", "auditor")
+        }
+        for name, path in questions(tenant).items():
+            who = "operator" if path in _OPERATORS else "auditor"
+            took = []
+            for _ in range(times):
+                start = time.perf_counter()
+                try:
+                    connections[who].request("GET", path)
+                except ServiceError as error:
+                    raise SystemExit(f"{path}: {error}") from None
+                took.append(1e3 * (time.perf_counter() - start))
+            found[name] = round(statistics.median(took), 1)
+    return found
+
+
+_OPERATORS = frozenset({"/metrics", "/v1/workers", "/v1/capacity", "/v1/health"})
+
+
+def missing(uri: str, acknowledged: dict[str, int]) -> dict[str, int]:
+    """How many acknowledged leaves are not there, and how many are there twice."""
+    lost = double = 0
+    query = (
+        "SELECT i.uuid, count(*), count(DISTINCT (e.sequence, e.part, e.log)), count(DISTINCT e.sequence),"
+        " max(e.sequence) FROM events e JOIN incarnations i ON i.id = e.incarnation GROUP BY i.uuid"
+    )
+    with psycopg.connect(uri) as connection:
+        there = {row[0]: row[1:] for row in connection.execute(query)}
+    for incarnation, last in acknowledged.items():
+        rows, distinct, sequences, highest = there.get(incarnation, (0, 0, 0, 0))
+        lost += last - min(sequences, last) + max(0, highest - last)
+        double += rows - distinct
+    return {"acknowledged": sum(acknowledged.values()), "lost": lost, "double": double}
+
+
+@contextlib.contextmanager
+def two_planes(
+    folder: Path, url: str, workers: Sequence[str], settings: dict[str, str]
+) -> Iterator[list[Plane]]:
+    """Two control planes of one ledger; the first has everybody's keys."""
+    planes = [Plane(folder, url, "plane-1", settings, [*workers, "operator", "auditor"])]
+    try:
+        planes.append(Plane(folder, url, "plane-2", settings))
+        yield planes
+    finally:
+        for plane in planes:
+            plane.close()
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Of what was measured; 0 where nothing was."""
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) if ordered else 0.0
+
+
+def of_side(stretches: Sequence[Stretch]) -> dict[str, Any]:
+    """The stretches of one side together."""
+    leaves, seconds = sum(one.leaves for one in stretches), sum(one.seconds for one in stretches)
+    samples = sum((one.samples for one in stretches), Counter[str]())
+    waits = [wait for one in stretches for wait in one.waits_ms]
+    return {
+        "leaves_a_second": round(leaves / seconds),
+        "requests_a_second": round(leaves / LEAVES_A_REQUEST / seconds),
+        "leaf_cpu_us": round(sum(one.plane_cpu + one.postgres_cpu for one in stretches) / leaves * 1e6, 1),
+        "leaf_cpu_us_of_planes": round(sum(one.plane_cpu for one in stretches) / leaves * 1e6, 1),
+        "leaf_cpu_us_of_postgres": round(sum(one.postgres_cpu for one in stretches) / leaves * 1e6, 1),
+        "leaf_cpu_us_of_workers": round(sum(one.worker_cpu for one in stretches) / leaves * 1e6, 1),
+        "lock_share": round(samples["Lock"] / max(1, samples.total()), 3),
+        "sessions": {name: round(count / samples.total(), 3) for name, count in samples.most_common()},
+        "batch_p50_ms": percentile(waits, 0.5),
+        "batch_p99_ms": percentile(waits, 0.99),
+        "retries": stretches[-1].retries,
+        "each": [
+            [one.leaves, round(one.leaves / one.seconds), round(one.leaf_cpu_us, 1)] for one in stretches
+        ],
+    }
+
+
+def main() -> int:
+    """Print one JSON object."""
+    bench = Bench(__doc__, "psycopg", "SQLAlchemy", "uvicorn", "zstandard", rounds=5, strict=True)
+    bench.add("--leaves", type=int, default=10_000_000)
+    bench.add("--tenants", type=int, default=10_000)
+    bench.add("--workers", type=int, default=60)
+    bench.add("--processes", type=int, default=2, help="that the workers are in (default: %(default)s)")
+    bench.add("--batch", type=int, default=76, help="leaves a batch (default: %(default)s)")
+    bench.add("--asks", type=int, default=5, help="times each question is asked (default: %(default)s)")
+    bench.add("--set", action="append", default=[], help="a setting of both control planes, NAME=VALUE")
+    options = bench.parse()
+    workers = [f"worker-{number}" for number in range(options.workers)]
+    tenants = [f"tenant-{number:05d}" for number in range(options.tenants)]
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcustody-fleet-")))
+        server = stack.enter_context(postgres(**SERVER))
+        uri = fresh_store(server, folder, "fleet").url.render_as_string(False)
+        plain = uri.replace("postgresql+psycopg:", "postgresql:")
+        planes = stack.enter_context(
+            two_planes(folder, uri, workers, dict(one.split("=", 1) for one in options.set))
+        )
+        keys = planes[0].keys
+        with psycopg.connect(plain) as connection:
+            postmaster = int(
+                Path("/proc", str(connection.info.backend_pid), "stat")
+                .read_text()
+                .rpartition(")")[2]
+                .split()[1]
+            )
+        roots = ([plane.pid for plane in planes], [postmaster])
+        fleet = Fleet(workers, tenants, options.processes)
+        watch = Watch(plain, planes[0].address, keys["operator"])
+        found: dict[str, Any] = {}
+        stretches: list[Stretch] = []
+        requests = options.batch // LEAVES_A_REQUEST
+
+        def one(leaves: int, count: int) -> Stretch:
+            fleet.make(max(1, round(leaves / options.workers / options.batch)), requests)
+            made = stretch(fleet, planes[:count], keys, watch, roots)
+            speed = f"{made.leaves / made.seconds:,.0f} leaves/s, {made.leaf_cpu_us:.0f} us of CPU each"
+            print(f"{count} control planes: {speed}, locks {made.lock_share:.3f}", file=sys.stderr)
+            return made
+
+        try:
+            one(options.leaves // 10, 1)
+            time.sleep(min(_REST_SECONDS, options.leaves / 50_000))
+            found["asked_ms_at_a_tenth"] = asked(planes[0].address, keys, tenants[7], options.asks)
+            share = options.leaves * 9 // 10 // (2 * options.rounds)
+            stretches.extend(one(share, 1 + (turn + turn // 2) % 2) for turn in range(2 * options.rounds))
+            time.sleep(min(_REST_SECONDS, options.leaves / 50_000))
+            found["asked_ms"] = asked(planes[0].address, keys, tenants[7], options.asks)
+            scrapes = list(watch.scrapes_ms)
+        finally:
+            watch.close()
+            acknowledged = fleet.close()
+        found["growth"] = {
+            name: round(found["asked_ms"][name] / max(0.1, before), 2)
+            for name, before in found["asked_ms_at_a_tenth"].items()
+        }
+        found["one"] = of_side([made for made in stretches if made.planes == 1])
+        found["two"] = of_side([made for made in stretches if made.planes == 2])
+        found["leaves_there"] = missing(plain, acknowledged)
+        with psycopg.connect(plain) as connection:
+            size = connection.execute("SELECT pg_database_size(current_database())").fetchone()
+        assert size is not None
+        found["disk_bytes_a_leaf"] = round(size[0] / sum(acknowledged.values()))
+    found["met"] = {
+        "requests_a_second": max(found["one"]["requests_a_second"], found["two"]["requests_a_second"]),
+        "leaves_a_second": max(found["one"]["leaves_a_second"], found["two"]["leaves_a_second"]),
+        "cpu_of_two_to_one": round(found["two"]["leaf_cpu_us"] / found["one"]["leaf_cpu_us"], 3),
+        "lock_share": max(found["one"]["lock_share"], found["two"]["lock_share"]),
+        "metrics_p50_ms": percentile(scrapes, 0.5),
+        "metrics_p99_ms": percentile(scrapes, 0.99),
+        "scrapes": len(scrapes),
+        "rare_kind_ms": found["asked_ms"]["a rare kind over all tenants"],
+    }
+    met = [
+        found["met"][name] >= goal if name.endswith("_a_second") else found["met"][name] <= goal
+        for name, goal in GOALS.items()
+    ]
+    bench.keep(
+        {
+            "options": {name: value for name, value in vars(options).items() if name != "json"},
+            "goals": GOALS,
+            **found,
+        },
+        show=True,
+    )
+    return bench.status(all(met) and not found["leaves_there"]["lost"] + found["leaves_there"]["double"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,286 @@
+"""Simulated workers of a fleet, and control planes that are processes of their own.
+
+1. A worker's requests are leaves as its writer encodes them: an opening, and what the same step released, ended and
+   wiped of that tenant as one leaf. Times, blocks and generations go on from batch to batch.
+2. Batches are made before they are sent (as other machines would), then sent one after the other over HTTP, each as
+   soon as the one before it is acknowledged; a connection is kept by each worker.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvcustody.audit.events import (
+    Context,
+    CustodyChanged,
+    CustodyEnded,
+    Event,
+    KeyEvent,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    WorkerStarted,
+)
+from kvcustody.audit.events.batch_encoder import BatchEncoder
+from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.compression import ENCODING, compress
+from kvcustody.errors import ServiceError
+from kvcustody.governance.api.app import create_app
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.ingest.check_leaves import write_batch
+from kvcustody.governance.service.service import open_service
+from kvcustody.governance.service.settings import ServiceSettings
+
+LEAVES_A_REQUEST = 2
+RARE_KIND, RARE = "key-event", 0.002  # of batches: something to look for over all tenants
+_MEDIA = "application/x-ndjson"
+_BLOCKS, _BLOCK_BYTES = 16, 65_536
+_TRIES_SECONDS = 0.05
+
+
+class SimulatedWorker:
+    """One process of a worker: makes its batches, and sends them."""
+
+    def __init__(self, name: str, tenants: Sequence[str], seed: int) -> None:
+        self.name = name
+        self.incarnation = uuid.uuid4().hex
+        self.sequence = 0  # of the last leaf that was made
+        self.acknowledged = 0
+        self.retries = 0
+        self.waits_ms: list[float] = []
+        self._tenants = tenants
+        self._chance = random.Random(seed)
+        self._directory = SubjectDirectory(clear_names=True)
+        self.offset_us = time.time_ns() // 1000 - time.monotonic_ns() // 1000
+        self._encoder = BatchEncoder(Context(self.incarnation, self.offset_us, self._directory))
+        self._residency, self._generation = 0, 1
+        self._ready: list[tuple[int, int, bytes]] = []
+
+    def make(self, batches: int, requests: int) -> None:
+        """So many batches of so many requests each, ready to be sent."""
+        for _ in range(batches):
+            events: list[Event] = []
+            if not self.sequence:
+                events.append(WorkerStarted(_now_us(), self.name, 1 << 20, 1, _BLOCK_BYTES, "cpu", "bench"))
+            for _ in range(requests):
+                events += self._request()
+            if self._chance.random() < RARE:
+                events.append(KeyEvent(_now_us(), self._chance.choice(self._tenants), "made", 1, "bench"))
+            first = self.sequence + 1
+            data = self._encoder.encode(list(enumerate(events, first))).batch.data
+            names = self._directory.fresh()
+            self._directory.settle(names)
+            self.sequence += len(events)
+            self._ready.append((first, self.sequence, compress(write_batch(names, data))))
+
+    def _request(self) -> tuple[Event, Event]:
+        self._residency += 1
+        now, tenant = _now_us(), self._chance.choice(self._tenants)
+        place = self._chance.randrange((1 << 20) - _BLOCKS)
+        runs = (Run(np.arange(place, place + _BLOCKS), self._generation),)
+        self._generation += _BLOCKS
+        hour = now + 3_600_000_000
+        subject, rules = f"user-{self._residency % 31}", ("own-scope",)
+        opened = ResidencyOpened(
+            *(now, self._residency, tenant, subject, None, False, "internal", (1,), (), rules, 1, hour, runs)
+        )
+        released = ResidencyReleased(now + 40, self._residency, tenant, "finished", (), 0)
+        times = (now + 50, now + 60, now + 50, 1_000_000, hour)
+        ended = CustodyEnded(now + 60, tenant, "internal", runs, "expired", *times)
+        receipt = ReceiptRecorded(
+            *(now + 80, self._residency, 0, tenant, "memset", "cpu:0", _BLOCKS * _BLOCK_BYTES),
+            *(now + 65, now + 75, "full", 1.0, _BLOCKS, "ok", runs),
+        )
+        return opened, CustodyChanged(now + 90, tenant, (released,), (), (ended,), (receipt,))
+
+    def send(self, address: str, key: str) -> None:
+        """All that is ready; returns when it is acknowledged."""
+        path = f"/v1/worker/incarnations/{self.incarnation}"
+        ready, self._ready = self._ready, []
+        with ControlPlaneConnection(address, key, timeout_seconds=60) as connection:
+            self._until(lambda: connection.put(path, {"offset_us": self.offset_us}))
+            for first, last, body in ready:
+                start = time.perf_counter()
+                place = f"{path}/batches/{first}"
+                self._until(
+                    lambda place=place, body=body: connection.put_bytes(
+                        place, body, _MEDIA, encoding=ENCODING
+                    )
+                )
+                self.waits_ms.append(1e3 * (time.perf_counter() - start))
+                self.acknowledged = last
+
+    def _until(self, act: Any) -> None:
+        while True:
+            try:
+                act()
+                return
+            except ServiceError as error:
+                if error.operands.get("problem") not in ("unreachable", "unavailable"):
+                    raise
+                self.retries += 1
+                time.sleep(_TRIES_SECONDS)
+
+
+class Sent(NamedTuple):
+    """What one process of workers did in a stretch."""
+
+    leaves: int
+    retries: int
+    cpu_seconds: float
+    waits_ms: list[float]
+
+
+def _serve_workers(told: Connection, names: list[str], tenants: Sequence[str], seed: int) -> None:
+    """A process of simulated workers: makes batches, then sends them, as it is told."""
+    workers = [SimulatedWorker(name, tenants, seed + number) for number, name in enumerate(names)]
+    while (asked := told.recv()) is not None:
+        batches, requests = asked
+        for worker in workers:
+            worker.make(batches, requests)
+        told.send("ready")
+        addresses, keys = told.recv()
+        before, began = [worker.acknowledged for worker in workers], time.process_time()
+        threads = [
+            threading.Thread(target=worker.send, args=(addresses[number % len(addresses)], keys[worker.name]))
+            for number, worker in enumerate(workers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        sent = sum(worker.acknowledged - had for worker, had in zip(workers, before, strict=True))
+        waits = [wait for worker in workers for wait in worker.waits_ms]
+        for worker in workers:
+            worker.waits_ms.clear()
+        cpu = time.process_time() - began
+        told.send(Sent(sent, sum(worker.retries for worker in workers), cpu, waits))
+    told.send({worker.incarnation: worker.acknowledged for worker in workers})
+
+
+class Fleet:
+    """Processes of simulated workers, who share the tenants."""
+
+    def __init__(self, names: list[str], tenants: Sequence[str], processes: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipes = []
+        self._processes = []
+        for number in range(processes):
+            ours, theirs = spawn.Pipe()
+            mine = names[number::processes]
+            process = spawn.Process(
+                target=_serve_workers, args=(theirs, mine, tenants, 1000 * number), daemon=True
+            )
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def make(self, batches: int, requests: int) -> None:
+        """Every worker makes so many batches."""
+        for pipe in self._pipes:
+            pipe.send((batches, requests))
+        for pipe in self._pipes:
+            assert pipe.recv() == "ready"
+
+    def send(self, addresses: Sequence[str], keys: dict[str, str]) -> tuple[float, list[Sent]]:
+        """Every worker sends what it made; the seconds that took, and what each process did."""
+        began = time.perf_counter()
+        for pipe in self._pipes:
+            pipe.send((list(addresses), keys))
+        sent = [pipe.recv() for pipe in self._pipes]
+        return time.perf_counter() - began, sent
+
+    def close(self) -> dict[str, int]:
+        """End the workers; the last sequence that each incarnation has an acknowledgement for."""
+        for pipe in self._pipes:
+            pipe.send(None)
+        acknowledged: dict[str, int] = {}
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            acknowledged |= pipe.recv()
+            process.join()
+        return acknowledged
+
+
+def _serve_plane(
+    told: Connection, folder: str, url: str, name: str, given: dict[str, str], enrol: list[str]
+) -> None:
+    """A control plane, whose log nobody reads."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    import uvicorn
+
+    place = Path(folder) / name
+    place.mkdir(mode=0o700)
+    settings = ServiceSettings(
+        name=name,
+        database_url=url,
+        state_path=place / "state",
+        listen=f"unix:{place}/api.sock",
+        signing_key_path=Path(folder) / "signing.key",
+        subject_names="clear",
+        requests_per_second=1e6,
+        requests_burst=1_000_000,
+        **given,
+    )
+    with open_service(settings) as service:
+        keys = {}
+        for worker in enrol:
+            role = (
+                Role.OPERATOR
+                if worker == "operator"
+                else Role.AUDITOR
+                if worker == "auditor"
+                else Role.WORKER
+            )
+            service.principals.enrol(worker, [role], tenant=None, by="bench")
+            keys[worker] = service.principals.issue_key(worker, days=1, by="bench").key
+        server = uvicorn.Server(
+            uvicorn.Config(create_app(service), port=0, log_config=None, lifespan="off", ws="none")
+        )
+        threading.Thread(target=server.run, daemon=True).start()
+        while not server.started:
+            time.sleep(0.01)
+        told.send((f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", keys))
+        told.recv()
+        server.should_exit = True
+
+
+class Plane:
+    """A control plane in a process of its own; `enrol` makes principals there, and their keys."""
+
+    def __init__(
+        self, folder: Path, url: str, name: str, settings: dict[str, str], enrol: Sequence[str] = ()
+    ) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        given = (theirs, str(folder), url, name, settings, list(enrol))
+        self._process = spawn.Process(target=_serve_plane, args=given)
+        self._process.start()
+        self.address, self.keys = self._pipe.recv()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it in order."""
+        self._pipe.send(None)
+        self._process.join(60)
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
