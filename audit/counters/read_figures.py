@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, select, union_all
+from sqlalchemy import CompoundSelect, Connection, Select, or_, select, union, union_all
 
 from kvcustody.audit.counters.count_events import (
     ATTACHED,
@@ -145,6 +145,16 @@ def event_counts(
     for name, figure, value in _read(connection, wanted):
         found[name, figure.kind, figure.outcome] += value
     return tuple(EventCount(*key, found[key]) for key in sorted(found) if found[key])
+
+
+def logs_with(kinds: Sequence[str]) -> CompoundSelect[tuple[int]]:
+    """A query for the ids of the logs that have an event of one of these kinds; leaves count by their own kind too."""
+    parts = []
+    for table in (counters, counter_deltas):
+        named = or_(*(table.c.figures.contains(f'["{kind}",', autoescape=True) for kind in kinds))
+        of_all = [table.c.hour_us == ALL_HOURS] if table is counters else []
+        parts.append(select(table.c.log).where(table.c.scraped.in_((False, True)), *of_all, named))
+    return union(*parts)
 
 
 def _read(connection: Connection, wanted: _Wanted) -> Iterator[tuple[str, FigureName, int]]:

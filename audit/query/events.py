@@ -7,6 +7,8 @@
    leaf: no projection can invent one. The leaves of a trace or a block are found by projections, which `fsck` holds
    against the leaves.
 3. One call looks at no more than `scan_max` leaves. A page that ends there is short and has a cursor all the same.
+4. Of many logs a search by kind looks into those alone that have the kind, as the figures say (`schema.counters`, held
+   against the leaves by `fsck`); small logs are searched together.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, exists, func, literal, or_, select
 
+from kvcustody.audit.counters.read_figures import logs_with
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.events import log_of
@@ -41,7 +44,9 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.errors import LedgerError
 
 _WINDOW = 20_000
-_ONE_LOG = "SELECT id, name FROM logs WHERE name = ?"
+_LOGS_TOGETHER = 1000
+_ONE_LOG = "SELECT id, name, size FROM logs WHERE name = ?"
+_BEFORE_ALL = -(1 << 62)  # a time before that of any leaf
 _OUTCOMES = ("outcome", "effect", "result")
 _RULES = ("rule", "reasons")
 _GRANTS = ("grant", "via", "ids", "reasons")
@@ -141,10 +146,23 @@ def find_events(
     sizes = None if as_of is None else LedgerProofs(connection).sizes(as_of)
     rows: list[EventRow] = []
     scanned = 0
-    for log, name in _logs(connection, wanted, after):
+    conditions = _matching(connection, wanted)
+    searched = bool(conditions) and wanted.trace is None
+    for together in _together(_logs(connection, wanted, after), searched):
+        log, name, _ = together[0]
         place = after if after is not None and after.log == log else None
+        if len(together) > 1:
+            found, full = _of_several(
+                connection, together, wanted, conditions, sizes, place, limit - len(rows)
+            )
+            rows += found
+            if full is not None:
+                return LeafPage(tuple(rows), full, scanned)
+            scanned += sum(each.size for each in together)
+            if scanned >= scan_max:
+                return LeafPage(tuple(rows), Cursor(together[-1].id + 1, _BEFORE_ALL, -1), scanned)
+            continue
         below = None if sizes is None else sizes.get(name, 0)
-        conditions = _matching(connection, wanted)
         if (
             not conditions and wanted.trace is None
         ):  # every leaf of the period: nothing to search for, so no window
@@ -159,9 +177,9 @@ def find_events(
         while True:
             window = _Window(connection, log, wanted, below, place)
             for row in window.rows(conditions, limit - len(rows)):
-                found = _row(name, row)
-                if _says(found.body, wanted):
-                    rows.append(found)
+                made = _row(name, row)
+                if _says(made.body, wanted):
+                    rows.append(made)
                 place = Cursor(log, row.at_us, row.idx)
                 if len(rows) == limit:
                     return LeafPage(tuple(rows), place, scanned)
@@ -193,7 +211,7 @@ def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 2
     """The last leaves of a filter over all its logs, oldest first."""
     found: list[EventRow] = []
     conditions = _matching(connection, wanted)
-    for log, name in _logs(connection, wanted, None):
+    for log, name, _ in _logs(connection, wanted, None):
         column = _ordered(wanted)
         query = (
             _leaves(wanted)
@@ -209,6 +227,57 @@ def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 2
             if kept == limit:
                 break
     return tuple(sorted(found, key=lambda row: (row.at_us, row.log, row.idx))[-limit:])
+
+
+class _Log(NamedTuple):
+    id: int
+    name: str
+    size: int
+
+
+def _together(every: Sequence[_Log], searched: bool) -> Iterator[list[_Log]]:
+    """The logs in order, in lists that are searched at once: small ones together, where there is something to find."""
+    some: list[_Log] = []
+    leaves = 0
+    for log in every:
+        if some and (not searched or leaves + log.size > _WINDOW or len(some) == _LOGS_TOGETHER):
+            yield some
+            some, leaves = [], 0
+        some.append(log)
+        leaves += log.size
+    if some:
+        yield some
+
+
+def _of_several(
+    connection: Connection,
+    together: Sequence[_Log],
+    wanted: EventFilter,
+    conditions: Sequence[ColumnElement[bool]],
+    sizes: Mapping[str, int] | None,
+    place: Cursor | None,
+    limit: int,
+) -> tuple[list[EventRow], Cursor | None]:
+    """The leaves of small logs that are wanted; and where they end, where there may be more than `limit`."""
+    column, names, found = events.c, {log.id: log.name for log in together}, list[EventRow]()
+    query = select(column.log, column.at_us, column.idx, column.kind, column.leaf)
+    query = query.where(column.log.in_(names), *_times(wanted), *conditions)
+    query = query.order_by(column.log, column.at_us, column.idx).limit(limit)
+    while True:
+        asked = query
+        if place is not None:
+            later = or_(column.at_us > place.at_us, and_(column.at_us == place.at_us, column.idx > place.idx))
+            asked = query.where(or_(column.log > place.log, and_(column.log == place.log, later)))
+        rows = connection.execute(asked).all()
+        for log, *of in rows:
+            made = _row(names[log], of)
+            place = Cursor(log, made.at_us, made.idx)
+            if (sizes is None or made.idx < sizes.get(made.log, 0)) and _says(made.body, wanted):
+                found.append(made)
+                if len(found) == limit:
+                    return found, place
+        if len(rows) < limit:
+            return found, None
 
 
 def _next(
@@ -325,13 +394,13 @@ def _only_log(wanted: EventFilter) -> str | None:
     return wanted.logs[0] if wanted.tenant is None and len(wanted.logs) == 1 else None
 
 
-def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> list[tuple[int, str]]:
+def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> list[_Log]:
     first = 0 if after is None else after.log
     only = _only_log(wanted)
     if only is not None:
         found = fetch_all(connection, _ONE_LOG, (only,))
-        return [(log, name) for log, name in found if log >= first]
-    query = select(logs.c.id, logs.c.name).order_by(logs.c.id)
+        return [log for log in map(_Log._make, found) if log.id >= first]
+    query = select(logs.c.id, logs.c.name, logs.c.size).order_by(logs.c.id)
     if wanted.logs is not None:
         query = query.where(logs.c.name.in_(wanted.logs))
     if wanted.tenant is not None:
@@ -340,8 +409,10 @@ def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> 
         query = query.where(
             exists().where(event_traces.c.trace == wanted.trace, event_traces.c.log == logs.c.id)
         )
+    if wanted.kinds:
+        query = query.where(logs.c.id.in_(logs_with(wanted.kinds)))
     query = query.where(logs.c.id >= first)
-    return [(row.id, row.name) for row in connection.execute(query)]
+    return [_Log(*row) for row in connection.execute(query)]
 
 
 def _times(wanted: EventFilter) -> list[ColumnElement[bool]]:
