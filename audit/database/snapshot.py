@@ -8,9 +8,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, case, select, true
+import orjson
+from sqlalchemy import BigInteger, ColumnElement, Connection, Text, case, literal, select, true
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from kvcustody.audit.schema.ledger import logs
+
+_CASES_MAX = 64  # of more logs a row's is looked up, where a case is compared with one after the other
+
+
+class _SizeOf(FunctionElement[int]):
+    """The size that a JSON object names for a log; 0 for one that it does not name."""
+
+    inherit_cache = True
+    type = BigInteger()
+    name = "size_of"
+
+
+@compiles(_SizeOf, "postgresql")
+def _postgres_size_of(element: Any, compiler: Any, **how: Any) -> str:
+    named, log = (compiler.process(each, **how) for each in element.clauses)
+    return f"coalesce((CAST({named} AS jsonb) ->> CAST({log} AS text))::bigint, 0)"
+
+
+@compiles(_SizeOf)
+def _size_of(element: Any, compiler: Any, **how: Any) -> str:
+    named, log = (compiler.process(each, **how) for each in element.clauses)
+    return f"coalesce(json_extract({named}, '$.' || {log}), 0)"
 
 
 class AsOf(NamedTuple):
@@ -28,6 +53,9 @@ class AsOf(NamedTuple):
             return true()
         if not self.sizes:
             return ~true()
+        if len(self.sizes) > _CASES_MAX:
+            named = orjson.dumps({str(log): size for log, size in self.sizes.items()}).decode()
+            return table.c.idx < _SizeOf(literal(named, Text), table.c.log)  # type: ignore[no-any-return]
         # Not one term a log: the depth of an expression is bounded, its width is not.
         held: ColumnElement[bool] = table.c.idx < case(dict(self.sizes), value=table.c.log, else_=0)
         return held
