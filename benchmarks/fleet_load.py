@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "evidence"))
 
 from bench import Bench
 from ledger_stores import fresh_store, postgres

@@ -1,37 +1,36 @@
 """Verdicts of coverage by the hour in which custody was due, judged once in the background for all who show them.
 
-    judge(reading, writing, now_us=clock.utc_us())      # a pass: minutes apart, in one process at a time
     recent(connection)                                  # rows: no evidence is read
 
-1. A pass judges the state under the newest checkpoint with the one implementation of coverage (`audit.coverage`), for
-   the hours of the last day, and replaces all rows together: every figure that is shown is of one state, which
-   `coverage_pass` names. What came later counts in the next pass; whoever shows a figure shows its age.
+1. A pass (`judge_hours`) judges the state under a checkpoint with the one implementation of coverage
+   (`audit.coverage`), for the hours of the last day, and replaces all rows together: every figure that is shown is of
+   one state, which `coverage_pass` names. What came later counts in the next pass; whoever shows a figure shows its
+   age.
 2. Of two passes the one over the later state stays.
-3. `fsck` judges the same state again. Retention drops all rows with its leaves; a pass during which it did so
-   has judged nothing.
+3. `fsck` judges the same state again, from all of it. Retention drops all rows with its leaves; a pass that read any of
+   those has judged nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Engine, delete, func, insert, select
+from sqlalchemy import Connection, delete, select
 
-from kvcustody.audit.coverage.custody_units import CustodySelection, read_units
+from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, read_units
 from kvcustody.audit.coverage.summary import CoverageRow, add_rows, by_period, lags_of, rows_of
 from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.database.snapshot import as_of_sizes
 from kvcustody.audit.events import SYSTEM, log_of
 from kvcustody.audit.schema.counters import coverage_hours, coverage_pass
-from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.trees import checkpoints
+from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.times import DAY_US, HOUR_US
 
-_JUDGING = 7_215_410  # the number of the lock
+JUDGING = 7_215_410  # the number of the lock
 HourRow = tuple[int, ...]  # the columns of `coverage_hours`, classification a text
+HourKey = tuple[int, str, str]  # hour, tenant, classification
 
 
 class JudgedState(NamedTuple):
@@ -70,48 +69,35 @@ def first_hour(at_us: int) -> int:
     return (at_us - DAY_US) // HOUR_US * HOUR_US + HOUR_US
 
 
-def judge(reader: Engine, writer: Engine, *, now_us: int) -> JudgedState | None:
-    """A pass; what it judged, or None where there is nothing yet. Raises what the databases raise."""
-    with reader.connect() as connection, connection.begin():
-        dialect_of(connection).begin_reading(connection)
-        dialect_of(connection).as_long_as_it_takes(connection)
-        size = connection.scalar(select(checkpoints.c.size).order_by(checkpoints.c.size.desc()).limit(1))
-        if size is None:
-            return None
-        state, firsts = JudgedState(size, now_us), _firsts(connection)
-        rows = list(judged_rows(connection, state))
-    with writer.connect().execution_options(**WRITE) as connection, connection.begin():
-        dialect_of(connection).one_at_a_time(connection, _JUDGING)
-        before = judged_state(connection)
-        dropped = firsts.items() - _firsts(connection).items()
-        if dropped or (before is not None and before > state):  # rules 2 and 3
-            return before
-        drop_verdicts(connection)
-        connection.execute(insert(coverage_pass).values(id=1, **state._asdict()))
-        names = coverage_hours.columns.keys()
-        if rows:
-            connection.execute(insert(coverage_hours), [dict(zip(names, row, strict=True)) for row in rows])
-    return state
-
-
-def judged_rows(connection: Connection, state: JudgedState) -> Iterator[HourRow]:
-    """The rows of `coverage_hours` that a state gives."""
+def judged_rows(connection: Connection, state: JudgedState) -> list[HourRow]:
+    """The rows of `coverage_hours` that a state gives, judged from all of it."""
     proofs = LedgerProofs(connection)
     as_of = as_of_sizes(connection, proofs.sizes(state.size))
     ids = {name: log for log, name in connection.execute(select(logs.c.id, logs.c.name))}
     chosen = CustodySelection(first_hour(state.at_us), state.at_us)
-    found: dict[tuple[int, int, str], tuple[list[CoverageRow], list[int]]] = {}
     lives = read_units(connection, chosen, now_us=state.at_us, as_of=as_of)
-    for hour_us, part in by_period(lives, first_hour(state.at_us), HOUR_US):
-        lags = lags_of(part)
-        for row in rows_of(part):
-            log = ids.get(log_of(row.tenant), ids.get(SYSTEM, 0))  # where nothing says whose it was
-            rows, longest = found.setdefault((hour_us, log, row.classification), ([], [0]))
-            rows.append(row)
-            longest.append(lags.get((row.tenant, row.classification), 0))
-    for key in sorted(found):
-        rows, longest = found[key]
-        yield (*key, *add_rows(rows)[2:], max(longest))  # type: ignore[misc]
+    return stored_rows(hour_rows(lives, first_hour(state.at_us)), ids)
+
+
+def hour_rows(lives: Iterable[LifeUnits], since_us: int) -> Iterator[tuple[HourKey, CoverageRow, int]]:
+    """Coverage of units by hour, tenant and classification, with the longest lag; those before `since_us` left out."""
+    for hour_us, part in by_period(lives, since_us, HOUR_US):
+        if hour_us >= since_us:
+            lags = lags_of(part)
+            for row in rows_of(part):
+                who = (row.tenant, row.classification)
+                yield (hour_us, *who), row, lags.get(who, 0)
+
+
+def stored_rows(every: Iterable[tuple[HourKey, CoverageRow, int]], ids: Mapping[str, int]) -> list[HourRow]:
+    """The rows of the table, in order, from such coverage and the ids of logs."""
+    found: dict[tuple[int, int, str], tuple[list[CoverageRow], list[int]]] = {}
+    for (hour_us, tenant, classification), row, lag in every:
+        log = ids.get(log_of(tenant), ids.get(SYSTEM, 0))  # where nothing says whose it was
+        rows, longest = found.setdefault((hour_us, log, classification), ([], [0]))
+        rows.append(row)
+        longest.append(lag)
+    return [(*key, *add_rows(rows)[2:], max(longest)) for key, (rows, longest) in sorted(found.items())]  # type: ignore[misc]
 
 
 def judged_state(connection: Connection) -> JudgedState | None:
@@ -123,19 +109,9 @@ def judged_state(connection: Connection) -> JudgedState | None:
 
 def drop_verdicts(connection: Connection) -> None:
     """Drop every row, inside the caller's transaction; no pass ends before that has."""
-    dialect_of(connection).one_at_a_time(connection, _JUDGING)
+    dialect_of(connection).one_at_a_time(connection, JUDGING)
     for table in (coverage_hours, coverage_pass):
         connection.execute(delete(table))
-
-
-def _firsts(connection: Connection) -> dict[int, int]:
-    """The first leaf that each log still has: retention drops from there on."""
-    column, found = events.c, {}
-    for log in connection.scalars(select(logs.c.id)).all():
-        first = connection.scalar(select(func.min(column.idx)).where(column.log == log))
-        if first is not None:
-            found[log] = first
-    return found
 
 
 def by_hour(connection: Connection, *, tenant: str | None = None) -> tuple[HourCoverage, ...]:

@@ -5,6 +5,7 @@
 2. A leaf counts for the incarnation that it is about (`of_incarnation`, else the one that wrote it). A successor's
    release is put on that one's clock by way of UTC.
 3. `unaccounted` lists what no other leaf accounts for; none of it can be seen in one custody alone.
+4. `idx` of a row is the number of its leaf among those that were given; a leaf has no place of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kvcustody.audit.coverage.block_uses import (
     BlockUses,
     ErasureAsked,
     ErasureDueTimes,
+    Flags,
     ReceiptCells,
     UseRows,
     cells_of,
@@ -86,7 +88,7 @@ def _texts(*names: str) -> dict[str, bool]:
     return dict.fromkeys(names, False)
 
 
-_PLACE = _numbers("log", "idx")  # a leaf has none of its own; only reports by rows cite places
+_PLACE = _numbers("log", "idx")  # rule 4; only reports by rows cite places
 _RELEASES = _PLACE | _numbers("residency", "released_us", "hold_boot_us", "final", "written", "part")
 _KINDS = {
     "custody-ended": _Kind(
@@ -173,8 +175,8 @@ class _Life:
     def add(self, kind: str, rows: list[Fields]) -> None:
         """Take leaves of one kind about it."""
         entry = _KINDS[kind]
-        said = dict(zip((*_EVERY, *entry.fields), zip(*rows, strict=True), strict=True))
-        places: dict[str, Any] = dict.fromkeys(_PLACE, np.zeros(len(rows), np.int64))
+        said = dict(zip(("idx", *_EVERY, *entry.fields), zip(*rows, strict=True), strict=True))
+        places: dict[str, Any] = {"log": np.zeros(len(rows), np.int64)}
         columns = places | said | dict(entry.derive(said, self.uuid))
         table = self.tables.get(entry.table)
         if table is None:
@@ -213,9 +215,11 @@ class LeafRecord:
         """Raises `LedgerError` for bytes that are no leaf."""
         self.leaves = 0
         self.last_us = 0
+        self.told: list[int] = []  # the numbers of leaves that say something of whole processes, or of people
         self._lives: dict[str, _Life] = {}
         self._uses: dict[str, BlockUses] = {}
         self._erasures: list[ErasureAsked] = []
+        self._asked: list[tuple[int, int]] = []  # by the number of its leaf: when an erasure was asked for
         source = iter(leaves)
         try:
             while some := list(islice(source, _AT_ONCE)):
@@ -230,7 +234,8 @@ class LeafRecord:
         writers: dict[str, dict[str, Any]] = {}
         last, known, subject = self.last_us, "", ""
         kinds: dict[str, list[Fields]] = {}
-        for body in map(orjson.loads, leaves):  # millions: what every leaf needs is done here
+        # Millions: what every leaf needs is done here.
+        for number, body in enumerate(map(orjson.loads, leaves), self.leaves):
             writer, kind, at_us = body["incarnation"], body["kind"], body["at_us"]
             if at_us > last:
                 last = at_us
@@ -244,13 +249,16 @@ class LeafRecord:
                 rows = kinds.get(kind)
                 if rows is None:
                     rows = kinds[kind] = []
-                rows.append(pick(body))
+                rows.append((number, *pick(body)))
             elif kind == CHANGED:
                 kinds = found.setdefault(writer, {})
                 subject = writer
                 for item in plain_bodies(body):
-                    kinds.setdefault(item["kind"], []).append(_PICK[item["kind"]](item))
+                    kinds.setdefault(item["kind"], []).append((number, *_PICK[item["kind"]](item)))
             elif kind in _FEW:
+                self.told.append(number)
+                if kind == "erasure-requested":
+                    self._asked.append((number, int(at_us)))
                 self._take_one(kind, body)
         self.leaves += len(leaves)
         self.last_us = last
@@ -299,10 +307,8 @@ class LeafRecord:
         if life.uuid in self._uses:
             return self._uses[life.uuid]
         found, tables = self._lives[life.uuid], self._tables[life.uuid]
-        rows = (tables.releases, tables.opened, tables.handed, tables.attachments)
-        made = self._uses[life.uuid] = uses_of(
-            UseRows(life.offset_us, *rows, found.narrowed(), self._erasures)
-        )
+        rows = UseRows(life.offset_us, *tables.uses, found.narrowed(), self._erasures)
+        made = self._uses[life.uuid] = uses_of(rows)
         return made
 
     def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
@@ -328,6 +334,45 @@ class LeafRecord:
             strict=True,
         )
         return {residency: model for residency, part, model in rows if part == 1 and model}
+
+    def asked_before(self, number: int, at_us: int) -> bool:
+        """Whether a leaf of this number or a later one asks for an erasure as of an earlier moment than that."""
+        return any(asked >= number and when < at_us for asked, when in self._asked)
+
+    def names_any(self, life: IncarnationLife, number: int, has: Callable[[Int64s], Flags]) -> bool:
+        """Whether a leaf of this number or a later one names custody of which `has` is true."""
+        return any(
+            bool(has(unit_keys_of(table)[table.column("idx")[table.owner] >= number]).any())
+            for table in self._tables[life.uuid].every
+        )
+
+    def needed(self, life: IncarnationLife, is_over: Callable[[Int64s], Flags], since_boot_us: int) -> Int64s:
+        """The numbers of leaves about custody that is not over, and about residencies that use it or go on.
+
+        Receipts that name nothing else are left out once they are older than `since_boot_us`.
+        """
+        tables = self._tables[life.uuid]
+        left = tables.releases.column("residency")[
+            (tables.releases.column("final") == 1) & (tables.releases.column("part") == 1)
+        ]
+        left = distinct(left)
+        kept = []
+        for table in tables.uses:
+            residency = table.column("residency")
+            kept += [
+                residency[table.owner[~is_over(unit_keys_of(table))]],
+                residency[~is_among(residency, left)],
+            ]
+        residencies = distinct(np.concatenate(kept))
+        found = [
+            table.column("idx")[is_among(table.column("residency"), residencies)] for table in tables.uses
+        ]
+        for table in (tables.ends, tables.receipts, tables.effects):
+            open_ = ~is_over(unit_keys_of(table))
+            if table is tables.receipts:
+                open_ &= (table.column("ended_boot_us") >= since_boot_us)[table.owner]
+            found.append(table.column("idx")[table.owner[open_]])
+        return distinct(np.concatenate(found))
 
     def unaccounted(self) -> Unaccounted:
         """What no leaf accounts for, over all incarnations (rule 3)."""
@@ -362,6 +407,8 @@ class _Tables:
         self.opened, self.handed = life.evidence("residencies")
         (self.attachments,), (self.receipts,) = life.evidence("attachments"), life.evidence("receipts")
         (self.effects,) = life.evidence("effects")
+        self.uses = (self.releases, self.opened, self.handed, self.attachments)
+        self.every = (*self.uses, self.ends, self.receipts, self.effects)
         life.tables.clear()
 
 

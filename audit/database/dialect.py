@@ -6,9 +6,23 @@ the word. What both do in words of their own is a method here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, func
+import orjson
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    FromClause,
+    Table,
+    cast,
+    func,
+    literal,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 
@@ -66,6 +80,14 @@ class Dialect:
         """Whether this transaction is the one that goes on; another that has the number is not waited for."""
         return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({number})").scalar())
 
+    def spans(self, connection: Connection, spans: Sequence[tuple[int, int, int]]) -> FromClause:
+        """Numbers (log, first, below) as rows to be joined: each is looked up, however large the other table is."""
+        for way in ("seqscan", "hashjoin", "mergejoin"):
+            connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
+        columns = [list(column) for column in zip(*spans, strict=True)] or [[], [], []]
+        arrays = (cast(literal(column, ARRAY(BigInteger)), ARRAY(BigInteger)) for column in columns)
+        return func.unnest(*arrays).table_valued("log", "first", "below").render_derived(name="span")
+
     def size_bytes(self, connection: Connection) -> int:
         """What the ledger's tables take on disk, indexes included."""
         query = (
@@ -118,6 +140,14 @@ class _Sqlite(Dialect):
     def alone(self, connection: Connection, number: int) -> bool:
         """As every writer is here."""
         return True
+
+    def spans(self, connection: Connection, spans: Sequence[tuple[int, int, int]]) -> FromClause:
+        each = func.json_each(orjson.dumps(spans).decode()).table_valued("value", name="each")
+        parts = (
+            func.json_extract(each.c.value, f"$[{place}]").label(name)
+            for place, name in enumerate(("log", "first", "below"))
+        )
+        return select(*parts).select_from(each).subquery("span")
 
     def size_bytes(self, connection: Connection) -> int:
         """The file's pages."""

@@ -15,7 +15,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from kvcustody.audit.schema.ledger import logs
 
-_CASES_MAX = 64  # of more logs a row's is looked up, where a case is compared with one after the other
+_CASES = 64  # of more logs a row's is looked up, where a case is compared with one after the other
 
 
 class _SizeOf(FunctionElement[int]):
@@ -53,7 +53,7 @@ class AsOf(NamedTuple):
             return true()
         if not self.sizes:
             return ~true()
-        if len(self.sizes) > _CASES_MAX:
+        if len(self.sizes) > _CASES:
             named = orjson.dumps({str(log): size for log, size in self.sizes.items()}).decode()
             return table.c.idx < _SizeOf(literal(named, Text), table.c.log)  # type: ignore[no-any-return]
         # Not one term a log: the depth of an expression is bounded, its width is not.

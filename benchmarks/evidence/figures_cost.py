@@ -21,7 +21,8 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, func, literal, select
 
 from kvcustody.audit.counters.fold import fold
-from kvcustody.audit.counters.hourly_coverage import judge, recent
+from kvcustody.audit.counters.hourly_coverage import recent
+from kvcustody.audit.counters.judge_hours import judge
 from kvcustody.audit.counters.read_figures import (
     denials_by_rule,
     leaves_by_tenant,

@@ -2,8 +2,10 @@
 
 1. Nobody waits for it. Until its first pass there are no verdicts, and a reader is told so; a pass that fails leaves
    those that are there, with their age.
-2. A pass costs what coverage costs, so the pause after it grows with it: it takes at most a twentieth of the time.
-3. Any number of control planes may do this over one ledger (`counters.fold`, `counters.hourly_coverage`).
+2. A pass costs what coverage of the new leaves costs, so the pause after it grows with it: it takes at most a twentieth
+   of the time, and half of it while it is behind.
+3. Any number of control planes may do this over one ledger (`counters.fold`, `counters.judge_hours`): verdicts are one
+   plane's to make for as long as it goes on.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import structlog
 from sqlalchemy import Engine
 
 from kvcustody.audit.counters.fold import DELTAS_MAX, fold
-from kvcustody.audit.counters.hourly_coverage import judge
+from kvcustody.audit.counters.judge_hours import HourlyJudge
 from kvcustody.clock import Clock
+from kvcustody.times import SECOND_US
 
 _TURNS_MAX = 64  # between two looks at whether the service ends
-_REST = 20  # a pass rests so many times as long as it took
+_REST, _REST_BEHIND = 20, 1  # a pass rests so many times as long as it took
+_OTHERS = 4  # where somebody else judged within so many turns, nothing is done here
 
 _log = structlog.get_logger(__name__)
 
@@ -29,11 +33,11 @@ class FigureKeeper:
 
     def __init__(self, engine: Engine, reader: Engine, clock: Clock, *, seconds: float) -> None:
         self._engine = engine
-        self._reader = reader
         self._clock = clock
         self._seconds = seconds
         self._ending = threading.Event()
         self._judge_at = 0.0
+        self._judging = HourlyJudge(reader, engine, others_us=int(_OTHERS * seconds * SECOND_US))
         self._thread = threading.Thread(target=self._run, name="kvcustody-figures", daemon=True)
         self._thread.start()
 
@@ -44,8 +48,13 @@ class FigureKeeper:
                 break
         if time.monotonic() >= self._judge_at:
             started = time.monotonic()
-            judge(self._reader, self._engine, now_us=self._clock.utc_us())
-            self._judge_at = time.monotonic() + _REST * (time.monotonic() - started)
+            self._judging.judge(now_us=self._clock.utc_us())
+            now = time.monotonic()
+            self._judge_at = now + (_REST_BEHIND if self._judging.behind else _REST) * (now - started)
+
+    def _pause_seconds(self) -> float:
+        """Until the next step, where there is more to judge."""
+        return max(0.1, self._judge_at - time.monotonic()) if self._judging.behind else self._seconds
 
     def close(self) -> None:
         """End the thread once its turn is over; may be called again."""
@@ -58,4 +67,4 @@ class FigureKeeper:
                 self.keep()
             except Exception:
                 _log.warning("figures are not up to date", exc_info=True)
-            self._ending.wait(self._seconds)
+            self._ending.wait(min(self._seconds, self._pause_seconds()))

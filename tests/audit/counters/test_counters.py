@@ -9,16 +9,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
-from sqlalchemy import Connection, Engine, delete, func, literal, select, text
+from sqlalchemy import Connection, Engine, delete, func, insert, literal, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kvcustody.audit.counters import fold as folding
-from kvcustody.audit.counters import hourly_coverage
+from kvcustody.audit.counters import judge_hours
 from kvcustody.audit.counters.count_events import EVENTS, FigureName
 from kvcustody.audit.counters.fold import add_to_sums, fold, fold_some, write_deltas
-from kvcustody.audit.counters.hourly_coverage import judge, judged_state, recent
+from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state, recent
+from kvcustody.audit.counters.judge_hours import HourlyJudge, Spans, judge
 from kvcustody.audit.counters.read_figures import (
     TenantTotals,
     denials_by_rule,
@@ -27,12 +29,21 @@ from kvcustody.audit.counters.read_figures import (
     tenant_totals,
 )
 from kvcustody.audit.counters.uncount import uncount
+from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.bulk_insert import Inserts
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
 from kvcustody.audit.database.postgres_roles import set_up_roles
-from kvcustody.audit.events import DecisionRecorded, Event, HitCounters, OrphanFound, WorkerStarted
+from kvcustody.audit.events import (
+    CustodyEnded,
+    DecisionRecorded,
+    Event,
+    HitCounters,
+    OrphanFound,
+    ResidencyOpened,
+    WorkerStarted,
+)
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters, coverage_hours
 from kvcustody.audit.schema.ledger import (
@@ -46,6 +57,7 @@ from kvcustody.audit.schema.ledger import (
     releases,
     residencies,
 )
+from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.schema.trees import checkpoints, root_leaves, tree_nodes
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.migrations.upgrade import upgrade
@@ -353,24 +365,102 @@ def test_a_pass_during_which_retention_drops_leaves_judged_nothing(
     """With its control: the same pass stays where nothing was dropped."""
     now_us = written(any_store, make_writer, world).offset_us + 60_000_000
     assert judge(any_store, any_store, now_us=now_us) == judge(any_store, any_store, now_us=now_us)
-    judged = hourly_coverage.judged_rows
+    judging = HourlyJudge(any_store, any_store)
+    judged, drops = judging._judged, [True]
 
-    def meanwhile(connection: Connection, state: Any) -> list[Any]:
-        rows = list(judged(connection, state))
-        if dialect_of(any_store).in_file:
-            connection.rollback()  # what was read is read; the file has one writer
-        with any_store.connect().execution_options(**WRITE) as other, other.begin():
-            log = other.scalar(select(logs.c.id).where(logs.c.name == "tenant/tenant-0"))
-            unguarded(other)
-            leaf = other.scalar(select(events.c.leaf).where(events.c.log == log, events.c.idx == 0))
-            uncount(other, log, 0, [bytes(leaf)])
-            other.execute(delete(events).where(events.c.log == log, events.c.idx == 0))
-        return rows
+    def meanwhile(*given: Any) -> Any:
+        if drops.pop():
+            drops.append(False)
+            with any_store.connect().execution_options(**WRITE) as other, other.begin():
+                log = other.scalar(select(logs.c.id).where(logs.c.name == "tenant/tenant-0"))
+                unguarded(other)
+                other.execute(insert(retention_purges).values(PURGE))
+                leaf = other.scalar(select(events.c.leaf).where(events.c.log == log, events.c.idx == 0))
+                uncount(other, log, 0, [bytes(leaf)])
+                other.execute(delete(events).where(events.c.log == log, events.c.idx == 0))
+        return judged(*given)
 
-    monkeypatch.setattr(hourly_coverage, "judged_rows", meanwhile)
-    assert judge(any_store, any_store, now_us=now_us + 1) is None
+    monkeypatch.setattr(judging, "_judged", meanwhile)
+    assert judging.judge(now_us=now_us + 1) is None and judging.behind
     with any_store.connect() as connection:
         assert connection.execute(select(coverage_hours)).all() == [] and judged_state(connection) is None
+
+
+PURGE = {
+    **{"log": 1, "idx": 10**6, "of_log": "tenant/tenant-0", "first": 0, "below": 1, "size": 1, "digest": "d"},
+    **{"actor": "a", "approver": "b", "reason": "r", "at_us": 1},
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("step", [40, 10**6])
+def test_a_pass_reads_what_is_new_and_stores_what_a_judge_of_everything_would(
+    any_store: Engine, make_writer: Any, world: Any, monkeypatch: pytest.MonkeyPatch, seed: int, step: int
+) -> None:
+    monkeypatch.setattr(judge_hours, "STEP_LEAVES", step)
+    played = world(seed, tenants=3).run(400)
+    writer, judging = make_writer(any_store), HourlyJudge(any_store, any_store)
+    history = [*played.events, *more(played)]
+    for start in range(0, len(history), 100):
+        writer.submit(history[start : start + 100])
+        assert writer.flush()
+        now_us = writer.offset_us + max(event.at_us for event in history[: start + 100]) + 2_000_000
+        while judging.judge(now_us=now_us) is None or judging.behind:
+            assert_judged(any_store)
+        assert_judged(any_store)
+    with any_store.connect() as connection:
+        assert sum(row.due for row in recent(connection).rows) > 20
+        leaves = connection.scalar(select(func.count()).select_from(events))
+    assert 0 < len(judging._kept) < leaves / 2
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_evidence_after_the_verdict_begins_everything_anew(
+    store: Engine, make_writer: Any, world: Any, monkeypatch: pytest.MonkeyPatch, blind: bool
+) -> None:
+    """A use of a block that is on record after what proved the block gone; and the control, which does not look."""
+    played = world(1, tenants=3).run(300)
+    writer, judging = make_writer(store), HourlyJudge(store, store)
+    writer.submit(played.events)
+    assert writer.flush()
+    now_us = writer.offset_us + played.now + 60_000_000
+    assert judging.judge(now_us=now_us) is not None
+    ended = [each for each in played.events if isinstance(each, CustodyEnded)]
+    opened = next(each for each in played.events if isinstance(each, ResidencyOpened))
+    moment = max(each.at_us for each in played.events)
+    for late in ended:  # somebody says to use it to this day
+        writer.submit([opened._replace(residency=10**6 + late.at_us, attached=late.runs, at_us=moment)])
+    assert writer.flush()
+    if blind:
+        monkeypatch.setattr(LeafRecord, "names_any", lambda *_: False)
+    judging.judge(now_us=now_us)
+    assert judging.behind is not blind
+    while judging.behind:
+        judging.judge(now_us=now_us)
+    if blind:
+        with pytest.raises(AssertionError):
+            assert_judged(store)
+    else:
+        assert_judged(store)
+
+
+def assert_judged(engine: Engine) -> None:
+    with engine.connect() as connection:
+        state = judged_state(connection)
+        if state is not None:
+            stored = connection.execute(select(coverage_hours).order_by(*coverage_hours.primary_key.columns))
+            assert [tuple(row) for row in stored] == sorted(judged_rows(connection, state))
+
+
+def test_spans_are_a_set() -> None:
+    chance, spans, every = np.random.default_rng(3), Spans(), set[int]()
+    for _ in range(50):
+        values = chance.integers(0, 300, 9)
+        spans.add(values)
+        every |= set(values.tolist())
+        asked = np.arange(-3, 305)
+        assert spans.has(asked).tolist() == [value in every for value in asked.tolist()]
+    assert len(spans._first) < len(every)
 
 
 ONE_MORE = "figures = replace(figures, '\"events\",', '\"even\",')"

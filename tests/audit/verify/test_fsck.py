@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.counters.count_events import count_events
+from kvcustody.audit.counters.count_events import FigureName, count_events
+from kvcustody.audit.counters.packed_figures import is_scraped, pack
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import GapRecorded, WorkerStarted
 from kvcustody.audit.events.batch import read_leaves
@@ -128,9 +129,12 @@ class Attack:
         for log, size in self.execute("SELECT id, size FROM logs").fetchall():
             leaves = self.execute("SELECT leaf FROM events WHERE log = ? ORDER BY idx", (log,)).fetchall()
             found = count_events(read_leaves([bytes(leaf) for (leaf,) in leaves]), [log] * size)
-            rows = [(log, size, number, *key[1], found[key]) for number, key in enumerate(found)]
-            marks = ", ".join("?" * 10)
-            self.database.executemany(f"INSERT INTO counter_deltas VALUES ({marks})", rows)
+            rows: dict[tuple[bool, int, int, int], list[tuple[FigureName, int]]] = {}
+            for (_, figure), value in found.items():
+                place = (is_scraped(figure), log, size, figure.hour_us)
+                rows.setdefault(place, []).append((figure, value))
+            packed = [(*place, pack(figures)) for place, figures in rows.items()]
+            self.database.executemany("INSERT INTO counter_deltas VALUES (?, ?, ?, ?, ?)", packed)
 
     def reseal(self) -> TreeHead:
         """All that the trees hold, made anew over the leaves that are there now: what no key is needed for."""

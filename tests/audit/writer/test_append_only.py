@@ -104,7 +104,7 @@ def test_roles_keep_to_their_own(
         assert connection.exec_driver_sql("SELECT current_user").scalar() == WRITER
     as_writer.dispose()
     with acting(postgres_store, WRITER) as connection:
-        assert fold_some(connection, deltas_max=30) == 30
+        assert fold_some(connection, deltas_max=3) == 3
     key = SigningKey.generate("ledger.test")
     assert CheckpointSigner(postgres_store, [key], memory=tmp_path / "m", clock=SystemClock()).sign_once()
     with acting(postgres_store, AUDITOR) as connection:

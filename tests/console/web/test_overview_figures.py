@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 from web_world import World
 
-from kvcustody.audit.counters.hourly_coverage import judge
+from kvcustody.audit.counters.judge_hours import judge
 
 CUSTODY = ("custody_ends", "receipts", "releases", "residencies", "attachments", "decisions", "hit_counters")
 

@@ -11,7 +11,7 @@ import pytest
 from builders import walled_postgres
 from service_world import OFFSET_US, Worker, register, ship
 
-from kvcustody.audit.counters.hourly_coverage import judge
+from kvcustody.audit.counters.judge_hours import judge
 from kvcustody.audit.coverage import summary as coverage_module
 from kvcustody.audit.processes.work_periods import read_work_periods
 from kvcustody.errors import LedgerError

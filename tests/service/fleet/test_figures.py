@@ -11,7 +11,7 @@ import pytest
 from service_world import OFFSET_US, Worker, register, ship
 from sqlalchemy import Engine, event
 
-from kvcustody.audit.counters.hourly_coverage import judge
+from kvcustody.audit.counters.judge_hours import HourlyJudge, judge
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
 from kvcustody.governance.service.service import Service
@@ -114,9 +114,7 @@ def test_the_keeper_folds_and_judges_and_goes_on_after_a_failure(
         return 0
 
     monkeypatch.setattr("kvcustody.governance.service.fleet.figure_keeper.fold", refused)
-    monkeypatch.setattr(
-        "kvcustody.governance.service.fleet.figure_keeper.judge", lambda *_, **__: made.append("judge")
-    )
+    monkeypatch.setattr(HourlyJudge, "judge", lambda *_, **__: made.append("judge"))
     keeper = FigureKeeper(service.engine, service.reader, service.clock, seconds=0.001)
     while "judge" not in made:
         pass
