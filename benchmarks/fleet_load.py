@@ -5,7 +5,8 @@ loopback, leaves as a worker's writer encodes them (an opening, and what its end
 frames of `--batch` leaves. Simulated: the engines behind `--workers` workers, which serve `--tenants` tenants, each
 request anybody's. Batches are made before the time is taken; sending them is in it, on the same cores.
 
-Stretches with one control plane and with two take turns (`--rounds` of each, the whole ledger together `--leaves`).
+Stretches with one control plane, with two, and with two where each tenant's workers all have the same one, take turns
+(`--rounds` of each, the whole ledger together `--leaves`).
 CPU is that of the control planes with their readers, and of all of PostgreSQL. What waits for locks is sampled every
 50 ms from `pg_stat_activity`: sessions that wait for a lock, of those that work. `/metrics` is scraped once a second
 all the while. The questions are asked with a tenth of the leaves in and with all, each `--asks` times, nobody writing;
@@ -33,7 +34,7 @@ import psycopg
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "evidence"))
 
-from bench import Bench
+from bench import Bench, turned
 from ledger_stores import fresh_store, postgres
 from simulated_fleet import LEAVES_A_REQUEST, RARE_KIND, Fleet, Plane
 
@@ -48,6 +49,7 @@ GOALS = {
     "metrics_p99_ms": 200,
     "rare_kind_ms": 1000,
 }
+SIDES = {"one": 1, "two": 2, "two_apart": 2}  # control planes
 SERVER = {
     "shared_buffers": "2GB",
     "max_wal_size": "8GB",
@@ -307,22 +309,26 @@ def main() -> int:
         fleet = Fleet(workers, tenants, options.processes)
         watch = Watch(plain, planes[0].address, keys["operator"])
         found: dict[str, Any] = {}
-        stretches: list[Stretch] = []
+        stretches: dict[str, list[Stretch]] = {side: [] for side in SIDES}
         requests = options.batch // LEAVES_A_REQUEST
 
-        def one(leaves: int, count: int) -> Stretch:
-            fleet.make(max(1, round(leaves / options.workers / options.batch)), requests)
+        def one(leaves: int, side: str) -> Stretch:
+            count = SIDES[side]
+            tenants_apart = count if side == "two_apart" else 1
+            fleet.make(max(1, round(leaves / options.workers / options.batch)), requests, tenants_apart)
             made = stretch(fleet, planes[:count], keys, watch, roots)
             speed = f"{made.leaves / made.seconds:,.0f} leaves/s, {made.leaf_cpu_us:.0f} us of CPU each"
-            print(f"{count} control planes: {speed}, locks {made.lock_share:.3f}", file=sys.stderr)
+            print(f"{side}: {speed}, locks {made.lock_share:.3f}", file=sys.stderr)
             return made
 
         try:
-            one(options.leaves // 10, 1)
+            one(options.leaves // 10, "one")
             time.sleep(min(_REST_SECONDS, options.leaves / 50_000))
             found["asked_ms_at_a_tenth"] = asked(planes[0].address, keys, tenants[7], options.asks)
-            share = options.leaves * 9 // 10 // (2 * options.rounds)
-            stretches.extend(one(share, 1 + (turn + turn // 2) % 2) for turn in range(2 * options.rounds))
+            share = options.leaves * 9 // 10 // (len(SIDES) * options.rounds)
+            for turn in range(options.rounds):
+                for side in turned(list(SIDES), turn):
+                    stretches[side].append(one(share, side))
             time.sleep(min(_REST_SECONDS, options.leaves / 50_000))
             found["asked_ms"] = asked(planes[0].address, keys, tenants[7], options.asks)
             scrapes = list(watch.scrapes_ms)
@@ -333,18 +339,18 @@ def main() -> int:
             name: round(found["asked_ms"][name] / max(0.1, before), 2)
             for name, before in found["asked_ms_at_a_tenth"].items()
         }
-        found["one"] = of_side([made for made in stretches if made.planes == 1])
-        found["two"] = of_side([made for made in stretches if made.planes == 2])
+        found |= {side: of_side(made) for side, made in stretches.items()}
         found["leaves_there"] = missing(plain, acknowledged)
         with psycopg.connect(plain) as connection:
             size = connection.execute("SELECT pg_database_size(current_database())").fetchone()
         assert size is not None
         found["disk_bytes_a_leaf"] = round(size[0] / sum(acknowledged.values()))
     found["met"] = {
-        "requests_a_second": max(found["one"]["requests_a_second"], found["two"]["requests_a_second"]),
-        "leaves_a_second": max(found["one"]["leaves_a_second"], found["two"]["leaves_a_second"]),
+        "requests_a_second": max(found[side]["requests_a_second"] for side in SIDES),
+        "leaves_a_second": max(found[side]["leaves_a_second"] for side in SIDES),
         "cpu_of_two_to_one": round(found["two"]["leaf_cpu_us"] / found["one"]["leaf_cpu_us"], 3),
-        "lock_share": max(found["one"]["lock_share"], found["two"]["lock_share"]),
+        "lock_share": found["two"]["lock_share"],
+        "lock_share_apart": found["two_apart"]["lock_share"],
         "metrics_p50_ms": percentile(scrapes, 0.5),
         "metrics_p99_ms": percentile(scrapes, 0.99),
         "scrapes": len(scrapes),

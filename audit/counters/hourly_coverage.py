@@ -13,17 +13,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import ColumnElement, Connection, delete, select, tuple_
 
-from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, read_units
+from kvcustody.audit.coverage.custody_units import UNKNOWN, CustodySelection, LifeUnits, read_units
 from kvcustody.audit.coverage.summary import CoverageRow, add_rows, by_period, lags_of, rows_of
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.snapshot import as_of_sizes
 from kvcustody.audit.events import SYSTEM, log_of
-from kvcustody.audit.schema.counters import coverage_hours, coverage_pass
+from kvcustody.audit.schema.counters import ALL_HOURS, coverage_hours, coverage_pass
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.times import DAY_US, HOUR_US
@@ -90,13 +90,14 @@ def hour_rows(lives: Iterable[LifeUnits], since_us: int) -> Iterator[tuple[HourK
 
 
 def stored_rows(every: Iterable[tuple[HourKey, CoverageRow, int]], ids: Mapping[str, int]) -> list[HourRow]:
-    """The rows of the table, in order, from such coverage and the ids of logs."""
+    """The rows of the table, in order, from such coverage and the ids of logs: by hour, and of all hours together."""
     found: dict[tuple[int, int, str], tuple[list[CoverageRow], list[int]]] = {}
     for (hour_us, tenant, classification), row, lag in every:
         log = ids.get(log_of(tenant), ids.get(SYSTEM, 0))  # where nothing says whose it was
-        rows, longest = found.setdefault((hour_us, log, classification), ([], [0]))
-        rows.append(row)
-        longest.append(lag)
+        for when in (hour_us, ALL_HOURS):
+            rows, longest = found.setdefault((when, log, classification), ([], [0]))
+            rows.append(row)
+            longest.append(lag)
     return [(*key, *add_rows(rows)[2:], max(longest)) for key, (rows, longest) in sorted(found.items())]  # type: ignore[misc]
 
 
@@ -114,26 +115,45 @@ def drop_verdicts(connection: Connection) -> None:
         connection.execute(delete(table))
 
 
-def by_hour(connection: Connection, *, tenant: str | None = None) -> tuple[HourCoverage, ...]:
-    """The judged hours in order, by tenant and classification."""
-    column = coverage_hours.c
-    query = select(coverage_hours, logs.c.name).join(logs, logs.c.id == column.log)
+def by_hour(
+    connection: Connection,
+    *,
+    tenant: str | None = None,
+    after: HourKey | None = None,
+    limit: int | None = None,
+) -> tuple[HourCoverage, ...]:
+    """The judged hours in order, each by tenant (the first on record first) and classification, behind a place."""
+    return tuple(_rows(connection, coverage_hours.c.hour_us >= 0, tenant, after, limit))
+
+
+def _rows(
+    connection: Connection,
+    of_hours: ColumnElement[bool],
+    tenant: str | None,
+    after: HourKey | None = None,
+    limit: int | None = None,
+) -> Iterator[HourCoverage]:
+    key = tuple_(*coverage_hours.primary_key.columns)
+    query = select(coverage_hours, logs.c.name).join(logs, logs.c.id == coverage_hours.c.log).where(of_hours)
     if tenant is not None:
         query = query.where(logs.c.name == log_of(tenant))
-    made = []
-    for row in connection.execute(query.order_by(column.hour_us, logs.c.name, column.classification)):
-        hour_us, _, classification, *counts, lag, name = row
-        who = "unknown" if name == SYSTEM else str(name).removeprefix("tenant/")
-        made.append(HourCoverage(hour_us, CoverageRow(who, classification, *counts), lag))
-    return tuple(made)
+    if after is not None:
+        hour_us, who, classification = after
+        name = SYSTEM if who == UNKNOWN else log_of(who)
+        query = query.where(key > tuple_(hour_us, _id_of(connection, name), classification))
+    query = query.order_by(*coverage_hours.primary_key.columns).limit(limit)
+    for hour_us, _, classification, *counts, lag, name in connection.execute(query):
+        who = UNKNOWN if name == SYSTEM else str(name).removeprefix("tenant/")
+        yield HourCoverage(hour_us, CoverageRow(who, classification, *counts), lag)
+
+
+def _id_of(connection: Connection, name: str) -> int:
+    return connection.scalar(select(logs.c.id).where(logs.c.name == name)) or 0
 
 
 def recent(connection: Connection, *, tenant: str | None = None) -> RecentCoverage:
     """Coverage of all judged hours together."""
-    found: dict[tuple[str, str], list[CoverageRow]] = {}
-    hours: Sequence[HourCoverage] = by_hour(connection, tenant=tenant)
-    for each in hours:
-        found.setdefault((each.row.tenant, each.row.classification), []).append(each.row)
-    rows = tuple(add_rows(found[key], *key) for key in sorted(found))
-    lag = max((each.lag_us_max for each in hours), default=0)
+    found = list(_rows(connection, coverage_hours.c.hour_us == ALL_HOURS, tenant))
+    rows = tuple(sorted(each.row for each in found))
+    lag = max((each.lag_us_max for each in found), default=0)
     return RecentCoverage(judged_state(connection), rows, lag)

@@ -17,12 +17,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import compress
+from itertools import compress, groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 import structlog
-from sqlalchemy import Connection, Engine, func, insert, select
+from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from kvcustody.audit.counters.hourly_coverage import (
     JUDGING,
@@ -39,6 +40,7 @@ from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, 
 from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.summary import CoverageRow, add_rows
 from kvcustody.audit.coverage.verdicts import VERDICTS
+from kvcustody.audit.database.bulk_insert import insert_rows
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.database.gc_pause import gc_paused
@@ -107,6 +109,7 @@ class HourlyJudge:
         self._reader, self._writer, self._others_us = reader, writer, others_us
         self.behind = False  # there was more than one step takes
         self._stored: JudgedState | None = None
+        self._hours: dict[int, list[HourRow]] = {}  # the rows of that state
         self._forget()
 
     def _forget(self) -> None:
@@ -156,14 +159,25 @@ class HourlyJudge:
                 return before
             if before is not None and before > state:
                 return before
-            drop_verdicts(connection)
-            connection.execute(insert(coverage_pass).values(id=1, **state._asdict()))
-            names = coverage_hours.columns.keys()
-            if rows:
-                made = [dict(zip(names, row, strict=True)) for row in rows]
-                connection.execute(insert(coverage_hours), made)
+            self._store(connection, rows, state, mine=before is not None and before == self._stored)
         self._stored = state
         return state
+
+    def _store(self, connection: Connection, rows: list[HourRow], state: JudgedState, *, mine: bool) -> None:
+        """Replace what is stored; where it is `mine`, the hours alone that say something else now."""
+        hours = {hour: list(some) for hour, some in groupby(rows, key=itemgetter(0))}
+        there = self._hours if mine else {}
+        changed = [hour for hour in there.keys() | hours.keys() if there.get(hour) != hours.get(hour)]
+        if mine:
+            connection.execute(delete(coverage_hours).where(coverage_hours.c.hour_us.in_(changed)))
+            connection.execute(update(coverage_pass).values(state._asdict()))
+        else:
+            drop_verdicts(connection)
+            connection.execute(insert(coverage_pass).values(id=1, **state._asdict()))
+        insert_rows(
+            connection, coverage_hours, [row for hour in sorted(changed) for row in hours.get(hour, ())]
+        )
+        self._hours = hours
 
     def _grown(self, connection: Connection) -> _Grown | None:
         """The next state; None where nothing is sealed, the present one where nothing was added."""

@@ -8,8 +8,9 @@
 3. `figures` is JSON, a list of [kind, measure, outcome, detail, classification, value]: a row of a table for each
    figure of each tenant would be ten for every leaf of a fleet with many tenants. What is read over all tenants at
    every scrape stands in rows of its own (`scraped`), so that nobody reads all others for it.
-4. `coverage_hours` has the verdicts of custody by the hour in which it was due; every row is of the one state that
-   `coverage_pass` names.
+4. `coverage_hours` has the verdicts of custody by the hour in which it was due, and of all those hours together
+   (`ALL_HOURS`): a scrape reads one row of a tenant and class. Every row is of the one state that `coverage_pass`
+   names.
 5. All of it is a function of the leaves: `fsck` computes it again.
 """
 

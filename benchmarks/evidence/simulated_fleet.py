@@ -54,14 +54,15 @@ _TRIES_SECONDS = 0.05
 class SimulatedWorker:
     """One process of a worker: makes its batches, and sends them."""
 
-    def __init__(self, name: str, tenants: Sequence[str], seed: int) -> None:
+    def __init__(self, name: str, number: int, tenants: Sequence[str], seed: int) -> None:
         self.name = name
+        self._number = number
         self.incarnation = uuid.uuid4().hex
         self.sequence = 0  # of the last leaf that was made
         self.acknowledged = 0
         self.retries = 0
         self.waits_ms: list[float] = []
-        self._tenants = tenants
+        self._tenants = self._served = tenants
         self._chance = random.Random(seed)
         self._directory = SubjectDirectory(clear_names=True)
         self.offset_us = time.time_ns() // 1000 - time.monotonic_ns() // 1000
@@ -69,8 +70,9 @@ class SimulatedWorker:
         self._residency, self._generation = 0, 1
         self._ready: list[tuple[int, int, bytes]] = []
 
-    def make(self, batches: int, requests: int) -> None:
-        """So many batches of so many requests each, ready to be sent."""
+    def make(self, batches: int, requests: int, planes: int) -> None:
+        """So many batches of so many requests each, ready to be sent: anybody's, or of its own one of the `planes`."""
+        self._served = self._tenants[self._number % planes :: planes]
         for _ in range(batches):
             events: list[Event] = []
             if not self.sequence:
@@ -78,7 +80,7 @@ class SimulatedWorker:
             for _ in range(requests):
                 events += self._request()
             if self._chance.random() < RARE:
-                events.append(KeyEvent(_now_us(), self._chance.choice(self._tenants), "made", 1, "bench"))
+                events.append(KeyEvent(_now_us(), self._chance.choice(self._served), "made", 1, "bench"))
             first = self.sequence + 1
             data = self._encoder.encode(list(enumerate(events, first))).batch.data
             names = self._directory.fresh()
@@ -88,7 +90,7 @@ class SimulatedWorker:
 
     def _request(self) -> tuple[Event, Event]:
         self._residency += 1
-        now, tenant = _now_us(), self._chance.choice(self._tenants)
+        now, tenant = _now_us(), self._chance.choice(self._served)
         place = self._chance.randrange((1 << 20) - _BLOCKS)
         runs = (Run(np.arange(place, place + _BLOCKS), self._generation),)
         self._generation += _BLOCKS
@@ -146,11 +148,10 @@ class Sent(NamedTuple):
 
 def _serve_workers(told: Connection, names: list[str], tenants: Sequence[str], seed: int) -> None:
     """A process of simulated workers: makes batches, then sends them, as it is told."""
-    workers = [SimulatedWorker(name, tenants, seed + number) for number, name in enumerate(names)]
+    workers = [SimulatedWorker(name, number, tenants, seed + number) for number, name in enumerate(names)]
     while (asked := told.recv()) is not None:
-        batches, requests = asked
         for worker in workers:
-            worker.make(batches, requests)
+            worker.make(*asked)
         told.send("ready")
         addresses, keys = told.recv()
         before, began = [worker.acknowledged for worker in workers], time.process_time()
@@ -188,10 +189,10 @@ class Fleet:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def make(self, batches: int, requests: int) -> None:
-        """Every worker makes so many batches."""
+    def make(self, batches: int, requests: int, planes: int) -> None:
+        """Every worker makes so many batches, of tenants that go to one of so many control planes each."""
         for pipe in self._pipes:
-            pipe.send((batches, requests))
+            pipe.send((batches, requests, planes))
         for pipe in self._pipes:
             assert pipe.recv() == "ready"
 

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from kvcustody.audit.counters.hourly_coverage import RecentCoverage, recent
+from kvcustody.audit.counters.read_figures import tenant_totals
 from kvcustody.audit.witness.status import WitnessStatus, witness_status
 from kvcustody.console.report.charts import Figure, rows
 from kvcustody.console.report.number_format import count
@@ -54,9 +55,11 @@ def _coverage(visit: PageRequest) -> RecentCoverage:
 
 def held_by_tenant(visit: PageRequest) -> Figure:
     """Blocks handed out and not ended yet, by tenant: the largest ones, the rest together."""
-    totals = custody_api.totals(visit.caller, visit.service, limit=1000)["items"]
+    mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, None)
+    with visit.service.reading(mine) as connection:
+        totals = tenant_totals(connection, tenant=mine)
     held = sorted(
-        ((max(0, row["written_blocks"] - row["ended_blocks"]), row["tenant"]) for row in totals), reverse=True
+        ((max(0, row.written_blocks - row.ended_blocks), row.tenant) for row in totals), reverse=True
     )
     first, rest = held[:_TENANTS_MAX], held[_TENANTS_MAX:]
     if rest:

@@ -209,15 +209,20 @@ def covered_by_hour(
     `judged_us` says when, `as_of` over which checkpoint; null before the first time.
     """
     mine = service.tenant_of(caller, READ, tenant)
-    with service.reading(mine) as connection:
-        state, found = judged_state(connection), by_hour(connection, tenant=mine)
-    rows = [each._asdict() | {"row": each.row._asdict()} for each in found]
     question = CursorBinding("listHourlyCoverage", caller.name, {"tenant": mine})
-    judged = {
-        "as_of": None if state is None else state.size,
-        "judged_us": None if state is None else state.at_us,
-    }
-    return page(service, question, rows, cursor, limit) | judged
+    position = service.cursors.read(question, cursor)
+    after = None if position is None else (int(position[0]), str(position[1]), str(position[2]))
+    with service.reading(mine) as connection:
+        state = judged_state(connection)
+        found = by_hour(connection, tenant=mine, after=after, limit=limit + 1)
+    following = None
+    if len(found) > limit:
+        last = found[limit - 1]
+        place = [last.hour_us, last.row.tenant, last.row.classification]
+        following = service.cursors.write(question, place)
+    items = [each._asdict() | {"row": each.row._asdict()} for each in found[:limit]]
+    judged = (None, None) if state is None else state
+    return {"items": items, "next": following, "as_of": judged[0], "judged_us": judged[1]}
 
 
 def counted_events(

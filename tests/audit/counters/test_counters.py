@@ -412,6 +412,9 @@ def test_a_pass_reads_what_is_new_and_stores_what_a_judge_of_everything_would(
         assert sum(row.due for row in recent(connection).rows) > 20
         leaves = connection.scalar(select(func.count()).select_from(events))
     assert 0 < len(judging._kept) < leaves / 2
+    for hours in (1, 23, 25):  # with nothing new
+        assert judging.judge(now_us=now_us + hours * HOUR_US) is not None
+        assert_judged(any_store)
 
 
 @pytest.mark.parametrize("blind", [False, True])
