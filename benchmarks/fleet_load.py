@@ -26,6 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "evidence"))
 
 from bench import Bench, turned
-from ledger_stores import fresh_store, postgres
+from ledger_stores import fresh_store, kill_postgres, postgres_server
 from simulated_fleet import LEAVES_A_REQUEST, RARE_KIND, Fleet, Plane
 
 from kvcustody.errors import ServiceError
@@ -59,6 +60,7 @@ SERVER = {
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SAMPLE_SECONDS, _SCRAPE_SECONDS = 0.05, 1.0
 _REST_SECONDS = 20
+_FAULT_SECONDS = 3.0  # before each
 
 
 def questions(tenant: str) -> dict[str, str]:
@@ -247,6 +249,33 @@ def two_planes(
             plane.close()
 
 
+def with_faults(
+    fleet: Fleet, planes: Sequence[Plane], keys: dict[str, str], server: Any, postmaster: int
+) -> dict[str, Any]:
+    """What workers have made is sent while each control plane and the database are killed, one after the other."""
+    found: dict[str, Any] = {}
+
+    def kill() -> None:
+        for name, act in (
+            ("plane-2", planes[1].kill_and_begin),
+            ("postgres", partial(kill_postgres, server, postmaster)),
+            ("plane-1", planes[0].kill_and_begin),
+        ):
+            time.sleep(_FAULT_SECONDS)
+            act()
+            found[name] = "killed"
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    seconds, sent = fleet.send([plane.address for plane in planes], keys)
+    killing.join()
+    return found | {
+        "seconds": round(seconds, 1),
+        "leaves": sum(one.leaves for one in sent),
+        "retries": sum(one.retries for one in sent),
+    }
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """Of what was measured; 0 where nothing was."""
     ordered = sorted(values)
@@ -285,14 +314,15 @@ def main() -> int:
     bench.add("--processes", type=int, default=2, help="that the workers are in (default: %(default)s)")
     bench.add("--batch", type=int, default=76, help="leaves a batch (default: %(default)s)")
     bench.add("--asks", type=int, default=5, help="times each question is asked (default: %(default)s)")
+    bench.add("--faults", action="store_true", help="one stretch more, in which each process is killed once")
     bench.add("--set", action="append", default=[], help="a setting of both control planes, NAME=VALUE")
     options = bench.parse()
     workers = [f"worker-{number}" for number in range(options.workers)]
     tenants = [f"tenant-{number:05d}" for number in range(options.tenants)]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcustody-fleet-")))
-        server = stack.enter_context(postgres(**SERVER))
-        uri = fresh_store(server, folder, "fleet").url.render_as_string(False)
+        server = stack.enter_context(postgres_server(**SERVER))
+        uri = fresh_store(server.get_uri(), folder, "fleet").url.render_as_string(False)
         plain = uri.replace("postgresql+psycopg:", "postgresql:")
         planes = stack.enter_context(
             two_planes(folder, uri, workers, dict(one.split("=", 1) for one in options.set))
@@ -332,6 +362,10 @@ def main() -> int:
             time.sleep(min(_REST_SECONDS, options.leaves / 50_000))
             found["asked_ms"] = asked(planes[0].address, keys, tenants[7], options.asks)
             scrapes = list(watch.scrapes_ms)
+            watch.close()
+            if options.faults:
+                fleet.make(max(1, round(options.leaves / 10 / options.workers / options.batch)), requests, 1)
+                found["faults"] = with_faults(fleet, planes, keys, server, postmaster)
         finally:
             watch.close()
             acknowledged = fleet.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import socket
 import threading
 import time
 import uuid
@@ -216,14 +217,14 @@ class Fleet:
 
 
 def _serve_plane(
-    told: Connection, folder: str, url: str, name: str, given: dict[str, str], enrol: list[str]
+    told: Connection, folder: str, url: str, name: str, port: int, given: dict[str, str], enrol: list[str]
 ) -> None:
     """A control plane, whose log nobody reads."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     import uvicorn
 
     place = Path(folder) / name
-    place.mkdir(mode=0o700)
+    place.mkdir(mode=0o700, exist_ok=True)
     settings = ServiceSettings(
         name=name,
         database_url=url,
@@ -248,7 +249,7 @@ def _serve_plane(
             service.principals.enrol(worker, [role], tenant=None, by="bench")
             keys[worker] = service.principals.issue_key(worker, days=1, by="bench").key
         server = uvicorn.Server(
-            uvicorn.Config(create_app(service), port=0, log_config=None, lifespan="off", ws="none")
+            uvicorn.Config(create_app(service), port=port, log_config=None, lifespan="off", ws="none")
         )
         threading.Thread(target=server.run, daemon=True).start()
         while not server.started:
@@ -264,12 +265,25 @@ class Plane:
     def __init__(
         self, folder: Path, url: str, name: str, settings: dict[str, str], enrol: Sequence[str] = ()
     ) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._given = (str(folder), url, name, port, settings)
+        self.address, self.keys = self._begin(enrol)
+
+    def _begin(self, enrol: Sequence[str]) -> tuple[str, dict[str, str]]:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        given = (theirs, str(folder), url, name, settings, list(enrol))
-        self._process = spawn.Process(target=_serve_plane, args=given)
+        self._process = spawn.Process(target=_serve_plane, args=(theirs, *self._given, list(enrol)))
         self._process.start()
-        self.address, self.keys = self._pipe.recv()
+        address, keys = self._pipe.recv()
+        return str(address), dict(keys)
+
+    def kill_and_begin(self) -> None:
+        """SIGKILL, and another one at the same address."""
+        self._process.kill()
+        self._process.join()
+        self._begin(())
 
     @property
     def pid(self) -> int:

