@@ -27,7 +27,7 @@ from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
-SCHEMA_REVISION = "0022"
+SCHEMA_REVISION = "0023"
 VERSION_TABLE = "kvcustody_schema"
 STATEMENT_SECONDS = 300.0  # of a reader's statement, unless the opener says otherwise
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
@@ -94,6 +94,8 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, k
     def _connected(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
         if not read_only:
+            # Of a new file alone: retention gives back what it freed (`retention.free_space`).
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             _close_to_others(path, _mode(keys))  # it is a database: the lines before would have failed

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import names_block
 from kvcustody.audit.events.change_items import item_of
+from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import (
     attachments,
     custody_ends,
@@ -176,7 +177,7 @@ def block_history(
             select(
                 events.c.at_us, events.c.kind, logs.c.name, events.c.idx, events.c.leaf, number.label("item")
             )
-            .join(table, (events.c.log == table.c.log) & (events.c.idx == table.c.idx))
+            .join(table, is_leaf_of(table))
             .join(logs, logs.c.id == events.c.log)
             .where(table.c.incarnation == life, table.c.low <= generation, table.c.high >= generation)
         )
