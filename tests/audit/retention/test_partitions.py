@@ -257,6 +257,31 @@ def test_every_table_has_months_or_a_bound() -> None:
             assert MONTHLY[table.name] in table.c
 
 
+def test_a_row_that_is_there_twice_is_found(lived: Engine, tmp_path: Path) -> None:
+    """What the narrower keys of projections kept: one row of a leaf, and one opening of a residency."""
+    with lived.connect() as connection:
+        row = connection.execute(select(residencies).limit(1)).one()._asdict()
+        with pytest.raises(IntegrityError), connection.begin_nested():
+            connection.execute(insert(residencies).values(row))
+        moved = {"opened_us": row["opened_us"] + 40 * DAY_US, "residency": 10**6}
+        connection.execute(insert(residencies).values(row | moved))
+        problems = fsck(connection).problems
+        assert [problem.what for problem in problems] == [
+            "its row in `residencies` is not what the leaf says"
+        ]
+        assert problems[0].idx == row["idx"]
+    writer = EventWriter(
+        lived, worker="w", clock=VirtualClock(1, instant(2026, 6, 29)), spill_directory=tmp_path, clear_names=True
+    )
+    writer.submit([opening(7, 1, "acme", "user"), opening(7, 3 * DAY_US, "beta", "user")])
+    assert writer.flush()
+    writer.close()
+    with lived.connect() as connection:
+        problems = fsck(connection).problems
+    assert {problem.log for problem in problems} == {"tenant/acme", "tenant/beta"}
+    assert {problem.what for problem in problems} == {"another leaf opens residency `7` too"}
+
+
 def test_months_are_made_beside_writers_and_readers(lived: Engine) -> None:
     """An open transaction that has written, and one that has read a month, wait for nothing and hold up nothing."""
     writing = open_store(lived.url.render_as_string(False), timeout_seconds=0.3)
