@@ -2,11 +2,11 @@
 
 1. A leaf lies in the UTC month of its `at_us`, and the rows that it gave lie in the same month of their tables: each
    table has the same months. What no month takes lies in the `rest`: none is refused for its time. `first` is what is
-   older than the oldest month: what retention left of months that went (`fold_month`), or what was there before months.
+   older than the oldest month: what retention left of months that went (`fold_month`), or what was there before.
 2. A unique index of a partitioned table has to contain the time, so it no longer keeps (log, idx) by itself. The
-   trigger `places` does for leaves, and keeps it gapless too: an insert has to begin at the `logs.size` of each log that
-   it touches, go on without a hole or a double, and moves that size, whose row stays locked until the commit. A row of
-   a projection is written with its leaf and has its time: as (log, idx) is given once, (log, idx, item) is.
+   trigger `places` does for leaves, and keeps it gapless too: an insert has to begin at the `logs.size` of each log
+   that it touches, go on without a hole or a double, and moves that size, whose row stays locked until the commit. A
+   row of a projection is written with its leaf and has its time: as (log, idx) is given once, (log, idx, item) is.
 3. (incarnation, sequence, part, log) comes with the leaf's bytes, and so does `at_us`: a leaf that is replayed meets
    its own month and key. Two different leaves of one name, or two openings of one residency, are for `fsck` to find.
 4. Months are made ahead and attached: that waits for no writer, and none waits for it.
@@ -58,7 +58,9 @@ def partitioned(connection: Connection) -> tuple[str, ...]:
     """The tables that are partitioned: none on SQLite, `events` from revision 0012 on, all from 0023 on."""
     if not dialect_of(connection).partitions:
         return ()
-    query = "SELECT relname FROM pg_class WHERE relkind = 'p' AND relnamespace = current_schema()::regnamespace"
+    query = (
+        "SELECT relname FROM pg_class WHERE relkind = 'p' AND relnamespace = current_schema()::regnamespace"
+    )
     found = set(connection.exec_driver_sql(query).scalars())
     return tuple(table for table in MONTHLY if table in found)
 
@@ -121,12 +123,14 @@ def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_
 def fold_month(engine: Engine, month: MonthPartition) -> bool:
     """Move what is left of the oldest month into `first`, and drop its tables; whether it was done.
 
-    The tables are locked for that moment (writers wait at their next insert, for less than they would spill for):
-    only a month of which little is left is folded, and where somebody reads for longer nothing is done.
+    The tables are locked for that moment (writers wait at their next insert, for less than they would spill for), and
+    what is in `first` is read: it is for months of which little is left. Where somebody reads for longer, or it takes
+    too long, nothing is done.
     """
     try:
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():
             dialect_of(connection).wait_for_locks_at_most(connection, _FOLDING_WAIT_MS)
+            connection.exec_driver_sql(f"SET LOCAL statement_timeout = {10 * _FOLDING_WAIT_MS}")
             _fold(connection, month)
     except OperationalError:
         return False

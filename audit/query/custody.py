@@ -246,5 +246,7 @@ def _holes(connection: Connection, known: list[Gap]) -> list[Gap]:
 def _over_parts(table: Table, column: str) -> ColumnElement[Any]:
     """The sum over all leaves that `table` has of a residency (a long run list continues)."""
     of = table.alias()
-    same = and_(of.c.incarnation == residencies.c.incarnation, of.c.residency == residencies.c.residency)
-    return select(func.sum(of.c[column])).where(same).correlate(residencies).scalar_subquery()
+    same = [of.c.incarnation == residencies.c.incarnation, of.c.residency == residencies.c.residency]
+    if table is residencies:  # parts of one opening, in one month
+        same.append(of.c.opened_us == residencies.c.opened_us)
+    return select(func.sum(of.c[column])).where(*same).correlate(residencies).scalar_subquery()

@@ -141,9 +141,7 @@ def _read(
 ) -> list[Evidence]:
     number = table.c.item if "item" in table.c else literal(0)
     query = (
-        select(*columns, events.c.leaf, number.label("_item"))
-        .join(events, is_leaf_of(table))
-        .where(where)
+        select(*columns, events.c.leaf, number.label("_item")).join(events, is_leaf_of(table)).where(where)
     )
     if ordered:
         query = query.order_by(*table.primary_key.columns)

@@ -296,7 +296,9 @@ class LogCheck:
             stored: dict[_RowKey, tuple[Any, ...]] = {}
             for row in map(tuple, self._connection.execute(query)):
                 key = _key(table, row)
-                stored[key] = () if key in stored else row  # keys of a month let another of another month through
+                stored[key] = (
+                    () if key in stored else row
+                )  # keys of a month let another of another month through
             made = expected.get(table, {})
             if stored == made:
                 continue

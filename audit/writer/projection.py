@@ -125,9 +125,7 @@ _IN_UTC = {  # columns of moments that a leaf has on its incarnation's clock alo
 }
 
 
-def project(
-    group: LeafGroup, lives: Sequence[IncarnationRow], leaves_us: Sequence[int]
-) -> list[Projection]:
+def project(group: LeafGroup, lives: Sequence[IncarnationRow], leaves_us: Sequence[int]) -> list[Projection]:
     """The rows of one kind of leaves, in their order; none where the leaves alone are the record.
 
     `lives` are the incarnations that the leaves are about, one a leaf; `leaves_us` the times of the batch's leaves.
@@ -151,7 +149,8 @@ def _of_kind(
     if entry is None:
         return None
     columns: Columns = {**group.columns, "_incarnation": [life.id for life in lives]}
-    columns["_leaf_us"] = [leaves_us[place] for place in group.places]
+    if "_leaf_us" in _SOURCES[group.kind]:
+        columns["_leaf_us"] = list(map(leaves_us.__getitem__, group.places))
     if "runs" in group.extents:
         columns["_blocks"], columns["_low"], columns["_high"] = group.extents["runs"]
     derive = _DERIVED.get(group.kind) or (_outage if entry[0] is schema.outages else None)

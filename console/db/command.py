@@ -78,21 +78,18 @@ def partitions(
         check_store(engine)
         made = ensure_partitions(engine, time.time_ns() // 1000, months)
         with engine.connect() as connection:
-            found = [
-                {
-                    "name": part.name,
-                    "bytes": size_bytes(connection, part),
-                    "leaves_bytes": size_bytes(connection, part, ("events",)),
-                }
-                for part in every_partition(connection)
+            months = every_partition(connection)
+            sizes = [
+                (size_bytes(connection, part), size_bytes(connection, part, ("events",))) for part in months
             ]
+    found = [(part.name, *of) for part, of in zip(months, sizes, strict=True)]
     if as_json:
-        print_json({"made": list(made), "partitions": found})
+        keys = ("name", "bytes", "leaves_bytes")
+        print_json({"made": list(made), "partitions": [dict(zip(keys, row, strict=True)) for row in found]})
         return
-    for month in found:
-        new = " (new)" if month["name"] in made else ""
-        sizes = [month[key] / 2**20 for key in ("bytes", "leaves_bytes")]
-        print(f"{month['name']}: {sizes[0]:.1f} MiB, {sizes[1]:.1f} of it leaves{new}")
+    for name, size, leaves in found:
+        new = " (new)" if name in made else ""
+        print(f"{name}: {size / 2**20:.1f} MiB, {leaves / 2**20:.1f} of it leaves{new}")
     if not found:
         print("this ledger has no months: it is one file")
 

@@ -54,11 +54,7 @@ def sources_in_use(connection: Connection) -> frozenset[str]:
 
     A reader's first use of a grant or segment under a revision is always on record, before it takes effect.
     """
-    query = (
-        select(events.c.leaf)
-        .join(decisions, is_leaf_of(decisions))
-        .where(decisions.c.effect == "permit")
-    )
+    query = select(events.c.leaf).join(decisions, is_leaf_of(decisions)).where(decisions.c.effect == "permit")
     rows = connection.execution_options(yield_per=1_000).execute(query)
     return frozenset(reason for row in rows for reason in orjson.loads(row.leaf)["reasons"])
 

@@ -1,7 +1,7 @@
 """Rows by month: on PostgreSQL what grows with traffic is partitioned as its leaves are, by the leaves' time.
 
-Rows of four tables get the time of their leaf, on SQLite too. On PostgreSQL the rows of eight tables are copied into the
-months that `events` has. No leaf, tree or signature is touched.
+Rows of four tables get the time of their leaf, on SQLite too. On PostgreSQL the rows of eight tables are copied into
+the months that `events` has. No leaf, tree or signature is touched.
 """
 
 import sqlalchemy as sa

@@ -1,4 +1,4 @@
-"""A purge gives back the space of what it dropped, of leaves and of all that was derived from them, on both databases."""
+"""A purge gives back the space of what it dropped, of leaves and of what was derived from them, on both databases."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def test_a_purge_gives_the_space_back(busy: Engine, tmp_path: Path) -> None:
         before = sizes(connection)
         with triggers_lifted(connection):
             for table in (events, *DERIVED):
-                assert connection.execute(delete(table).where(table.c[MONTHLY[table.name]] < FEBRUARY)).rowcount
+                assert connection.execute(
+                    delete(table).where(table.c[MONTHLY[table.name]] < FEBRUARY)
+                ).rowcount
         deleted = sizes(connection)
         connection.rollback()
     assert min(before.values()) > 100_000 and all(deleted[table] >= size for table, size in before.items())

@@ -271,7 +271,11 @@ def test_a_row_that_is_there_twice_is_found(lived: Engine, tmp_path: Path) -> No
         ]
         assert problems[0].idx == row["idx"]
     writer = EventWriter(
-        lived, worker="w", clock=VirtualClock(1, instant(2026, 6, 29)), spill_directory=tmp_path, clear_names=True
+        lived,
+        worker="w",
+        clock=VirtualClock(1, instant(2026, 6, 29)),
+        spill_directory=tmp_path,
+        clear_names=True,
     )
     writer.submit([opening(7, 1, "acme", "user"), opening(7, 3 * DAY_US, "beta", "user")])
     assert writer.flush()
