@@ -78,14 +78,13 @@ def partitions(
         check_store(engine)
         made = ensure_partitions(engine, time.time_ns() // 1000, months)
         with engine.connect() as connection:
-            months = every_partition(connection)
-            sizes = [
-                (size_bytes(connection, part), size_bytes(connection, part, ("events",))) for part in months
+            found = [
+                (part.name, size_bytes(connection, part), size_bytes(connection, part, ("events",)))
+                for part in every_partition(connection)
             ]
-    found = [(part.name, *of) for part, of in zip(months, sizes, strict=True)]
     if as_json:
-        keys = ("name", "bytes", "leaves_bytes")
-        print_json({"made": list(made), "partitions": [dict(zip(keys, row, strict=True)) for row in found]})
+        shown = [{"name": name, "bytes": size, "leaves_bytes": leaves} for name, size, leaves in found]
+        print_json({"made": list(made), "partitions": shown})
         return
     for name, size, leaves in found:
         new = " (new)" if name in made else ""
