@@ -94,8 +94,8 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, k
     def _connected(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
         if not read_only:
-            # Of a new file alone: retention gives back what it freed (`retention.free_space`).
-            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+            if not path.exists() or not path.stat().st_size:  # retention gives back what it frees
+                connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             _close_to_others(path, _mode(keys))  # it is a database: the lines before would have failed

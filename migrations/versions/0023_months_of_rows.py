@@ -82,9 +82,9 @@ def upgrade() -> None:
     else:
         op.get_bind().exec_driver_sql(_APPEND_ONLY)
         progress = context.config.attributes.get("progress") or (lambda what, done, total: None)
-        for number, table in enumerate(_TABLES):
-            progress("tables by month", number, len(_TABLES))
+        for number, table in enumerate(_TABLES, 1):
             _partition(op.get_bind(), table)
+            progress("tables by month", number, len(_TABLES))
 
 
 def _add_time(table: str) -> None:

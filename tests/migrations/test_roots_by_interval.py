@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import builders
 import pytest
 from sqlalchemy import Connection, Engine, text
 
@@ -14,7 +15,6 @@ from kvcustody.audit.database.engine import SCHEMA_REVISION, WRITE, open_store
 from kvcustody.audit.database.postgres_roles import WRITER, set_up_roles
 from kvcustody.audit.events import Context, KeyEvent, leaves
 from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.schema.all_tables import MONTHLY
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -63,18 +63,6 @@ def rows(engine: Engine) -> dict[str, list[object]]:
         return {name: sorted(map(tuple, connection.execute(text(f"SELECT * FROM {name}")))) for name in KEPT}
 
 
-def without_months(connection: Connection, table: str) -> None:
-    """A table as it was before 0023."""
-    run = connection.exec_driver_sql
-    if connection.dialect.name == "postgresql":
-        run(f"CREATE TABLE plain (LIKE {table})")
-        run(f"INSERT INTO plain SELECT * FROM {table}")
-        run(f"DROP TABLE {table}")
-        run(f"ALTER TABLE plain RENAME TO {table}")
-    if table in ("attachments", "releases", "custody_ends", "receipts"):
-        run(f"ALTER TABLE {table} DROP COLUMN at_us")
-
-
 def test_a_populated_ledger_goes_on_and_verifies(engine: Engine, tmp_path: Path) -> None:
     """The ledger of 0020: each commit had its root leaves and its checkpoint, and nothing was left to seal."""
     upgrade(engine)
@@ -92,8 +80,7 @@ def test_a_populated_ledger_goes_on_and_verifies(engine: Engine, tmp_path: Path)
     with engine.begin() as connection:
         for table in ("unsealed_heads", "counter_deltas", "counters", "coverage_hours", "coverage_pass"):
             connection.exec_driver_sql(f"DROP TABLE {table}")
-        for table in MONTHLY.keys() - {"events"}:
-            without_months(connection, table)
+        builders.without_months(connection)
         connection.exec_driver_sql("UPDATE kvcustody_schema SET version_num = '0020'")
     before = rows(engine)
     assert upgrade(engine) == SCHEMA_REVISION
