@@ -115,14 +115,14 @@ def record(store: Engine, spill: Path, events: Sequence[Event], **how: Any) -> N
 def without_months(connection: Connection) -> None:
     """The tables of rows as they were before revision 0023, with what is in them."""
     run = connection.exec_driver_sql
-    for table in MONTHLY.keys() - {"events"}:
+    for name in MONTHLY.keys() - {"events"}:
         if connection.dialect.name == "postgresql":
-            run(f"CREATE TABLE plain (LIKE {table})")
-            run(f"INSERT INTO plain SELECT * FROM {table}")
-            run(f"DROP TABLE {table}")
-            run(f"ALTER TABLE plain RENAME TO {table}")
-        if table in ("attachments", "releases", "custody_ends", "receipts"):
-            run(f"ALTER TABLE {table} DROP COLUMN at_us")
+            run(f"CREATE TABLE plain (LIKE {name})")
+            run(f"INSERT INTO plain SELECT * FROM {name}")
+            run(f"DROP TABLE {name}")
+            run(f"ALTER TABLE plain RENAME TO {name}")
+        if name in ("attachments", "releases", "custody_ends", "receipts"):
+            run(f"ALTER TABLE {name} DROP COLUMN at_us")
 
 
 def policy(
