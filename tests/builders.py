@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.memory_protocol import Memory, UnbackedMemory
@@ -21,6 +21,7 @@ from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.postgres_roles import set_up_roles
 from kvcustody.audit.events import Event
+from kvcustody.audit.schema.all_tables import MONTHLY
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock, SystemClock, VirtualClock
@@ -109,6 +110,19 @@ def record(store: Engine, spill: Path, events: Sequence[Event], **how: Any) -> N
 
 
 # -- the policy ---------------------------------------------------------------------------------------------------
+
+
+def without_months(connection: Connection) -> None:
+    """The tables of rows as they were before revision 0023, with what is in them."""
+    run = connection.exec_driver_sql
+    for name in MONTHLY.keys() - {"events"}:
+        if connection.dialect.name == "postgresql":
+            run(f"CREATE TABLE plain (LIKE {name})")
+            run(f"INSERT INTO plain SELECT * FROM {name}")
+            run(f"DROP TABLE {name}")
+            run(f"ALTER TABLE plain RENAME TO {name}")
+        if name in ("attachments", "releases", "custody_ends", "receipts"):
+            run(f"ALTER TABLE {name} DROP COLUMN at_us")
 
 
 def policy(

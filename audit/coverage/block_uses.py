@@ -26,6 +26,7 @@ from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s, name_blocks
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
 from kvcustody.audit.query.narrowed_holds import read_narrowed
+from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.erasures import erasure_effects
 from kvcustody.audit.schema.ledger import attachments, erasures, events, receipts, releases, residencies
 
@@ -210,7 +211,7 @@ def read_models(connection: Connection, incarnation: int, as_of: AsOf | None = N
     column = residencies.c
     query = (
         select(column.residency, events.c.leaf)
-        .join(events, (events.c.log == column.log) & (events.c.idx == column.idx))
+        .join(events, is_leaf_of(residencies))
         .where(column.incarnation == incarnation, column.part == 1, is_in(as_of, residencies))
     )
     found = {row.residency: orjson.loads(row.leaf).get("model", "") for row in connection.execute(query)}

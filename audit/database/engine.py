@@ -27,7 +27,7 @@ from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
-SCHEMA_REVISION = "0022"
+SCHEMA_REVISION = "0023"
 VERSION_TABLE = "kvcustody_schema"
 STATEMENT_SECONDS = 300.0  # of a reader's statement, unless the opener says otherwise
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
@@ -94,6 +94,8 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, k
     def _connected(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
         if not read_only:
+            if not path.exists() or not path.stat().st_size:  # retention gives back what it frees
+                connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             _close_to_others(path, _mode(keys))  # it is a database: the lines before would have failed
@@ -131,6 +133,8 @@ def _postgres(url: str, timeout_seconds: float, reading_seconds: float | None) -
     if reading_seconds is not None:
         longest = max(1, int(reading_seconds * 1000))
         options = f"-c default_transaction_read_only=on -c statement_timeout={longest}"
+    # Rows and their leaves are joined month by month, instead of each process's with all leaves that there are.
+    options += " -c enable_partitionwise_join=on"
     if asked:
         options = " ".join((options, asked if isinstance(asked, str) else asked[-1]))
     engine = create_engine(

@@ -1,23 +1,26 @@
-"""Months of leaves: on PostgreSQL `events` is partitioned by the time that each leaf states.
+"""Months: on PostgreSQL each table that grows with traffic (`all_tables.MONTHLY`) is partitioned by its leaves' time.
 
-1. A leaf lies in the UTC month of its `at_us`, or in `events_rest` where that month has no partition: none is refused
-   for its time.
-2. A unique index of a partitioned table has to contain `at_us`, so it no longer keeps (log, idx) by itself. The
-   trigger `places` does, and keeps it gapless too: an insert has to begin at the `logs.size` of each log that it
-   touches, go on without a hole or a double, and moves that size, whose row stays locked until the commit.
+1. A leaf lies in the UTC month of its `at_us`, and the rows that it gave lie in the same month of their tables: each
+   table has the same months. What no month takes lies in the `rest`: none is refused for its time. `first` is what is
+   older than the oldest month: what retention left of months that went (`fold_month`), or what was there before.
+2. A unique index of a partitioned table has to contain the time, so it no longer keeps (log, idx) by itself. The
+   trigger `places` does for leaves, and keeps it gapless too: an insert has to begin at the `logs.size` of each log
+   that it touches, go on without a hole or a double, and moves that size, whose row stays locked until the commit. A
+   row of a projection is written with its leaf and has its time: as (log, idx) is given once, (log, idx, item) is.
 3. (incarnation, sequence, part, log) comes with the leaf's bytes, and so does `at_us`: a leaf that is replayed meets
-   its own month and key. Two different leaves of one name are for `fsck` to find.
+   its own month and key. Two different leaves of one name, or two openings of one residency, are for `fsck` to find.
 4. Months are made ahead and attached: that waits for no writer, and none waits for it.
 5. No role has rights on a partition by itself; row-level security without a policy stands behind that, and triggers
    refuse TRUNCATE of it outside retention.
 
-Migration 0012 makes the partitioned table and its triggers; docs/adr/0008 has the measurements and what else was
-considered. A SQLite ledger is one table.
+Migration 0012 makes the partitioned table of leaves and its triggers, 0023 the others; docs/build/adr/0008 and 0011
+have the measurements and what else was considered. A SQLite ledger has no months.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -27,34 +30,43 @@ from sqlalchemy.exc import OperationalError
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.schema.all_tables import MONTHLY
 from kvcustody.times import utc
 
 MONTHS_AHEAD = 3
-REST = "events_rest"
+REST, FIRST = "rest", "first"
 _MICROSECONDS = 1_000_000
 _WAIT_MS = 500
+_FOLDING_WAIT_MS = 100  # for each table, of which all are held until the last one
 _MAKING = 7215410  # advisory lock: one process makes partitions at a time
 _BOUNDS = re.compile(r"FROM \((MINVALUE|'?-?\d+'?)\) TO \((MAXVALUE|'?-?\d+'?)\)")
 
 
 class MonthPartition(NamedTuple):
-    """Leaves of at_us in [`first_us`, `below_us`); None is no bound, and both None the rest."""
+    """What is of leaves of [`first_us`, `below_us`), in every table; None is no bound, and both None the rest."""
 
     name: str
     first_us: int | None
     below_us: int | None
 
+    def of(self, table: str) -> str:
+        """The partition of a table."""
+        return f"{table}_{self.name}"
 
-def partitioned(connection: Connection) -> bool:
-    """True where `events` is partitioned: on PostgreSQL, from revision 0012 on."""
+
+def partitioned(connection: Connection) -> tuple[str, ...]:
+    """The tables that are partitioned: none on SQLite, `events` from revision 0012 on, all from 0023 on."""
     if not dialect_of(connection).partitions:
-        return False
-    query = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('events')"
-    return bool(connection.exec_driver_sql(query).scalar())
+        return ()
+    query = (
+        "SELECT relname FROM pg_class WHERE relkind = 'p' AND relnamespace = current_schema()::regnamespace"
+    )
+    found = set(connection.exec_driver_sql(query).scalars())
+    return tuple(table for table in MONTHLY if table in found)
 
 
 def partitions(connection: Connection) -> tuple[MonthPartition, ...]:
-    """Every partition, the earliest first and the rest last; none on SQLite."""
+    """Every month that there is, the earliest first and the rest last; none on SQLite."""
     if not partitioned(connection):
         return ()
     query = (
@@ -62,15 +74,16 @@ def partitions(connection: Connection) -> tuple[MonthPartition, ...]:
         " JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = to_regclass('events')"
     )
     found = [
-        MonthPartition(row.relname, *_parsed(row.bound)) for row in connection.exec_driver_sql(query).all()
+        MonthPartition(row.relname.removeprefix("events_"), *_parsed(row.bound))
+        for row in connection.exec_driver_sql(query).all()
     ]
     return tuple(sorted(found, key=lambda part: (part.name == REST, part.first_us or 0)))
 
 
-def size_bytes(connection: Connection, part: MonthPartition) -> int:
-    """What a partition takes on disk, indexes included."""
-    query = "SELECT pg_total_relation_size(to_regclass(%s))"
-    return int(connection.exec_driver_sql(query, (part.name,)).scalar() or 0)
+def size_bytes(connection: Connection, part: MonthPartition, tables: Sequence[str] = tuple(MONTHLY)) -> int:
+    """What a month takes on disk, indexes included."""
+    query = "SELECT sum(pg_total_relation_size(to_regclass(name))) FROM unnest(%s::text[]) AS name"
+    return int(connection.exec_driver_sql(query, ([part.of(table) for table in tables],)).scalar() or 0)
 
 
 def month_of(at_us: int) -> MonthPartition:
@@ -87,11 +100,12 @@ def months_from(at_us: int, count: int) -> tuple[MonthPartition, ...]:
 
 
 def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_AHEAD) -> tuple[str, ...]:
-    """Make the partitions of this month and of `months` after it that are missing; their names (rule 4).
+    """Make this month and `months` after it where they are missing; their names (rule 4).
 
-    Only the tables' owner may; for anybody else, and where `events` is one table, nothing is done.
+    Only the tables' owner may; for anybody else, and where no table is partitioned, nothing is done.
     """
-    if not partitioned(connection) or not owns_tables(connection):
+    tables = partitioned(connection)
+    if not tables or not owns_tables(connection):
         return ()
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MAKING})")
     known = [part for part in partitions(connection) if part.name != REST]
@@ -99,8 +113,47 @@ def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_
         month for month in months_from(now_us, months + 1) if not any(_overlap(month, part) for part in known)
     ]
     for month in missing:
-        _attach(connection, month)
+        for table in tables:
+            connection.exec_driver_sql(f"CREATE TABLE {month.of(table)} (LIKE {table})")
+            _attach(connection, table, month)
+            _wall_off(connection, month.of(table))
     return tuple(month.name for month in missing)
+
+
+def fold_month(engine: Engine, month: MonthPartition) -> bool:
+    """Move what is left of the oldest month into `first`, and drop its tables; whether it was done.
+
+    The tables are locked for that moment (writers wait at their next insert, for less than they would spill for), and
+    what is in `first` is read: it is for months of which little is left. Where somebody reads for longer, or it takes
+    too long, nothing is done.
+    """
+    try:
+        with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            dialect_of(connection).wait_for_locks_at_most(connection, _FOLDING_WAIT_MS)
+            connection.exec_driver_sql(f"SET LOCAL statement_timeout = {10 * _FOLDING_WAIT_MS}")
+            _fold(connection, month)
+    except OperationalError:
+        return False
+    return True
+
+
+def _fold(connection: Connection, month: MonthPartition) -> None:
+    run, tables = connection.exec_driver_sql, partitioned(connection)
+    run(f"SELECT pg_advisory_xact_lock({_MAKING})")
+    first = MonthPartition(FIRST, None, month.below_us)
+    is_there = any(part.name == FIRST for part in partitions(connection))
+    run(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE")
+    for table in tables:
+        if is_there:
+            run(f"ALTER TABLE {table} DETACH PARTITION {first.of(table)}")
+        else:
+            run(f"CREATE TABLE {first.of(table)} (LIKE {table})")
+        run(f"ALTER TABLE {table} DETACH PARTITION {month.of(table)}")
+        run(f"INSERT INTO {first.of(table)} SELECT * FROM {month.of(table)}")  # noqa: S608 - our own names
+        run(f"DROP TABLE {month.of(table)}")
+        _attach(connection, table, first)
+        if not is_there:
+            _wall_off(connection, first.of(table))
 
 
 def ensure_partitions(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -> tuple[str, ...]:
@@ -115,23 +168,23 @@ def ensure_partitions(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -
         return ()
 
 
-def _attach(connection: Connection, month: MonthPartition) -> None:
-    """A month's partition, with the leaves of it that the rest holds; beside the table first, for rule 4."""
-    run = connection.exec_driver_sql
-    run(f"CREATE TABLE {month.name} (LIKE events)")
-    inside = f"at_us >= {month.first_us} AND at_us < {month.below_us}"
+def _attach(connection: Connection, table: str, month: MonthPartition) -> None:
+    """A table becomes a month of another, with what the rest holds of it; beside that first, for rule 4."""
+    run, column = connection.exec_driver_sql, MONTHLY[table]
+    since = "" if month.first_us is None else f"{column} >= {month.first_us} AND "
     with triggers_lifted(connection):
         run(
-            f"WITH moved AS (DELETE FROM {REST} WHERE {inside} RETURNING *)"  # noqa: S608 - our own names
-            f" INSERT INTO {month.name} SELECT * FROM moved"
+            f"WITH moved AS (DELETE FROM {table}_{REST} WHERE {since}{column} < {month.below_us} RETURNING *)"  # noqa: S608 - our own names
+            f" INSERT INTO {month.of(table)} SELECT * FROM moved"
         )
-    _settle(connection, month.name, f"FOR VALUES FROM ({month.first_us}) TO ({month.below_us})")
+    first = "MINVALUE" if month.first_us is None else month.first_us
+    bound = f"FOR VALUES FROM ({first}) TO ({month.below_us})"
+    run(f"ALTER TABLE {table} ATTACH PARTITION {month.of(table)} {bound}")
 
 
-def _settle(connection: Connection, name: str, bound: str) -> None:
-    """Attach a table, and wall it off by itself (rule 5)."""
+def _wall_off(connection: Connection, name: str) -> None:
+    """Rule 5."""
     run = connection.exec_driver_sql
-    run(f"ALTER TABLE events ATTACH PARTITION {name} {bound}")
     run(
         f"CREATE TRIGGER no_truncate BEFORE TRUNCATE ON {name}"
         " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_append_only()"
@@ -140,14 +193,14 @@ def _settle(connection: Connection, name: str, bound: str) -> None:
 
 
 def owns_tables(connection: Connection) -> bool:
-    """True where this login owns the table: it alone may make partitions, and empty one."""
-    query = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('events')"
-    return bool(connection.exec_driver_sql(query).scalar())
+    """True where this login owns the tables: it alone may make months, and empty one."""
+    query = "SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class WHERE oid = ANY (%s::regclass[])"
+    return bool(connection.exec_driver_sql(query, (list(partitioned(connection)),)).scalar())
 
 
 def _month(year: int, month: int) -> MonthPartition:
     following = (year + month // 12, month % 12 + 1)
-    return MonthPartition(f"events_{year}_{month:02d}", _start_us(year, month), _start_us(*following))
+    return MonthPartition(f"{year}_{month:02d}", _start_us(year, month), _start_us(*following))
 
 
 def _start_us(year: int, month: int) -> int:

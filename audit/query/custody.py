@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import names_block
 from kvcustody.audit.events.change_items import item_of
+from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import (
     attachments,
     custody_ends,
@@ -176,7 +177,7 @@ def block_history(
             select(
                 events.c.at_us, events.c.kind, logs.c.name, events.c.idx, events.c.leaf, number.label("item")
             )
-            .join(table, (events.c.log == table.c.log) & (events.c.idx == table.c.idx))
+            .join(table, is_leaf_of(table))
             .join(logs, logs.c.id == events.c.log)
             .where(table.c.incarnation == life, table.c.low <= generation, table.c.high >= generation)
         )
@@ -245,5 +246,7 @@ def _holes(connection: Connection, known: list[Gap]) -> list[Gap]:
 def _over_parts(table: Table, column: str) -> ColumnElement[Any]:
     """The sum over all leaves that `table` has of a residency (a long run list continues)."""
     of = table.alias()
-    same = and_(of.c.incarnation == residencies.c.incarnation, of.c.residency == residencies.c.residency)
-    return select(func.sum(of.c[column])).where(same).correlate(residencies).scalar_subquery()
+    same = [of.c.incarnation == residencies.c.incarnation, of.c.residency == residencies.c.residency]
+    if table is residencies:  # parts of one opening, in one month
+        same.append(of.c.opened_us == residencies.c.opened_us)
+    return select(func.sum(of.c[column])).where(*same).correlate(residencies).scalar_subquery()

@@ -29,6 +29,7 @@ from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import names_block
 from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.events.leaf_schema import LIST_OF_KIND
+from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import (
     attachments,
     custody_ends,
@@ -335,8 +336,7 @@ def _leaves(wanted: EventFilter) -> Select[Any]:
     query = select(events.c.at_us, events.c.idx, events.c.kind, events.c.leaf)
     if wanted.trace is None:
         return query
-    same = (getattr(events.c, name) == getattr(event_traces.c, name) for name in ("log", "idx", "at_us"))
-    return query.join(event_traces, and_(*same))
+    return query.join(event_traces, is_leaf_of(event_traces))
 
 
 class _Window:
@@ -458,8 +458,7 @@ def _touching(generation: int) -> ColumnElement[bool]:
     return or_(
         *(
             exists().where(
-                table.c.log == events.c.log,
-                table.c.idx == events.c.idx,
+                is_leaf_of(table),
                 table.c.low <= generation,
                 table.c.high >= generation,
             )

@@ -18,6 +18,7 @@ from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.events.block_runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.events.change_items import runs_of_items
+from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import events, residencies
 from kvcustody.errors import LedgerError
 
@@ -140,9 +141,7 @@ def _read(
 ) -> list[Evidence]:
     number = table.c.item if "item" in table.c else literal(0)
     query = (
-        select(*columns, events.c.leaf, number.label("_item"))
-        .join(events, (events.c.log == table.c.log) & (events.c.idx == table.c.idx))
-        .where(where)
+        select(*columns, events.c.leaf, number.label("_item")).join(events, is_leaf_of(table)).where(where)
     )
     if ordered:
         query = query.order_by(*table.primary_key.columns)

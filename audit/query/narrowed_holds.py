@@ -17,6 +17,7 @@ import orjson
 from sqlalchemy import Connection, and_, select
 
 from kvcustody.audit.database.snapshot import AsOf, is_in
+from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import events, releases
 
 
@@ -47,11 +48,7 @@ def read_narrowed(
         select(column.residency, column.tenant, events.c.sequence)
         .join(
             events,
-            and_(
-                events.c.log == column.log,
-                events.c.idx == column.idx,
-                events.c.incarnation == column.incarnation,
-            ),
+            and_(is_leaf_of(releases), events.c.incarnation == column.incarnation),
         )
         .where(column.incarnation == incarnation, column.final, column.part == 1, is_in(as_of, releases))
         .order_by(events.c.sequence)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy import Connection, or_, select
 
 from kvcustody.audit.coverage.block_uses import NEVER, BlockUses, read_uses
 from kvcustody.audit.coverage.custody_units import (
@@ -27,6 +27,7 @@ from kvcustody.audit.coverage.summary import CoverageRow, add_rows, rows_of
 from kvcustody.audit.erasure.requests_and_answers import Requested, requests, status
 from kvcustody.audit.processes.marked_processes import Marked, history, read_marked
 from kvcustody.audit.processes.work_periods import WorkPeriod
+from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import events, residencies
 
 
@@ -163,7 +164,7 @@ def _openings(
     who = or_(column.subject.in_(pseudonyms), column.session.in_(pseudonyms))
     query = (
         select(column.residency, column.opened_us, column.absolute_boot_us, events.c.leaf)
-        .join(events, and_(events.c.log == column.log, events.c.idx == column.idx))
+        .join(events, is_leaf_of(residencies))
         .where(column.incarnation == life.id, column.tenant == tenant, column.part == 1, who)
     )
     return list(connection.execute(query).all())

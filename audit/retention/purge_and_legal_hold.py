@@ -26,12 +26,12 @@ from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
 from kvcustody.audit.exports.manifest import MANIFEST
+from kvcustody.audit.retention.free_space import free_space
 from kvcustody.audit.retention.truncate_month import ExpiredLeaves, empty_old_months
 from kvcustody.audit.schema.all_tables import projections
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.schema.retention import legal_holds
 from kvcustody.audit.schema.trees import tree_nodes
-from kvcustody.audit.subjects.subject_key_store import empty_wal
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.merkle import leaf_hash
 from kvcustody.audit.verify.verify_export import ExportVerdict, verify_export
@@ -169,7 +169,7 @@ def purge(
     _purge_months(engine, plans, before_us)
     for plan in plans:
         _purge_log(engine, plan, progress)
-    empty_wal(engine)
+    free_space(engine, before_us)
     return tuple(plans)
 
 

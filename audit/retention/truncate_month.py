@@ -1,7 +1,8 @@
-"""A month of leaves emptied at once, on PostgreSQL: what retention drops there goes by TRUNCATE, not row by row.
+"""A month emptied at once, on PostgreSQL: what retention drops there goes by TRUNCATE, not row by row.
 
-1. One transaction hashes what goes (in the database), deletes what was derived from it, and empties the partition;
-   the leaves that stay (the system log's, those under a hold, of processes that go on) are put back unchanged.
+1. One transaction hashes what goes (in the database) and empties the month in every table that has months; what stays
+   (the system log's, what is under a hold, of processes that go on) is put back unchanged. Tables that do not grow with
+   traffic have no months: what was derived from the leaves goes from them row by row.
 2. Other months are written and read meanwhile. The month itself takes no leaf until the end, and is closed to readers
    for the moment in which it is emptied; where a reader stays in the way, nothing has happened.
 3. A snapshot from before sees the month empty afterwards: an export that spans it stops with an error.
@@ -19,7 +20,13 @@ from sqlalchemy.exc import OperationalError
 from kvcustody.audit.counters.uncount import uncount
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.database.monthly_partitions import REST, owns_tables, partitions
+from kvcustody.audit.database.monthly_partitions import (
+    REST,
+    MonthPartition,
+    owns_tables,
+    partitioned,
+    partitions,
+)
 from kvcustody.audit.schema.all_tables import projections
 
 _AT_ONCE = 4096
@@ -43,7 +50,7 @@ def empty_old_months(
     """
     with engine.connect() as connection:
         months = [
-            part.name
+            part
             for part in partitions(connection)
             if part.name != REST and part.below_us is not None and part.below_us <= before_us
         ]
@@ -60,11 +67,15 @@ def empty_old_months(
 
 
 def _empty(
-    connection: Connection, month: str, going: Sequence[ExpiredLeaves], allowed: Callable[[Connection], None]
+    connection: Connection,
+    part: MonthPartition,
+    going: Sequence[ExpiredLeaves],
+    allowed: Callable[[Connection], None],
 ) -> int:
-    run = connection.exec_driver_sql
+    run, month = connection.exec_driver_sql, part.of("events")
+    tables = {table: part.of(table) for table in partitioned(connection)}
     run("SET LOCAL statement_timeout = 0")
-    run(f"LOCK TABLE {month} IN SHARE ROW EXCLUSIVE MODE")
+    run(f"LOCK TABLE {', '.join(tables.values())} IN SHARE ROW EXCLUSIVE MODE")
     allowed(connection)
     plan = f"(VALUES {', '.join(str(tuple(each)) for each in going)}) AS plan (log, first, below)"
     inside = "plan.log = leaf.log AND leaf.idx >= plan.first AND leaf.idx < plan.below"
@@ -78,18 +89,21 @@ def _empty(
         f" SELECT leaf.log, 0, leaf.idx, sha256('\\x00'::bytea || leaf.leaf) {dropped}"
     )
     _uncount(connection, dropped)
-    for table in projections():
+    for derived in projections():
+        if derived.name not in tables:
+            run(
+                f"DELETE FROM {derived.name} AS derived USING (SELECT leaf.log, leaf.idx {dropped}) AS gone"  # noqa: S608 - our own names
+                " WHERE derived.log = gone.log AND derived.idx = gone.idx"
+            )
+    for table, name in tables.items():
         run(
-            f"DELETE FROM {table.name} AS derived USING (SELECT leaf.log, leaf.idx {dropped}) AS gone"  # noqa: S608 - our own names
-            " WHERE derived.log = gone.log AND derived.idx = gone.idx"
+            f"CREATE TEMP TABLE staying_{table} ON COMMIT DROP AS SELECT leaf.* FROM {name} AS leaf"  # noqa: S608 - our own names
+            f" WHERE NOT EXISTS (SELECT 1 FROM {plan} WHERE {inside})"
         )
-    run(
-        f"CREATE TEMP TABLE staying ON COMMIT DROP AS SELECT leaf.* FROM {month} AS leaf"  # noqa: S608 - our own names
-        f" WHERE NOT EXISTS (SELECT 1 FROM {plan} WHERE {inside})"
-    )
     with triggers_lifted(connection):
-        run(f"TRUNCATE {month}")
-    run(f"INSERT INTO {month} SELECT * FROM staying")  # noqa: S608 - our own names
+        run(f"TRUNCATE {', '.join(tables.values())}")
+    for table, name in tables.items():
+        run(f"INSERT INTO {name} SELECT * FROM staying_{table}")  # noqa: S608 - our own names
     return gone
 
 

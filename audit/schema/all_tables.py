@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Table
+from sqlalchemy import ColumnElement, Table, and_
 
 from kvcustody.audit.schema import counters as counter_schema
 from kvcustody.audit.schema import erasures as erasure_schema
@@ -11,7 +11,7 @@ from kvcustody.audit.schema import retention as keeping_schema
 from kvcustody.audit.schema import service as service_schema
 from kvcustody.audit.schema import traces as trace_schema
 from kvcustody.audit.schema import trees as tree_schema
-from kvcustody.audit.schema.ledger import metadata
+from kvcustody.audit.schema.ledger import events, metadata
 
 ROOMS = (
     counter_schema,
@@ -22,6 +22,18 @@ ROOMS = (
     trace_schema,
     tree_schema,
 )
+
+MONTHLY = {  # tables that grow with traffic, and the column that has the time of a row's leaf
+    "events": "at_us",
+    "residencies": "opened_us",
+    "attachments": "at_us",
+    "releases": "at_us",
+    "custody_ends": "at_us",
+    "receipts": "at_us",
+    "decisions": "at_us",
+    "hit_counters": "at_us",
+    "event_traces": "at_us",
+}
 
 
 def every_table() -> list[Table]:
@@ -37,3 +49,9 @@ def projections() -> list[Table]:
         if [column.name for column in table.primary_key.columns][:2] == ["log", "idx"]
         and table.name != "events"
     ]
+
+
+def is_leaf_of(table: Table) -> ColumnElement[bool]:
+    """The leaf in `events` is the one that a row of a projection came from: by its place, and in its month alone."""
+    at_us = table.c[MONTHLY.get(table.name, "at_us")]
+    return and_(events.c.log == table.c.log, events.c.idx == table.c.idx, events.c.at_us == at_us)

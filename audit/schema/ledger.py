@@ -4,8 +4,9 @@
    and `logs.frontier` what the log's tree grows by (`tree_schema`).
 2. Every other table of evidence is a projection, keyed by the leaf it came from (and the item of it, where a leaf holds
    several), and only ever inserted into.
-3. (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing. On PostgreSQL
-   `events` is partitioned by month, its keys contain `at_us` too, and `partitions` says what keeps rule 1 and rule 3.
+3. (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing. On PostgreSQL the
+   tables that grow with traffic (`MONTHLY`) are partitioned by month, their keys contain the time of the leaf too, and
+   `monthly_partitions` says what keeps rule 1, rule 3 and the keys of projections.
 4. `subjects` is the only place where a pseudonym meets a subject, and holds the secret that its sessions' pseudonyms
    come from; deleting rows there unlinks without touching a leaf, and `subject_unlinkings` counts how often that
    happened.
@@ -58,6 +59,11 @@ def _text(name: str, *, null: bool = False) -> Column[Any]:
 def _place() -> tuple[Column[Any], Column[Any]]:
     """Where the leaf is: the key of every projection."""
     return Column("log", Integer, nullable=False), Column("idx", BigInteger, nullable=False)
+
+
+def _leaf_us() -> Column[Any]:
+    """When the leaf is of, which an item of it may be earlier than: the month that a row lies in (`MONTHLY`)."""
+    return _big("at_us")
 
 
 def _item() -> Column[Any]:
@@ -185,6 +191,7 @@ attachments = Table(
     _big("attached_blocks"),
     _big("low"),
     _big("high"),
+    _leaf_us(),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_attachments_residency", "incarnation", "residency"),
 )
@@ -207,6 +214,7 @@ releases = Table(
     _big("written_blocks"),
     _big("low"),
     _big("high"),
+    _leaf_us(),
     PrimaryKeyConstraint("log", "idx", "item"),
     Index("ix_releases_residency", "incarnation", "residency"),
 )
@@ -229,6 +237,7 @@ custody_ends = Table(
     _big("blocks"),
     _big("low"),
     _big("high"),
+    _leaf_us(),
     PrimaryKeyConstraint("log", "idx", "item"),
     Index("ix_custody_ends_due", "due_us"),
     Index("ix_custody_ends_generation", "incarnation", "high"),
@@ -255,6 +264,7 @@ receipts = Table(
     _big("blocks"),
     _big("low"),
     _big("high"),
+    _leaf_us(),
     PrimaryKeyConstraint("log", "idx", "item"),
     Index("ix_receipts_generation", "incarnation", "high"),
 )

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, and_, func, select
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.schema.ledger import events, logs, residencies
 from kvcustody.audit.schema.trees import (
     ROOT,
     checkpoints,
@@ -138,6 +139,8 @@ def fsck(
             FsckFinding(f"log {log}", idx, idx, "", "leaves are in a log that is not there")
         )
     report.problems += _unassigned(connection, [row.name for row in rows])
+    if dialect_of(connection).partitions:
+        report.problems += _opened_twice(connection)
     head = select(unsealed_heads.c.log).where(unsealed_heads.c.log.not_in([row.id for row in rows])).limit(1)
     for log in connection.scalars(head):
         report.problems.append(
@@ -167,6 +170,24 @@ def fsck(
         report.unproved.append(f"{silent} processes in `incarnations` have no leaf here")
     del report.problems[PROBLEMS_MAX:]
     return report
+
+
+def _opened_twice(connection: Connection) -> list[FsckFinding]:
+    """Residencies of more than one opening, in whatever log and month; elsewhere an index sees to it."""
+    column = residencies.c
+    name = (column.incarnation, column.residency, column.part)
+    twice = select(*name).group_by(*name).having(func.count() > 1).subquery()
+    query = (
+        select(logs.c.name, column.idx, column.residency)
+        .join(logs, logs.c.id == column.log)
+        .join(twice, and_(*(each == twice.c[each.name] for each in name)))
+        .order_by(logs.c.name, column.idx)
+        .limit(PROBLEMS_MAX)
+    )
+    return [
+        FsckFinding(log, idx, idx, "", f"another leaf opens residency `{residency}` too")
+        for log, idx, residency in connection.execute(query)
+    ]
 
 
 def _unassigned(connection: Connection, names: Sequence[str]) -> list[FsckFinding]:

@@ -112,7 +112,7 @@ class Appender:
         projections: dict[Table, list[Columns]] = {}
         for group in batch.groups:
             about = self._about(connection, group, batch)
-            for made in project(group, about):
+            for made in project(group, about, batch.at_us):
                 projections.setdefault(made.table, []).append(made.whole(logs, places))
             if group.kind in _LIFE:
                 _live(connection, group, about)

@@ -5,7 +5,8 @@
 2. A column takes the leaf's value of the same key; one of a moment in UTC, that of the leaf's clock, moved; one of
    blocks, those of the leaf's own part. What is left over is in `_TABLES` and `_DERIVED`.
 3. An event written in two logs is projected once, in the log of the tenant that acted.
-4. Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
+4. A row has the time of its leaf, which is the month that it lies in; an item's own moment is another column.
+5. Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ _RELEASED = {
     "written_blocks": "_written_blocks",
     "written": "_written",
     "final": "_final",
+    "at_us": "_leaf_us",
 }
 _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "policy-activated": (schema.policy_revisions, {}),
@@ -77,8 +79,11 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     ),
     "residency-released": (schema.releases, _RELEASED),
     "blocks-released": (schema.releases, _RELEASED),
-    "custody-ended": (schema.custody_ends, {}),
-    "receipt": (schema.receipts, {"bytes": "_bytes", "verified": "_verified"}),
+    "custody-ended": (schema.custody_ends, {"at_us": "_leaf_us"}),
+    "receipt": (
+        schema.receipts,
+        {"bytes": "_bytes", "verified": "_verified", "at_us": "_leaf_us"},
+    ),
     "hit-counters": (schema.hit_counters, {}),
     "erasure-requested": (schema.erasures, {"at_boot_us": "boot_us"}),
     "erasure-completed": (schema.erasure_results, {}),
@@ -120,28 +125,32 @@ _IN_UTC = {  # columns of moments that a leaf has on its incarnation's clock alo
 }
 
 
-def project(group: LeafGroup, lives: Sequence[IncarnationRow]) -> list[Projection]:
+def project(group: LeafGroup, lives: Sequence[IncarnationRow], leaves_us: Sequence[int]) -> list[Projection]:
     """The rows of one kind of leaves, in their order; none where the leaves alone are the record.
 
-    `lives` are the incarnations that the leaves are about, one a leaf.
+    `lives` are the incarnations that the leaves are about, one a leaf; `leaves_us` the times of the batch's leaves.
     """
-    made = _of_kind(group, lives)
+    made = _of_kind(group, lives, leaves_us)
     found = [] if made is None else [made]
     return [*found, _of_traces(group)] if TRACE in group.columns else found
 
 
 def _of_traces(group: LeafGroup) -> Projection:
-    """Where the leaves that carry a trace are (rule 4)."""
+    """Where the leaves that carry a trace are (rule 5)."""
     traces = group.columns[TRACE]
     kept = [list(compress(column, traces)) for column in (group.places, traces, group.columns["at_us"])]
     return Projection(event_traces, kept[0], kept[1:])
 
 
-def _of_kind(group: LeafGroup, lives: Sequence[IncarnationRow]) -> Projection | None:
+def _of_kind(
+    group: LeafGroup, lives: Sequence[IncarnationRow], leaves_us: Sequence[int]
+) -> Projection | None:
     entry = _TABLES.get(group.kind)
     if entry is None:
         return None
     columns: Columns = {**group.columns, "_incarnation": [life.id for life in lives]}
+    if "_leaf_us" in _SOURCES[group.kind]:
+        columns["_leaf_us"] = list(map(leaves_us.__getitem__, group.places))
     if "runs" in group.extents:
         columns["_blocks"], columns["_low"], columns["_high"] = group.extents["runs"]
     derive = _DERIVED.get(group.kind) or (_outage if entry[0] is schema.outages else None)

@@ -164,7 +164,7 @@ def half_dropped(engine: Engine) -> dict[str, float]:
         before = _bytes(connection)
         months = [part for part in partitions(connection) if part.name != REST][: MONTHS // 2]
         if months:
-            act = f"TRUNCATE {', '.join(part.name for part in months)}"
+            act = f"TRUNCATE {', '.join(part.of('events') for part in months)}"
         else:
             act = f"DELETE FROM events WHERE at_us < {START_US + SPAN_US // 2}"
         begun = time.perf_counter()
@@ -180,7 +180,7 @@ def half_dropped(engine: Engine) -> dict[str, float]:
 
 
 def _bytes(connection: Connection) -> int:
-    names = [part.name for part in partitions(connection)] or ["events"]
+    names = [part.of("events") for part in partitions(connection)] or ["events"]
     every = ", ".join(f"pg_total_relation_size('{name}')" for name in names)
     return sum(connection.exec_driver_sql(f"SELECT {every}").one())
 

@@ -81,7 +81,8 @@ def kill_postgres(server: Any, postmaster: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     time.sleep(1)
-    Path(server.pgdata, "postmaster.pid").unlink(missing_ok=True)  # of one that nobody may have waited for
+    for left in (Path(server.pgdata, "postmaster.pid"), *Path(server.pgdata).glob(".s.PGSQL.*")):
+        left.unlink(missing_ok=True)  # its parent may not have waited for it: it would count as running
     end = time.monotonic() + 60
     while True:
         try:

@@ -68,25 +68,29 @@ def partitions(
     *,
     as_json: Json = False,
 ) -> None:
-    """Make the months of leaves to come on PostgreSQL, and show those that are there with their size.
+    """Make the months to come on PostgreSQL, of every table that grows with traffic, and show those that are there.
 
     Writers and readers go on. Starting a service or worker as the tables' owner does the same; a month that nobody made
-    has its leaves in `events_rest`, and takes them from there when it is made.
+    has its rows in `rest`, and takes them from there when it is made. A purge empties months; what it leaves of the
+    oldest (the system log) lies together in `first`.
     """
     with _open(ledger) as engine:
         check_store(engine)
         made = ensure_partitions(engine, time.time_ns() // 1000, months)
         with engine.connect() as connection:
-            found = [(part.name, size_bytes(connection, part)) for part in every_partition(connection)]
+            found = [
+                (part.name, size_bytes(connection, part), size_bytes(connection, part, ("events",)))
+                for part in every_partition(connection)
+            ]
     if as_json:
-        print_json(
-            {"made": list(made), "partitions": [{"name": name, "bytes": size} for name, size in found]}
-        )
+        shown = [{"name": name, "bytes": size, "leaves_bytes": leaves} for name, size, leaves in found]
+        print_json({"made": list(made), "partitions": shown})
         return
-    for name, size in found:
-        print(f"{name}: {size / 2**20:.1f} MiB{' (new)' if name in made else ''}")
+    for name, size, leaves in found:
+        new = " (new)" if name in made else ""
+        print(f"{name}: {size / 2**20:.1f} MiB, {leaves / 2**20:.1f} of it leaves{new}")
     if not found:
-        print("this ledger keeps its leaves in one table")
+        print("this ledger has no months: it is one file")
 
 
 @app.command(

@@ -12,6 +12,7 @@ import orjson
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.counters.read_figures import denials_by_rule
+from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import decisions, events, residencies, tenants
 from kvcustody.policies.workbench.simulate import Recorded, RecordedDenials
 
@@ -22,7 +23,7 @@ def recorded_requests(
     """Every recorded request, optionally from an instant (UTC) on, or of one policy revision."""
     query = (
         select(residencies, events.c.leaf)
-        .join(events, (events.c.log == residencies.c.log) & (events.c.idx == residencies.c.idx))
+        .join(events, is_leaf_of(residencies))
         .where(residencies.c.part == 1)
         .order_by(residencies.c.opened_us, residencies.c.log, residencies.c.idx)
     )
@@ -53,11 +54,7 @@ def sources_in_use(connection: Connection) -> frozenset[str]:
 
     A reader's first use of a grant or segment under a revision is always on record, before it takes effect.
     """
-    query = (
-        select(events.c.leaf)
-        .join(decisions, (events.c.log == decisions.c.log) & (events.c.idx == decisions.c.idx))
-        .where(decisions.c.effect == "permit")
-    )
+    query = select(events.c.leaf).join(decisions, is_leaf_of(decisions)).where(decisions.c.effect == "permit")
     rows = connection.execution_options(yield_per=1_000).execute(query)
     return frozenset(reason for row in rows for reason in orjson.loads(row.leaf)["reasons"])
 

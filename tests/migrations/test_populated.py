@@ -11,10 +11,10 @@ from typing import Any
 import builders
 import numpy as np
 import pytest
-from sqlalchemy import Engine, MetaData, delete, func, insert, select, text
+from sqlalchemy import Engine, MetaData, Table, delete, func, insert, select, text
 
 from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
-from kvcustody.audit.database.monthly_partitions import MONTHS_AHEAD, REST, partitions
+from kvcustody.audit.database.monthly_partitions import FIRST, MONTHS_AHEAD, REST, partitions
 from kvcustody.audit.events import (
     CustodyEnded,
     Event,
@@ -27,7 +27,8 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.query.events import EventFilter, find_events
-from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.schema.all_tables import MONTHLY, every_table
+from kvcustody.audit.schema.ledger import events, logs, releases
 from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, tree_nodes
 from kvcustody.audit.subjects import pseudonym_directory
@@ -168,7 +169,7 @@ def test_months_of_leaves_change_no_root_and_no_right(earlier: Engine) -> None:
         assert fsck(connection).problems == []
         names = [part.name for part in partitions(connection)]
         if on_postgres:
-            assert names[0] == "events_first" and names[-1] == REST and len(names) == 2 + MONTHS_AHEAD
+            assert names[0] == FIRST and names[-1] == REST and len(names) == 2 + MONTHS_AHEAD
             connection.exec_driver_sql("SET ROLE r")
             seen = connection.scalar(select(func.count()).select_from(events))
             assert seen == len([row for row in before[0] if row.log == 2])  # type: ignore[attr-defined]
@@ -214,6 +215,54 @@ def test_traces_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
         assert [(row.log, row.body["trace"]) for row in found.rows] == [("tenant/tenant-1", "ab" * 16)]
         assert connection.scalar(select(func.count()).select_from(event_traces)) == 1
         assert fsck(connection).problems == []
+
+
+def test_rows_by_month_are_the_rows_that_were_there(earlier: Engine) -> None:
+    """0023: no row, leaf, root or right is lost; each row has its leaf's time, and lies in its leaf's month."""
+    upgrade(earlier, "0022")
+    derived = [table for table in every_table() if table.name in MONTHLY and table is not events]
+    whole = (events, logs, tree_nodes, root_leaves, checkpoints)
+
+    def rows(table: Table) -> list[Any]:
+        kept = [column for column in table.c if column.name != "at_us"]
+        key = [column for column in table.primary_key if column.name != "at_us"]
+        with earlier.connect() as connection:
+            return list(connection.execute(select(*kept).order_by(*key)))
+
+    on_postgres = earlier.dialect.name == "postgresql"
+    if on_postgres:
+        _roles_of_0014(earlier)
+        with earlier.begin() as connection:
+            connection.exec_driver_sql("GRANT USAGE ON SCHEMA public TO kvcustody_reader")
+            connection.exec_driver_sql("GRANT SELECT ON releases TO kvcustody_reader")
+            connection.exec_driver_sql("ALTER TABLE releases ENABLE ROW LEVEL SECURITY")
+            connection.exec_driver_sql(
+                "CREATE POLICY of_tenant ON releases FOR SELECT TO kvcustody_reader USING (log = 2)"
+            )
+
+    def rights() -> list[Any]:
+        if not on_postgres:
+            return []
+        walls = (
+            "SELECT policyname, cmd, roles, qual, relrowsecurity FROM pg_policies"
+            " JOIN pg_class ON relname = tablename AND relkind IN ('r', 'p') WHERE tablename = 'releases'"
+        )
+        with earlier.connect() as connection:
+            granted = [connection.execute(_RIGHTS, {"table": table.name}).all() for table in derived]
+            return [*granted, connection.exec_driver_sql(walls).all()]
+
+    before = [rows(table) for table in (*whole, *derived)], rights()
+    assert sum(map(len, before[0])) > 10_000
+    assert upgrade(earlier) == SCHEMA_REVISION
+    assert ([rows(table) for table in (*whole, *derived)], rights()) == before
+    with earlier.connect() as connection:
+        assert fsck(connection).problems == []  # which makes every row again, its time included
+        if not on_postgres:
+            return
+        assert connection.scalar(select(func.count()).select_from(text("releases_first"))) == 3 * 499
+        connection.exec_driver_sql("SET ROLE kvcustody_reader")
+        seen = connection.scalars(select(releases.c.log.distinct())).all()
+        assert seen == [2]
 
 
 _RIGHTS = text(

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import builders
 import pytest
 from sqlalchemy import Connection, Engine, text
 
@@ -79,6 +80,7 @@ def test_a_populated_ledger_goes_on_and_verifies(engine: Engine, tmp_path: Path)
     with engine.begin() as connection:
         for table in ("unsealed_heads", "counter_deltas", "counters", "coverage_hours", "coverage_pass"):
             connection.exec_driver_sql(f"DROP TABLE {table}")
+        builders.without_months(connection)
         connection.exec_driver_sql("UPDATE kvcustody_schema SET version_num = '0020'")
     before = rows(engine)
     assert upgrade(engine) == SCHEMA_REVISION

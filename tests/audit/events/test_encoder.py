@@ -108,7 +108,7 @@ def rows_of(batch: LeafBatch) -> dict[str, dict[tuple[Any, ...], Any]]:
     """Every projected row, by table and place."""
     found: dict[str, dict[tuple[Any, ...], Any]] = {}
     for group in batch.groups:
-        for made in project(group, [IncarnationRow(5, CONTEXT.offset_us)] * len(group.places)):
+        for made in project(group, [IncarnationRow(5, CONTEXT.offset_us)] * len(group.places), batch.at_us):
             count = range(len(batch.data))
             rows = {row[1:3]: row for row in made.rows(count, count)}  # by leaf, and item where there are any
             found.setdefault(made.table.name, {}).update(rows)

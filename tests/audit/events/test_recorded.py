@@ -58,8 +58,9 @@ def run_of(numbers: list[int]) -> Run:
 def rows_of(data: list[bytes]) -> dict[str, list[Any]]:
     """Every row of these leaves, by table; their log is 1."""
     found: dict[str, list[Any]] = {}
-    for group in read_leaves(data).groups:
-        for made in project(group, [IncarnationRow(5, CONTEXT.offset_us)] * len(group.places)):
+    batch = read_leaves(data)
+    for group in batch.groups:
+        for made in project(group, [IncarnationRow(5, CONTEXT.offset_us)] * len(group.places), batch.at_us):
             rows = made.rows([1] * len(data), range(len(data)))
             found.setdefault(made.table.name, []).extend(map(list, rows))
     return found

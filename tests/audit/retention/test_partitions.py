@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from kvcustody.audit.database.bulk_insert import insert_rows
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.monthly_partitions import (
-    REST,
     create_partitions,
     ensure_partitions,
     month_of,
     months_from,
+    partitioned,
     partitions,
 )
 from kvcustody.audit.database.postgres_roles import READER, RETENTION, WRITER, set_up_roles
@@ -31,6 +31,7 @@ from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.query.events import EventFilter, find_events
 from kvcustody.audit.retention.purge_and_legal_hold import LogPlan, lift_hold, place_hold, purge
+from kvcustody.audit.schema.all_tables import MONTHLY, every_table
 from kvcustody.audit.schema.ledger import events, logs, residencies
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -68,7 +69,7 @@ def half_a_year(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Live
     upgrade(engine)
     with engine.begin() as connection:
         made = create_partitions(connection, instant(2026, 1, 1), 5)
-    assert made == tuple(f"events_2026_0{month}" for month in range(1, 7))
+    assert made == tuple(f"2026_0{month}" for month in range(1, 7))
     for month in range(1, 7):
         clock = VirtualClock(1, instant(2026, month, 1))
         writer = EventWriter(
@@ -126,6 +127,16 @@ def count(connection: Connection, table: str) -> int:
     return int(connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar() or 0)
 
 
+def months_of_tables(connection: Connection) -> list[str]:
+    """The months that every table has: the same ones, and no table of a month besides."""
+    query = "SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r' AND relname LIKE %s"
+    every = [part.name for part in partitions(connection)]
+    for table in partitioned(connection):
+        found = set(connection.exec_driver_sql(query, (f"{table}\\_%",)).scalars())
+        assert found == {f"{table}_{name}" for name in every}
+    return every
+
+
 def size_of(connection: Connection, log: int) -> int:
     return int(connection.scalars(select(logs.c.size).where(logs.c.id == log)).one())
 
@@ -135,7 +146,10 @@ def test_each_leaf_lies_in_its_month(lived: Engine) -> None:
     with lived.connect() as connection:
         for month in range(1, 7):
             assert count(connection, f"events_2026_0{month}") == 86
-        assert count(connection, REST) == 0
+            assert count(connection, f"residencies_2026_0{month}") == 84
+        assert count(connection, "events_rest") == count(connection, "residencies_rest") == 0
+        assert partitioned(connection) == tuple(MONTHLY)
+        assert months_of_tables(connection)[:6] == [f"2026_0{month}" for month in range(1, 7)]
         days = EventFilter(tenant="acme", since_us=instant(2026, 3, 30), until_us=instant(2026, 4, 2))
         assert len(find_events(connection, days).rows) == 2  # April 1st; the last of March has none
         plan = connection.exec_driver_sql(
@@ -191,6 +205,87 @@ def test_a_replayed_leaf_meets_itself(lived: Engine, unguarded: Callable[[Connec
         assert "another leaf has the same name" in what
 
 
+BOUNDED = {
+    "logs": "one row for each tenant, and the system log's",
+    "tenants": "one row for each tenant",
+    "workers": "one row for each name of a worker",
+    "incarnations": "one row for each start of a process",
+    "subjects": "one row for each person and session, whatever they ask for; a row is of no month, as one that is used "
+    "again is the same, and goes when the name is unlinked",
+    "subject_unlinkings": "one row",
+    "policy_revisions": "one row for each policy that was activated, which a person does",
+    "policy_release": "one row for each step of a policy's release, which a person does",
+    "outages": "one row for each loss or outage of the ledger's database",
+    "erasures": "one row for each erasure that somebody asks for",
+    "erasure_results": "one row for each erasure and process",
+    "erasure_effects": "rows of one erasure in one process, a part each",
+    "erasure_remains": "rows of one erasure in one process, a reason and part each",
+    "erasure_rereads": "one row for each erasure and process",
+    "orphan_scans": "one row for each scan, which have an interval",
+    "orphan_findings": "one row for each thing that a scan found wrong",
+    "retention_purges": "one row for each purge and log",
+    "legal_holds": "one row for each act on a legal hold",
+    "tree_nodes": "a fifteenth of the leaves, and what a purge keeps of those that it dropped: by place and not by "
+    "time, as proofs of everything later need them, whatever month they are of",
+    "root_log": "one row",
+    "root_leaves": "one row for each log that grew in an interval of sealing",
+    "checkpoints": "one row for each interval of sealing",
+    "signed_checkpoints": "one row for each signature, at most one a second",
+    "unsealed_heads": "what waits for the next seal",
+    "cosignatures": "one row for each signed checkpoint and witness",
+    "timestamps": "one row for each checkpoint that was timestamped",
+    "counters": "rows for each hour and log, one a figure, however many leaves it counts",
+    "counter_deltas": "what waits to be folded",
+    "coverage_hours": "one row for each hour, log and classification",
+    "coverage_pass": "one row",
+    "service_principals": "one row for each principal",
+    "service_keys": "one row for each key that was issued",
+    "service_sessions": "sessions of people that have not expired",
+    "service_answers": "answers that are kept for as long as a request may be repeated",
+    "service_jobs": "one row for each export or report that somebody starts",
+    "service_workers": "one row for each start of a process",
+    "service_scan_orders": "one row for each scan that somebody orders",
+}
+
+
+def test_every_table_has_months_or_a_bound() -> None:
+    """A table that is added says how it grows: by month, where each request adds to it."""
+    tables = {table.name for table in every_table()}
+    assert tables == MONTHLY.keys() | BOUNDED.keys() and not MONTHLY.keys() & BOUNDED.keys()
+    for table in every_table():
+        if table.name in MONTHLY:
+            assert MONTHLY[table.name] in table.c
+
+
+def test_a_row_that_is_there_twice_is_found(lived: Engine, tmp_path: Path) -> None:
+    """What the narrower keys of projections kept: one row of a leaf, and one opening of a residency."""
+    with lived.connect() as connection:
+        row = connection.execute(select(residencies).limit(1)).one()._asdict()
+        with pytest.raises(IntegrityError), connection.begin_nested():
+            connection.execute(insert(residencies).values(row))
+        moved = {"opened_us": row["opened_us"] + 40 * DAY_US, "residency": 10**6}
+        connection.execute(insert(residencies).values(row | moved))
+        problems = fsck(connection).problems
+        assert [problem.what for problem in problems] == [
+            "its row in `residencies` is not what the leaf says"
+        ]
+        assert problems[0].idx == row["idx"]
+    writer = EventWriter(
+        lived,
+        worker="w",
+        clock=VirtualClock(1, instant(2026, 6, 29)),
+        spill_directory=tmp_path,
+        clear_names=True,
+    )
+    writer.submit([opening(7, 1, "acme", "user"), opening(7, 3 * DAY_US, "beta", "user")])
+    assert writer.flush()
+    writer.close()
+    with lived.connect() as connection:
+        problems = fsck(connection).problems
+    assert {problem.log for problem in problems} == {"tenant/acme", "tenant/beta"}
+    assert {problem.what for problem in problems} == {"another leaf opens residency `7` too"}
+
+
 def test_months_are_made_beside_writers_and_readers(lived: Engine) -> None:
     """An open transaction that has written, and one that has read a month, wait for nothing and hold up nothing."""
     writing = open_store(lived.url.render_as_string(False), timeout_seconds=0.3)
@@ -202,7 +297,7 @@ def test_months_are_made_beside_writers_and_readers(lived: Engine) -> None:
             size = size_of(writer, leaf.log)
             writer.execute(insert(events).values(leaf._asdict() | place | {"idx": size}))
             made = ensure_partitions(lived, instant(2026, 7, 15), 1)
-            assert made == ("events_2026_07", "events_2026_08")
+            assert made == ("2026_07", "2026_08")
             more = place | {"idx": size + 1, "sequence": 10**6 + 1, "at_us": instant(2026, 7, 3)}
             writer.execute(insert(events).values(leaf._asdict() | more))
             assert count(writer, "events_2026_07") == 1
@@ -216,17 +311,18 @@ def test_the_rest_takes_what_has_no_month_and_gives_it_back(lived: Engine) -> No
         size = size_of(connection, leaf["log"])
         late = {"idx": size, "sequence": 10**6, "at_us": instant(2031, 5, 5)}
         connection.execute(insert(events).values(leaf | late))
-        assert count(connection, REST) == 1
-        assert create_partitions(connection, instant(2031, 5, 1), 0) == ("events_2031_05",)
-        assert count(connection, REST) == 0 and count(connection, "events_2031_05") == 1
+        assert count(connection, "events_rest") == 1
+        assert create_partitions(connection, instant(2031, 5, 1), 0) == ("2031_05",)
+        assert count(connection, "events_rest") == 0 and count(connection, "events_2031_05") == 1
         assert create_partitions(connection, instant(2031, 5, 1), 0) == ()
         transaction.rollback()
 
 
-def test_a_partition_is_walled_off(lived: Engine) -> None:
+@pytest.mark.parametrize("table", MONTHLY)
+def test_a_partition_is_walled_off(lived: Engine, table: str) -> None:
     """Rights and policies are the table's; nothing reaches a month beside it, the owner's TRUNCATE included."""
     set_up_roles(lived)
-    month = "events_2026_03"
+    month = f"{table}_2026_03"
 
     def refused(statement: str, role: str = "") -> bool:
         with lived.connect() as connection, connection.begin() as transaction:
@@ -242,7 +338,8 @@ def test_a_partition_is_walled_off(lived: Engine) -> None:
     for role in (READER, WRITER, RETENTION):
         for statement in (f"SELECT * FROM {month}", f"DELETE FROM {month}", f"TRUNCATE {month}"):
             assert refused(statement, role), (role, statement)
-    for statement in (f"UPDATE {month} SET leaf = leaf", f"DELETE FROM {month}", f"TRUNCATE {month}"):
+    leaves = (f"UPDATE {month} SET leaf = leaf", f"DELETE FROM {month}") if table == "events" else ()
+    for statement in (*leaves, f"TRUNCATE {month}", f"TRUNCATE {table}"):
         assert refused(statement), statement
     with (
         lived.begin() as connection
@@ -250,8 +347,9 @@ def test_a_partition_is_walled_off(lived: Engine) -> None:
         connection.exec_driver_sql(f"GRANT SELECT ON {month} TO {READER}")
         connection.exec_driver_sql(f"SET LOCAL ROLE {READER}")
         connection.exec_driver_sql("SET LOCAL kvcustody.tenant = 'acme'")
-        assert count(connection, month) == 0 < count(connection, "events") == 6 * 42
-    assert not refused("SELECT * FROM events", READER)
+        assert count(connection, month) == 0
+        assert count(connection, table) == (6 * 42 if table in ("events", "residencies") else 0)
+    assert not refused(f"SELECT * FROM {table}", READER)
 
 
 def test_a_month_goes_at_once_and_every_proof_stays(half_a_year: Lived, lived: Engine) -> None:
@@ -268,7 +366,11 @@ def test_a_month_goes_at_once_and_every_proof_stays(half_a_year: Lived, lived: E
     assert [plan[:3] for plan in gone] == [("tenant/acme", 84, 168), ("tenant/beta", 0, 168)]
     assert rows == set()
     with lived.connect() as connection:
-        assert [count(connection, f"events_2026_0{month}") for month in range(1, 7)] == [2, 2, 2, 2, 86, 86]
+        assert [count(connection, f"events_2026_0{month}") for month in (5, 6)] == [86, 86]
+        # Four months went whole: what is left of them is the system log's, together, and they have no table any more.
+        assert count(connection, "events_first") == 2 * 4 and count(connection, "residencies_first") == 0
+        names = [part.name for part in partitions(connection)]
+        assert names[:3] == ["first", "2026_05", "2026_06"] and months_of_tables(connection) == names
         assert connection.scalar(select(func.count()).select_from(residencies)) == 2 * 84
         report = fsck(connection, keys=[KEY.verifier])
         assert report.problems == [] and report.purged == 2 * 168
@@ -300,13 +402,13 @@ def test_the_command_makes_and_shows_months(lived: Engine) -> None:
     found, later = json.loads(first.stdout), json.loads(again.stdout)
     sizes = {part["name"]: part["bytes"] for part in found["partitions"]}
     assert set(found["made"]) <= sizes.keys() and found["made"] and later["made"] == []
-    assert sizes["events_2026_01"] > sizes[found["made"][-1]] > 0
+    assert sizes["2026_01"] > sizes[found["made"][-1]] > 0
 
 
 def test_months_of_the_calendar() -> None:
-    assert month_of(instant(2026, 12, 31)) == ("events_2026_12", instant(2026, 12, 1), instant(2027, 1, 1))
+    assert month_of(instant(2026, 12, 31)) == ("2026_12", instant(2026, 12, 1), instant(2027, 1, 1))
     names = [month.name for month in months_from(instant(2026, 11, 22), 4)]
-    assert names == ["events_2026_11", "events_2026_12", "events_2027_01", "events_2027_02"]
+    assert names == ["2026_11", "2026_12", "2027_01", "2027_02"]
 
 
 def test_sqlite_is_one_table(store: Engine) -> None:
