@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.events import BARE
+from kvcustody.audit.events import BARE, DECLARED, SILENCE
 from kvcustody.audit.processes.marked_processes import history, marked_processes
-from kvcustody.audit.processes.work_periods import ENDS, STARTED
+from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -132,7 +132,7 @@ def read_boundary(
         extends,
         tuple(item.hex() for item in path),
         tuple(_issuers(overview, tenant)),
-        history(marked_processes(overview.of_kind(STARTED, *ENDS))),
+        history(marked_processes(overview.of_kind(*LIVES))),
     )
 
 
@@ -146,7 +146,7 @@ def _issuers(overview: LeafCounts, tenant: str | None) -> Iterator[ReportedIssue
 
 def _workers(overview: LeafCounts) -> list[ReportedWorker]:
     made: dict[str, ReportedWorker] = {}
-    for body in overview.of_kind("worker-started", "worker-stopped", "worker-died"):
+    for body in overview.of_kind(*LIVES):
         uuid = body.get("of_incarnation") or body["incarnation"]
         if body["kind"] == "worker-started":
             made[uuid] = ReportedWorker(
@@ -169,9 +169,21 @@ def _workers(overview: LeafCounts) -> list[ReportedWorker]:
             made[uuid] = made[uuid]._replace(
                 end=body["cause"], allocated=int(body["allocated"]), scrubbed=counters
             )
+        elif uuid in made and body["kind"] == "worker-died":
+            made[uuid] = made[uuid]._replace(end=f"died{_closed_by(body)}: {body['teardown']}")
         elif uuid in made:
-            made[uuid] = made[uuid]._replace(end=f"died: {body['teardown']}")
+            made[uuid] = made[uuid]._replace(end="", allocated=None, scrubbed=())
     return list(made.values())
+
+
+def _closed_by(body: dict[str, Any]) -> str:
+    """Who closed a dead process, where it was no successor."""
+    if body.get("closed_by") == SILENCE:
+        days = int(body["bound_seconds"]) / 86_400
+        return f" (closed by {body['actor']} after {days:g} days of silence)"
+    if body.get("closed_by") == DECLARED:
+        return f" (declared by {body['actor']} and {body['approver']}: {body['reason']})"
+    return ""
 
 
 def _without_counters(worker: ReportedWorker) -> ReportedWorker:

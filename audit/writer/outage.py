@@ -257,9 +257,8 @@ class Outage:
                 for names, chunk in _parts(segment, self._batch):
                     self._hand_in(segment, names, chunk, counts)
             if not self._registered:
-                closing = self._sink.register(self._life)
+                self._sink.register(self._life)
                 self._registered = True
-                self._intake.submit(closing)
             if others:
                 self._report_and_retire(others, counts)
         except BaseException:

@@ -110,8 +110,8 @@ class LedgerSink(Protocol):
     def wait_seconds_max(self) -> float:
         """The longest wait between tries that the writer comes to by itself."""
 
-    def register(self, life: Life) -> Sequence[Event]:
-        """Put a process on record; what it has to record of its dead predecessors, whose spills were handed in."""
+    def register(self, life: Life) -> None:
+        """Put a process on record, and have its dead predecessors closed, whose spills were handed in."""
 
     def prepare(self, events: Sequence[Event], *, reachable: bool, spilled: bool) -> None:
         """Have the names of people that events need, as good as that can be done now."""

@@ -76,11 +76,10 @@ class ControlPlaneSink:
         self._encoding = ""  # of batches' bodies: what the control plane said last that it takes
         self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (rule 3)
 
-    def register(self, life: Life) -> Sequence[Event]:
+    def register(self, life: Life) -> None:
         """Put this process on record; its dead predecessors' custody is closed by the control plane."""
         self._put_on_record(life.incarnation, life.offset_us, utc_us=self._clock.utc_us())
         self._life = life
-        return ()
 
     def prepare(self, events: Sequence[Event], *, reachable: bool, spilled: bool) -> None:
         """Forget whom nobody is behind any more (rule 3), and have rows for those whom erasures are about.

@@ -47,6 +47,7 @@ from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.access.service_secret import open_secret
 from kvcustody.governance.service.access.sessions import Sessions
+from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
 from kvcustody.governance.service.fleet.exports import Exports
 from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
 from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
@@ -146,11 +147,22 @@ class Service:
             self.engine, self.secret, clock, owner=settings.name, hours=settings.answers_hours
         )
         self.answers.free([settings.name])
+        self.dead_workers = stack.enter_context(
+            closing(
+                DeadWorkers(
+                    self.engine,
+                    clock,
+                    name=settings.name,
+                    silence_days=settings.worker_silence_days,
+                    in_doubt=lambda: self.clock.in_doubt,
+                    record=self.record,
+                )
+            )
+        )
         self.fleet = Fleet(
             self.engine,
             clock,
-            self.writer.offset_us,
-            self.writer.submit,
+            self.dead_workers.close_before,
             apart_us=round(settings.worker_clock_seconds * SECOND_US),
         )
         keys = _subject_keys(settings, stack)

@@ -188,6 +188,12 @@ ROWS = {
     "cancelJob": Row("/v1/jobs/{job}/cancel", **JOBS, of_caller=True),
     "getJobFile": Row("/v1/jobs/{job}/files/export.tar", **READERS, of_caller=True),
     "listWorkers": Row("/v1/workers", every="auditor operator"),
+    "closeWorker": Row(
+        "/v1/workers:close",
+        every="operator",
+        body={"incarnation": "0" * 32, "spill_lost": True, "reason": "test"},
+        ok=404,
+    ),
     "pullPolicy": Row("/v1/worker/policy/records", every="worker"),
     "takeErasures": Row("/v1/worker/erasures", every="worker"),
     "checkPseudonyms": Row("/v1/worker/pseudonyms:check", every="worker", body={"names": []}),
