@@ -23,7 +23,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.times import SECOND_US, readable
 
 _RECORDER = "console:closing"
-_AT_WORK_US = 60 * SECOND_US
+_AT_WORK_SECONDS = 60
 app = typer.Typer(
     no_args_is_help=True,
     help="Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
@@ -84,20 +84,20 @@ def close(
     with writing(ledger) as engine:
         with engine.connect() as connection:
             found = _named(connection, target)
-            heard = {one.uuid: last_heard_us(connection, one, clock.utc_us()) for one in found}
-        for one in found:
-            silent_us = clock.utc_us() - heard[one.uuid]
-            if silent_us < _AT_WORK_US:
-                raise ConfigError(
-                    f"process `{one.uuid}` was heard {silent_us // SECOND_US} s ago: it is at work"
-                )
+            now_us = clock.utc_us()
+            silent = {
+                one.uuid: (now_us - last_heard_us(connection, one, now_us)) // SECOND_US for one in found
+            }
+        for uuid, seconds in silent.items():
+            if seconds < _AT_WORK_SECONDS:
+                raise ConfigError(f"process `{uuid}` was heard {seconds} s ago: it is at work")
         with closing_committer(engine, clock) as committer:
             for one in found:
                 asked = partial(
                     WorkerClosingAsked, worker=one.worker, incarnation=one.uuid, actor=actor, reason=reason
                 )
                 record_operator_act(engine, asked, clock=clock)
-                why = Closing(DECLARED, heard[one.uuid], 0, actor, approver, reason, spill_lost=True)
+                why = Closing(DECLARED, silent[one.uuid], 0, actor, approver, reason, spill_lost=True)
                 done = close_process(committer, engine, clock, one.uuid, why, _RECORDER)
                 closed.append({"worker": one.worker, "incarnation": one.uuid, "closed": done})
         seal_now(engine)

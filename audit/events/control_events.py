@@ -222,8 +222,8 @@ SILENCE, DECLARED = (
 class WorkerDied(LifecycleEvent, frozen=True, tag="worker-died"):
     """An incarnation ended without saying so, and its custody was closed as unproven (class B).
 
-    `closed_by` is empty where a successor did it, `silence` where the control plane `actor` had heard nothing since
-    `heard_us` (UTC) for longer than `bound_seconds`, and `declared` where two people (`actor`, `approver`) said for
+    `closed_by` is empty where a successor did it, `silence` where the control plane `actor` had heard nothing for
+    `silent_seconds`, longer than `bound_seconds`, and `declared` where two people (`actor`, `approver`) said for
     `reason` that it does not come back; with `spill_lost`, that nothing it spilled will come either. `residencies`
     and `blocks` are all that was closed of it.
     """
@@ -234,7 +234,7 @@ class WorkerDied(LifecycleEvent, frozen=True, tag="worker-died"):
     residencies: int
     blocks: int
     closed_by: str = ""
-    heard_us: int = 0
+    silent_seconds: int = 0
     bound_seconds: int = 0
     actor: str = ""
     approver: str = ""
@@ -243,14 +243,14 @@ class WorkerDied(LifecycleEvent, frozen=True, tag="worker-died"):
 
 
 class WorkerReturned(LifecycleEvent, frozen=True, tag="worker-returned"):
-    """An incarnation that counted as dead handed in leaves of its own: it has not ended, until it ends again (class B)."""
+    """An incarnation that counted as dead handed in leaves of its own: it has not ended, until it does (class B)."""
 
     worker: str
     incarnation: str
 
 
 class WorkerClosingAsked(GuardingEvent, frozen=True, tag="worker-closing-asked"):
-    """Somebody asks that a silent process be declared dead, with its spill lost; another person has to agree (class A)."""
+    """Somebody asks that a silent process be declared dead, its spill lost; another person has to agree (class A)."""
 
     worker: str
     incarnation: str

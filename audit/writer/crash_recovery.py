@@ -52,7 +52,7 @@ class Closing(NamedTuple):
     """Who closes a dead process and why, as its `WorkerDied` says it; as it is, a successor."""
 
     closed_by: str = ""
-    heard_us: int = 0
+    silent_seconds: int = 0
     bound_seconds: int = 0
     actor: str = ""
     approver: str = ""

@@ -147,24 +147,7 @@ class Service:
             self.engine, self.secret, clock, owner=settings.name, hours=settings.answers_hours
         )
         self.answers.free([settings.name])
-        self.dead_workers = stack.enter_context(
-            closing(
-                DeadWorkers(
-                    self.engine,
-                    clock,
-                    name=settings.name,
-                    silence_days=settings.worker_silence_days,
-                    in_doubt=lambda: self.clock.in_doubt,
-                    record=self.record,
-                )
-            )
-        )
-        self.fleet = Fleet(
-            self.engine,
-            clock,
-            self.dead_workers.close_before,
-            apart_us=round(settings.worker_clock_seconds * SECOND_US),
-        )
+        self.dead_workers, self.fleet = self._fleet(stack)
         keys = _subject_keys(settings, stack)
         clear = settings.subject_names == "clear"
         self.ingest = Ingest(
@@ -186,6 +169,21 @@ class Service:
         )
         stack.callback(self.sinks.close)
         _log.info("service open", service=settings.name, ledger=dialect_of(self.engine).name)
+
+    def _fleet(self, stack: ExitStack) -> tuple[DeadWorkers, Fleet]:
+        """The register of workers, and who closes those that do not come back."""
+        settings, clock = self.settings, self.clock
+        dead = DeadWorkers(
+            self.engine,
+            clock,
+            name=settings.name,
+            silence_days=settings.worker_silence_days,
+            in_doubt=lambda: clock.in_doubt,
+            record=self.record,
+        )
+        stack.callback(dead.close)
+        apart_us = round(settings.worker_clock_seconds * SECOND_US)
+        return dead, Fleet(self.engine, clock, dead.close_before, apart_us=apart_us)
 
     def _signer(self, stack: ExitStack) -> CheckpointSigner | None:
         """The signer of this ledger's checkpoints; None where another process signs."""

@@ -33,14 +33,14 @@ from kvcustody.audit.writer.crash_recovery import (
     close_process,
     closing_committer,
 )
-from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.times import SECOND_US
 
 DAY_SECONDS = 86_400
 ASKED_US = DAY_SECONDS * SECOND_US  # how long another person may agree
-AT_WORK_US = 60 * MICROSECONDS  # who was heard since then is not declared dead
+AT_WORK_SECONDS = 60  # who was heard since then is not declared dead
 _ASKED = "worker-closing-asked"
 _WATCHED_SECONDS_MAX = 3600
 _TURN_SECONDS = 30.0
@@ -97,33 +97,37 @@ class DeadWorkers:
                 raise not_found()
             heard_us = last_heard_us(connection, found[0], now_us)
             asked = _asked_by_another(connection, incarnation, actor, now_us - ASKED_US)
-        if now_us - heard_us < AT_WORK_US:
-            silent = (now_us - heard_us) // SECOND_US
-            raise ProblemError("conflict", f"the process was heard `{silent}` s ago: it is at work")
+        silent_seconds = (now_us - heard_us) // SECOND_US
+        if silent_seconds < AT_WORK_SECONDS:
+            raise ProblemError("conflict", f"the process was heard {silent_seconds} s ago: it is at work")
         if asked is None:
             self._record(
                 WorkerClosingAsked(self._clock.now_us(), found[0].worker, incarnation, actor, reason)
             )
             return "asked"
         said = asked["reason"] if asked["reason"] == reason else f"{asked['reason']}; {reason}"
-        why = Closing(DECLARED, heard_us, 0, asked["actor"], actor, said, spill_lost=True)
+        why = Closing(DECLARED, silent_seconds, 0, asked["actor"], actor, said, spill_lost=True)
         return "closed" if self._begin(incarnation, why) else "closing"
 
     def turn(self) -> None:
         """Go on with what was begun, and close who is silent (rule 1). One that cannot be closed hinders no other."""
         with self._lock:
             due = dict(self._begun)
-        for one, heard_us in self._silent():
-            due.setdefault(one.uuid, Closing(SILENCE, heard_us, self._bound_seconds, self._name))
+        for one, seconds in self._silent():
+            due.setdefault(one.uuid, Closing(SILENCE, seconds, self._bound_seconds, self._name))
         for incarnation, why in due.items():
             try:
                 done = self._close(incarnation, why, self._ending.is_set)
             except (SQLAlchemyError, CustodyError) as problem:
-                _log.warning("a dead process is not closed yet", incarnation=incarnation, reason=describe(problem))
+                _log.warning(
+                    "a dead process is not closed yet", incarnation=incarnation, reason=describe(problem)
+                )
                 continue
             if done and why.closed_by == SILENCE:
                 days = self._bound_seconds // DAY_SECONDS
-                _log.warning("nothing was heard of a process: it is closed", incarnation=incarnation, days=days)
+                _log.warning(
+                    "nothing was heard of a process: it is closed", incarnation=incarnation, days=days
+                )
 
     def close(self) -> None:
         """End the thread once its step is over; may be called again."""
@@ -131,7 +135,7 @@ class DeadWorkers:
         self._thread.join()
 
     def _silent(self) -> list[tuple[OpenProcess, int]]:
-        """Who has been silent for too long, by both clocks, and when it was heard."""
+        """Who has been silent for too long, by both clocks, and for how many seconds."""
         now_us, boot_us = self._clock.utc_us(), self._clock.now_us()
         if not self._bound_seconds or self._in_doubt():
             self._watched = {}
@@ -144,7 +148,11 @@ class DeadWorkers:
             found = open_processes(connection, incarnations.c.uuid.in_(seen))
         self._watched = {uuid: self._watched.get(uuid, boot_us) for uuid in seen}
         watched_us = min(_WATCHED_SECONDS_MAX, self._bound_seconds) * SECOND_US
-        return [(one, seen[one.uuid]) for one in found if boot_us - self._watched[one.uuid] >= watched_us]
+        return [
+            (one, (now_us - seen[one.uuid]) // SECOND_US)
+            for one in found
+            if boot_us - self._watched[one.uuid] >= watched_us
+        ]
 
     def _begin(self, incarnation: str, why: Closing) -> bool:
         """Close a process, for a moment here and then in the background; whether it is done."""
