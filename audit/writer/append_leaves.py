@@ -25,8 +25,9 @@ from kvcustody.audit.counters.fold import write_deltas
 from kvcustody.audit.database.bulk_insert import Columns, Inserts
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import with_placeholders
-from kvcustody.audit.events import SYSTEM, Context, Event, WorkerReturned, WorkerStopped, leaves
+from kvcustody.audit.events import SYSTEM, Context, Event, WorkerReturned, WorkerStopped
 from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
+from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.schema import ledger as schema
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_trees import LockedLog, Trees, hand_over, store
@@ -227,8 +228,11 @@ def record_apart(
     uuid, offset_us = uuids.uuid4().hex, clock.utc_us() - clock.now_us()
     register(connection, uuid, name, offset_us, now_us + offset_us)
     context = Context(uuid, offset_us, _nobody)
-    every = enumerate([*events, WorkerStopped(now_us, name, "closed", 0, ())], 1)
-    return read_leaves([leaf.data for place, event in every for leaf in leaves(event, context, place)])
+    every = [*events, WorkerStopped(now_us, name, "closed", 0, ())]
+    made = BatchEncoder(context).encode(list(enumerate(every, 1)))
+    if made.refused:
+        raise LedgerError(f"an event cannot be written: {made.refused[0]}")
+    return made.batch
 
 
 def _nobody(tenant: str | None, subject: str | None, session: str | None = None) -> str:
