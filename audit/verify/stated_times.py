@@ -100,23 +100,28 @@ class LedgerTimes:
         before = np.where(first > 0, self._times[np.maximum(first - 1, 0)], _NEVER_US)
         return LogTimes(sizes, self._times[first], before)
 
-    def odd(
-        self, log: str, *, since: int = 0, below: int | None = None, limit: int | None = None
-    ) -> Iterator[OddTime]:
-        """Those of a log from the leaf `since` on that are signed and there, in order; `limit` leaves are looked at."""
-        number = self._connection.scalar(select(logs.c.id).where(logs.c.name == log))
-        if number is None:
-            return
-        times = self.of(number)
-        end = times.size if below is None else min(below, times.size)
-        looked = 0
-        while since < end and (limit is None or looked < limit):
-            rows = self._rows(number, since, end)
-            if not rows:
-                return
-            looked += len(rows)
+    def odd(self, log: str, *, since: int = 0) -> Iterator[OddTime]:
+        """Those of a log from the leaf `since` on that are signed and there, in order."""
+        number, times = self._named(log)
+        while since < times.size and (rows := self._rows(number, since, times.size)):
             since = rows[-1][0] + 1
             yield from self._odd(log, times, rows)
+
+    def page(self, log: str, since: int, items: int, leaves: int) -> tuple[list[OddTime], int | None]:
+        """The next `items` of a log, of so many `leaves` at most; where to go on, None at the end."""
+        number, times = self._named(log)
+        end = min(times.size, since + leaves)
+        found: list[OddTime] = []
+        while since < end and (rows := self._rows(number, since, end)):
+            since = rows[-1][0] + 1
+            found += self._odd(log, times, rows)
+            if len(found) > items:
+                return found[:items], found[items].idx
+        return found, end if end < times.size else None
+
+    def _named(self, log: str) -> tuple[int, LogTimes]:
+        number = self._connection.scalar(select(logs.c.id).where(logs.c.name == log))
+        return number or 0, self.of(number or 0)
 
     def first_early(self, log: int, times: LogTimes, since: int, below: int) -> int | None:
         """The first leaf in [since, below) of a log that is early."""
