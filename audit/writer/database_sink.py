@@ -107,6 +107,10 @@ class DatabaseSink:
     def rewind(self) -> None:
         """It keeps nothing."""
 
+    def make_room(self) -> bool:
+        """It keeps nothing."""
+        return False
+
     def reopen(self) -> None:
         """Accept the file that is there now, where it fits."""
         with self._reaching():

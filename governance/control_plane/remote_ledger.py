@@ -124,6 +124,10 @@ class ControlPlaneSink:
         self._registered.clear()
         self._life, self._lost = None, ""
 
+    def make_room(self) -> bool:
+        """The oldest of what is kept goes: the ledger has it, and new evidence is nowhere else."""
+        return self.kept.make_room()
+
     def check_kept(self) -> None:
         """Ask what is covered by a signed checkpoint, and let go of it (rule 5); on any thread but the writer's."""
         life = self._life  # the writer's thread may take it back

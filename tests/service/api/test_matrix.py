@@ -74,6 +74,9 @@ ROWS = {
     "issueKey": Row("/v1/principals/auditor/keys", every="bootstrap", body={"days": 1}, ok=201),
     "listSigningKeys": Row("/v1/keys/signing", every="key-custodian"),
     "rotateSigningKey": Row("/v1/keys/signing:rotate", every="key-custodian", body={}),
+    "confirmBreak": Row(
+        "/v1/keys/signing:confirm-break", every="key-custodian", body={"reason": "x"}, ok=409
+    ),
     "unlinkSubject": Row(
         "/v1/keys/subjects:destroy",
         every="key-custodian",
