@@ -18,7 +18,7 @@ from kvcustody.policies.document.problems import PolicyRejected, Problems, Sourc
 from kvcustody.policies.document.yaml_nodes import Scalar, mark_at, parse
 
 BYTES_MAX = 1 << 20
-_DIGITS_MAX = 18  # Python refuses to read a few thousand, and no field takes as many as these
+_DIGITS = 18  # Python refuses to read a few thousand, and no field takes as many as these
 
 Model = TypeVar("Model", bound="IdentityDocumentPart")
 
@@ -70,9 +70,9 @@ def parse_document(model: type[Model], content: bytes, name: str) -> Model:
     def value(scalar: Scalar) -> str | int | bool | None:
         if scalar.kind == "integer":
             digits = len(scalar.text.lstrip("+-"))
-            if digits <= _DIGITS_MAX:
+            if digits <= _DIGITS:
                 return int(scalar.text)
-            found.append((scalar.mark, f"a number of {digits} digits, over {_DIGITS_MAX}"))
+            found.append((scalar.mark, f"a number of {digits} digits, over {_DIGITS}"))
             return 0
         if scalar.kind == "boolean":
             return scalar.text.lower() == "true"

@@ -42,7 +42,7 @@ DAY_SECONDS = 86_400
 ASKED_US = DAY_SECONDS * SECOND_US  # how long another person may agree
 AT_WORK_SECONDS = 60  # who was heard since then is not declared dead
 _ASKED = "worker-closing-asked"
-_WATCHED_SECONDS_MAX = 3600
+_WATCHED_SECONDS = 3600
 _TURN_SECONDS = 30.0
 _AT_ONCE_SECONDS = 2.0  # of a closing that somebody waits for
 
@@ -147,7 +147,7 @@ class DeadWorkers:
             seen = dict(connection.execute(select(row.incarnation, row.seen_us).where(silent, is_open)).all())
             found = open_processes(connection, incarnations.c.uuid.in_(seen))
         self._watched = {uuid: self._watched.get(uuid, boot_us) for uuid in seen}
-        watched_us = min(_WATCHED_SECONDS_MAX, self._bound_seconds) * SECOND_US
+        watched_us = min(_WATCHED_SECONDS, self._bound_seconds) * SECOND_US
         return [
             (one, (now_us - seen[one.uuid]) // SECOND_US)
             for one in found
