@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
@@ -20,6 +20,8 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.witness.status import UNWITNESSED
 from kvcustody.tenants import SEPARATOR
+
+CLOSED_FOR_SILENCE, DECLARED_DEAD = " (closed for a silence", " (declared dead"
 
 
 class ReportedCheckpoint(NamedTuple):
@@ -126,7 +128,9 @@ def read_boundary(
             note.note.decode(),
         ),
         tuple(ReportedLog(log.name, log.head.size, log.head.root.hex()) for log in heads),
-        tuple(_without_counters(item) if tenant else item for item in _workers(overview)),
+        tuple(
+            _without_counters(item) if tenant else item for item in _workers(overview, named=tenant is None)
+        ),
         tuple(_policies(overview)),
         _witnessed(connection, checkpoint, note.at_us),
         extends,
@@ -144,7 +148,8 @@ def _issuers(overview: LeafCounts, tenant: str | None) -> Iterator[ReportedIssue
             yield ReportedIssuer(body["issuer"], body["tenants"], int(body["at_us"]))
 
 
-def _workers(overview: LeafCounts) -> list[ReportedWorker]:
+def _workers(overview: LeafCounts, *, named: bool) -> list[ReportedWorker]:
+    """Every process that announced memory; `named`: with who closed one, and why."""
     made: dict[str, ReportedWorker] = {}
     for body in overview.of_kind(*LIVES):
         uuid = body.get("of_incarnation") or body["incarnation"]
@@ -170,20 +175,30 @@ def _workers(overview: LeafCounts) -> list[ReportedWorker]:
                 end=body["cause"], allocated=int(body["allocated"]), scrubbed=counters
             )
         elif uuid in made and body["kind"] == "worker-died":
-            made[uuid] = made[uuid]._replace(end=f"died{_closed_by(body)}: {body['teardown']}")
+            made[uuid] = made[uuid]._replace(end=f"died{_closed_by(body, named=named)}: {body['teardown']}")
         elif uuid in made:
             made[uuid] = made[uuid]._replace(end="", allocated=None, scrubbed=())
     return list(made.values())
 
 
-def _closed_by(body: dict[str, Any]) -> str:
+def _closed_by(body: dict[str, Any], *, named: bool) -> str:
     """Who closed a dead process, where it was no successor."""
     if body.get("closed_by") == SILENCE:
         days = int(body["bound_seconds"]) / 86_400
-        return f" (closed by {body['actor']} after {days:g} days of silence)"
+        return f"{CLOSED_FOR_SILENCE} of {days:g} days{' by ' + str(body['actor']) if named else ''})"
     if body.get("closed_by") == DECLARED:
-        return f" (declared by {body['actor']} and {body['approver']}: {body['reason']})"
+        by = f" by {body['actor']} and {body['approver']}: {body['reason']}" if named else " by two people"
+        return f"{DECLARED_DEAD}{by})"
     return ""
+
+
+def deaths(workers: Iterable[ReportedWorker]) -> tuple[int, int, int]:
+    """How many processes ended without saying so: closed by a successor, for their silence, declared dead."""
+    ends = [worker.end for worker in workers if worker.end.startswith("died")]
+    silent, declared = (
+        sum(end.startswith("died" + how) for end in ends) for how in (CLOSED_FOR_SILENCE, DECLARED_DEAD)
+    )
+    return len(ends) - silent - declared, silent, declared
 
 
 def _without_counters(worker: ReportedWorker) -> ReportedWorker:
