@@ -77,6 +77,10 @@ COMMANDS = {
         "End everything that is held of a tenant, subject, session, domain or model, and prove it.",
     ),
     "scan": Lazy("kvcustody.console.scan.command:app", "Orphans: custody that two sources disagree about."),
+    "worker": Lazy(
+        "kvcustody.console.worker:app",
+        "Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
+    ),
     "clock": Lazy(
         "kvcustody.console.clock:app",
         "The time by which deadlines are compared: where it is, and confirming this machine's clock.",

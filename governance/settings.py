@@ -546,7 +546,7 @@ def _read(path: Path) -> dict[str, Any]:
         data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"settings file `{path}`: cannot be read ({error.strerror})", path=path) from None
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:  # numerals and dates that are none, too
         first_line = " ".join(str(error).split())[:200]
         raise ConfigError(f"settings file `{path}`: {first_line}", path=path) from None
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):

@@ -7,7 +7,9 @@
 3. What an erasure covers is in the leaf of its effect, one for each process, and when it was asked for in the leaf of
    its request. No leaf of a residency is needed, so erasures by domain or model count, and those of people who go by
    several pseudonyms.
-4. A use whose release was never recorded never ends. What a residency let go of and came to use again later, it used
+4. Of two releases of one residency a process's own counts, and its successor's does not: who was taken for dead and
+   lives says itself when a request left.
+5. A use whose release was never recorded never ends. What a residency let go of and came to use again later, it used
    until it let go of it again or was released.
 """
 
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s, name_blocks
@@ -124,6 +126,7 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> B
         (
             *(column.log, column.idx, column.residency, column.released_us),
             *(column.hold_boot_us, column.final, column.written, column.part),
+            case((events.c.incarnation == column.incarnation, 0), else_=1).label("by_successor"),
         ),
         and_(column.incarnation == life.id, is_in(as_of, releases)),
         ordered=False,
@@ -168,6 +171,7 @@ def uses_of(rows: UseRows) -> BlockUses:
     # Openings first, then what was attached later: both last until the release of their residency.
     opened_residency = np.concatenate((opened.column("residency"), joined.column("residency")))
     last = wrote.column("final").astype(np.bool_) & (wrote.column("part") == 1)
+    last = _own_first(last, wrote.column("by_successor") > 0, wrote_residency)
     opened_released, opened_hold = _left(
         opened_residency, wrote_residency[last], wrote_released[last], wrote_hold[last]
     )
@@ -216,6 +220,15 @@ def read_models(connection: Connection, incarnation: int, as_of: AsOf | None = N
     )
     found = {row.residency: orjson.loads(row.leaf).get("model", "") for row in connection.execute(query)}
     return {residency: model for residency, model in found.items() if model}
+
+
+def _own_first(last: Flags, by_successor: Flags, residency: Int64s) -> Flags:
+    """Which releases count (rule 4)."""
+    theirs = last & by_successor
+    if not theirs.any():
+        return last
+    kept: Flags = last & ~(theirs & np.isin(residency, residency[last & ~by_successor]))
+    return kept
 
 
 def _left(of: Int64s, residency: Int64s, at: Int64s, until: Int64s) -> tuple[Int64s, Int64s]:

@@ -88,8 +88,14 @@ def _texts(*names: str) -> dict[str, bool]:
     return dict.fromkeys(names, False)
 
 
+def _recorders(said: Mapping[str, Sequence[Any]], life: str) -> dict[str, Sequence[Any]]:
+    return {"by_successor": [writer != life for writer in said["incarnation"]]}
+
+
 _PLACE = _numbers("log", "idx")  # rule 4; only reports by rows cite places
-_RELEASES = _PLACE | _numbers("residency", "released_us", "hold_boot_us", "final", "written", "part")
+_RELEASES = _PLACE | _numbers(
+    "residency", "released_us", "hold_boot_us", "final", "written", "part", "by_successor"
+)
 _KINDS = {
     "custody-ended": _Kind(
         "ends",
@@ -98,15 +104,17 @@ _KINDS = {
         _PLACE | _texts("tenant", "classification", "cause") | _numbers(
             "due_boot_us", "ended_boot_us", "retired_boot_us", "ceiling_boot_us", "scrub_within_us", "sequence", "part",
             "by_successor"),
-        lambda said, life: {"by_successor": [writer != life for writer in said["incarnation"]]},
+        _recorders,
     ),
     "residency-released": _Kind(
         "releases", ("residency", "hold_boot_us", "part", "tenant", "sequence", "runs"), _RELEASES,
-        lambda said, life: {"released_us": said["at_us"], "final": _all(True, said), "written": _all(True, said)},
+        lambda said, life: {"released_us": said["at_us"], "final": _all(True, said), "written": _all(True, said),
+                            **_recorders(said, life)},
     ),
     "blocks-released": _Kind(
         "releases", ("residency", "hold_boot_us", "part", "own", "runs"), _RELEASES,
-        lambda said, life: {"released_us": said["at_us"], "final": _all(False, said), "written": said["own"]},
+        lambda said, life: {"released_us": said["at_us"], "final": _all(False, said), "written": said["own"],
+                            **_recorders(said, life)},
     ),
     "residency-opened": _Kind(
         "residencies",

@@ -33,11 +33,13 @@ from kvcustody.audit.events.canonical_leaf import (
 )
 from kvcustody.audit.events.control_events import (
     BARE,
+    DECLARED,
     GENERATED,
     ORIGINS,
     PROCESS_DEATH,
     QUALIFIED,
     REPLAYED,
+    SILENCE,
     AccessRecorded,
     AttemptsRefused,
     ClockConfirmed,
@@ -57,7 +59,9 @@ from kvcustody.audit.events.control_events import (
     SigningKeyRecorded,
     SinkChanged,
     SubjectUnlinked,
+    WorkerClosingAsked,
     WorkerDied,
+    WorkerReturned,
     WorkerStarted,
     WorkerStopped,
 )
@@ -105,6 +109,7 @@ from kvcustody.audit.events.registry import (
 
 __all__ = [
     "BARE",
+    "DECLARED",
     "GENERATED",
     "HANDOVER_BYTES_MAX",
     "KINDS",
@@ -115,6 +120,7 @@ __all__ = [
     "QUALIFIED",
     "REPLAYED",
     "SCHEMA",
+    "SILENCE",
     "SYSTEM",
     "AccessRecorded",
     "AttemptsRefused",
@@ -168,7 +174,9 @@ __all__ = [
     "SpillStarted",
     "SubjectUnlinked",
     "Withdrawn",
+    "WorkerClosingAsked",
     "WorkerDied",
+    "WorkerReturned",
     "WorkerStarted",
     "WorkerStopped",
     "canonical",

@@ -213,14 +213,50 @@ class WorkerStopped(LifecycleEvent, frozen=True, tag="worker-stopped"):
     scrubbed: tuple[int, ...]
 
 
+SILENCE, DECLARED = (
+    "silence",
+    "declared",
+)  # who closed a dead process: a control plane by a bound, or two people
+
+
 class WorkerDied(LifecycleEvent, frozen=True, tag="worker-died"):
-    """An incarnation ended without saying so; its successor closed its custody as unproven (class B)."""
+    """An incarnation ended without saying so, and its custody was closed as unproven (class B).
+
+    `closed_by` is empty where a successor did it, `silence` where the control plane `actor` had heard nothing for
+    `silent_seconds`, longer than `bound_seconds`, and `declared` where two people (`actor`, `approver`) said for
+    `reason` that it does not come back; with `spill_lost`, that nothing it spilled will come either. `residencies`
+    and `blocks` are all that was closed of it.
+    """
 
     worker: str
     incarnation: str
     teardown: str
     residencies: int
     blocks: int
+    closed_by: str = ""
+    silent_seconds: int = 0
+    bound_seconds: int = 0
+    actor: str = ""
+    approver: str = ""
+    reason: str = ""
+    spill_lost: bool = False
+
+
+class WorkerReturned(LifecycleEvent, frozen=True, tag="worker-returned"):
+    """An incarnation that counted as dead handed in leaves of its own: it has not ended, until it does (class B)."""
+
+    worker: str
+    incarnation: str
+
+
+class WorkerClosingAsked(GuardingEvent, frozen=True, tag="worker-closing-asked"):
+    """Somebody asks that a silent process be declared dead, its spill lost; another person has to agree (class A)."""
+
+    worker: str
+    incarnation: str
+    actor: str
+    reason: str
+    trace: str = ""
 
 
 class PolicyActivated(GuardingEvent, frozen=True, tag="policy-activated"):

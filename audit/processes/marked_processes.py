@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from kvcustody.audit.events import ORIGINS
-from kvcustody.audit.processes.work_periods import ENDS, STARTED, Body, about, ends, life_leaves
+from kvcustody.audit.processes.work_periods import LIVES, STARTED, Body, about, ends, life_leaves
 from kvcustody.times import SECOND_US, iso
 
 _NAMED = 4
@@ -35,7 +35,7 @@ Marked = tuple[MarkedProcess, ...]
 
 def marked_processes(bodies: Iterable[Body]) -> Marked:
     """Those among the leaves about processes' lives, in the order of their starts; other leaves are passed over."""
-    every = [body for body in bodies if body["kind"] in (STARTED, *ENDS)]
+    every = [body for body in bodies if body["kind"] in LIVES]
     over = ends(every)
     starts = {about(body): body for body in reversed(every) if body["kind"] == STARTED and body.get("origin")}
     made = [

@@ -1,6 +1,7 @@
 """Which processes are at work, and which were when, from signed leaves alone.
 
-1. A process is at work from its `worker-started` leaf until the last `worker-stopped` or `worker-died` leaf about it.
+1. A process is at work from its `worker-started` leaf until the last `worker-stopped` or `worker-died` leaf about it,
+   unless a `worker-returned` leaf behind that says that it was taken for dead.
    No row of `incarnations` counts: whoever edits one changes nothing here, and `audit fsck` names the row.
 2. Processes that announced no memory, as those of commands and of the control plane, are at no work.
 """
@@ -19,7 +20,9 @@ from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.errors import LedgerError
 
 STARTED = "worker-started"
+RETURNED = "worker-returned"
 ENDS = ("worker-stopped", "worker-died")
+LIVES = (STARTED, *ENDS, RETURNED)  # the kinds of leaves about processes' lives
 Body = Mapping[str, Any]
 
 
@@ -59,12 +62,14 @@ def work_periods(bodies: Iterable[Body]) -> dict[str, WorkPeriod]:
 
 
 def ends(bodies: Iterable[Body]) -> dict[str, tuple[int, str]]:
-    """The processes that ended, whether they announced memory or not: when, and how."""
+    """The processes that ended, whether they announced memory or not: when, and how. Leaves are in their order."""
     found: dict[str, tuple[int, str]] = {}
     for body in bodies:
         if body["kind"] in ENDS:
             end = (int(body["at_us"]), str(body["kind"]).removeprefix("worker-"))
             found[about(body)] = max(end, found.get(about(body), end))
+        elif body["kind"] == RETURNED:
+            found.pop(about(body), None)
     return found
 
 
@@ -97,7 +102,7 @@ def life_leaves(connection: Connection) -> list[LifeLeaf]:
     query = (
         select(events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
-        .where(logs.c.name == SYSTEM, events.c.kind.in_([STARTED, *ENDS]))
+        .where(logs.c.name == SYSTEM, events.c.kind.in_(LIVES))
         .order_by(events.c.idx)
     )
     return [LifeLeaf(row.idx, orjson.loads(bytes(row.leaf))) for row in connection.execute(query)]

@@ -13,11 +13,13 @@ import orjson
 from sqlalchemy import Connection, and_, case, func, literal_column, not_, or_, select
 
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 
 READ_KINDS = (
     "issuer-assigned",
-    *("worker-started", "worker-stopped", "worker-died", "policy-activated"),
+    *LIVES,
+    "policy-activated",
     *("gap", "withdrawn", "spill-started", "replay-completed"),
 )
 _TWO_LOGS = ("decision", "hit-counters")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvcustody.audit.report.model import Report
+from kvcustody.audit.report.system_boundary import deaths
 from kvcustody.audit.witness.status import UNWITNESSED
 
 ALWAYS = (
@@ -44,6 +45,12 @@ def limitations(report: Report) -> tuple[str, ...]:
         made.append(
             "Workers that still run, or died, left no counters of their own in the ledger: their blocks are reconciled "
             "with the generation counter alone."
+        )
+    succeeded, silent, declared = deaths(boundary.workers)
+    if succeeded + silent + declared:
+        made.append(
+            f"Processes that ended without saying so, whose open custody counts as unproven: {succeeded:,} closed by a "
+            f"successor, {silent:,} for their silence, {declared:,} declared dead by two people."
         )
     if report.losses.gaps:
         made.append(f"Gaps ({report.losses.gaps:,}): what they would have said is unknown.")

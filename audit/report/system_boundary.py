@@ -6,20 +6,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.events import BARE
+from kvcustody.audit.events import BARE, DECLARED, SILENCE
 from kvcustody.audit.processes.marked_processes import history, marked_processes
-from kvcustody.audit.processes.work_periods import ENDS, STARTED
+from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.witness.status import UNWITNESSED
 from kvcustody.tenants import SEPARATOR
+
+CLOSED_FOR_SILENCE, DECLARED_DEAD = " (closed for a silence", " (declared dead"
 
 
 class ReportedCheckpoint(NamedTuple):
@@ -126,13 +128,15 @@ def read_boundary(
             note.note.decode(),
         ),
         tuple(ReportedLog(log.name, log.head.size, log.head.root.hex()) for log in heads),
-        tuple(_without_counters(item) if tenant else item for item in _workers(overview)),
+        tuple(
+            _without_counters(item) if tenant else item for item in _workers(overview, named=tenant is None)
+        ),
         tuple(_policies(overview)),
         _witnessed(connection, checkpoint, note.at_us),
         extends,
         tuple(item.hex() for item in path),
         tuple(_issuers(overview, tenant)),
-        history(marked_processes(overview.of_kind(STARTED, *ENDS))),
+        history(marked_processes(overview.of_kind(*LIVES))),
     )
 
 
@@ -144,9 +148,10 @@ def _issuers(overview: LeafCounts, tenant: str | None) -> Iterator[ReportedIssue
             yield ReportedIssuer(body["issuer"], body["tenants"], int(body["at_us"]))
 
 
-def _workers(overview: LeafCounts) -> list[ReportedWorker]:
+def _workers(overview: LeafCounts, *, named: bool) -> list[ReportedWorker]:
+    """Every process that announced memory; `named`: with who closed one, and why."""
     made: dict[str, ReportedWorker] = {}
-    for body in overview.of_kind("worker-started", "worker-stopped", "worker-died"):
+    for body in overview.of_kind(*LIVES):
         uuid = body.get("of_incarnation") or body["incarnation"]
         if body["kind"] == "worker-started":
             made[uuid] = ReportedWorker(
@@ -169,9 +174,31 @@ def _workers(overview: LeafCounts) -> list[ReportedWorker]:
             made[uuid] = made[uuid]._replace(
                 end=body["cause"], allocated=int(body["allocated"]), scrubbed=counters
             )
+        elif uuid in made and body["kind"] == "worker-died":
+            made[uuid] = made[uuid]._replace(end=f"died{_closed_by(body, named=named)}: {body['teardown']}")
         elif uuid in made:
-            made[uuid] = made[uuid]._replace(end=f"died: {body['teardown']}")
+            made[uuid] = made[uuid]._replace(end="", allocated=None, scrubbed=())
     return list(made.values())
+
+
+def _closed_by(body: dict[str, Any], *, named: bool) -> str:
+    """Who closed a dead process, where it was no successor."""
+    if body.get("closed_by") == SILENCE:
+        days = int(body["bound_seconds"]) / 86_400
+        return f"{CLOSED_FOR_SILENCE} of {days:g} days{' by ' + str(body['actor']) if named else ''})"
+    if body.get("closed_by") == DECLARED:
+        by = f" by {body['actor']} and {body['approver']}: {body['reason']}" if named else " by two people"
+        return f"{DECLARED_DEAD}{by})"
+    return ""
+
+
+def deaths(workers: Iterable[ReportedWorker]) -> tuple[int, int, int]:
+    """How many processes ended without saying so: closed by a successor, for their silence, declared dead."""
+    ends = [worker.end for worker in workers if worker.end.startswith("died")]
+    silent, declared = (
+        sum(end.startswith("died" + how) for end in ends) for how in (CLOSED_FOR_SILENCE, DECLARED_DEAD)
+    )
+    return len(ends) - silent - declared, silent, declared
 
 
 def _without_counters(worker: ReportedWorker) -> ReportedWorker:

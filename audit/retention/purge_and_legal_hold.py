@@ -8,7 +8,12 @@
 3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. A crash after
    it is finished by asking again.
 4. What was dropped is in no figure any more (`counters`), as in no row.
-5. An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
+5. A process without memory and without residencies (a killed command's, a control plane's) keeps nothing: no later leaf
+   decides anything about what it recorded. One that was closed for its silence keeps its leaves for as long again:
+   what it may hand in yet is judged by them.
+6. How old a leaf is, and when a process ended, is what its leaf states within the times of the signatures that bracket
+   it (`stated_times`): a wrong clock neither stops a purge nor hastens one.
+7. An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
    in the transaction that deletes.
 """
 
@@ -19,13 +24,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Engine, delete, func, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, insert, or_, select
 
 from kvcustody.audit.counters.uncount import uncount
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
 from kvcustody.audit.exports.manifest import MANIFEST
+from kvcustody.audit.processes.open_processes import may_hold_custody
+from kvcustody.audit.processes.work_periods import ENDS, RETURNED, LifeLeaf, about, life_leaves
 from kvcustody.audit.retention.free_space import free_space
 from kvcustody.audit.retention.truncate_month import ExpiredLeaves, empty_old_months
 from kvcustody.audit.schema.all_tables import projections
@@ -34,10 +41,12 @@ from kvcustody.audit.schema.retention import legal_holds
 from kvcustody.audit.schema.trees import tree_nodes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.merkle import leaf_hash
+from kvcustody.audit.verify.stated_times import LedgerTimes
 from kvcustody.audit.verify.verify_export import ExportVerdict, verify_export
 from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
+from kvcustody.times import SECOND_US
 
 PLACED, LIFTED = "placed", "lifted"
 _STEP = 2000
@@ -121,6 +130,8 @@ def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
     signed = LedgerProofs(connection).signed_or_none()
     sizes = LedgerProofs(connection).sizes(signed.size) if signed else {}
     holds = active_holds(connection)
+    times = LedgerTimes(connection)
+    ends = _Ends(connection, times, before_us)
     made = []
     tenants = select(logs.c.id, logs.c.name).where(logs.c.name != SYSTEM).order_by(logs.c.name)
     for log in connection.execute(tenants).all():
@@ -130,7 +141,7 @@ def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
         holding = next(
             (each for each in holds if each.tenant is None or log_of(each.tenant) == log.name), None
         )
-        below, kept_by = _oldest_kept(connection, log.id, before_us, sizes.get(log.name, 0))
+        below, kept_by = _oldest_kept(connection, times, ends, log.id, before_us, sizes.get(log.name, 0))
         if holding is not None:
             below, kept_by = first, f"legal hold {holding.hold}"
         made.append(LogPlan(log.name, first, max(first, below), kept_by))
@@ -238,20 +249,53 @@ def _drop(connection: Connection, name: str, first: int, end: int) -> None:
         connection.execute(delete(events).where(*inside))
 
 
-def _oldest_kept(connection: Connection, log: int, before_us: int, signed: int) -> tuple[int, str]:
+class _Ends:
+    """Which processes had not ended before an instant, by their leaves and by the ledger's own times (rule 6)."""
+
+    def __init__(self, connection: Connection, times: LedgerTimes, before_us: int) -> None:
+        system = connection.scalar(select(logs.c.id).where(logs.c.name == SYSTEM))
+        signed = 0 if system is None else times.of(system).older_than(before_us)
+        ends: dict[str, LifeLeaf] = {}
+        for leaf in life_leaves(connection):
+            if leaf.body["kind"] in ENDS:
+                ends[about(leaf.body)] = leaf
+            elif leaf.body["kind"] == RETURNED:
+                ends.pop(about(leaf.body), None)
+        self._over: list[str] = []  # by a signature, though they state a later end
+        self._awaited: list[str] = []
+        for uuid, (idx, body) in ends.items():
+            at_us, waits_us = int(body["at_us"]), int(body.get("bound_seconds") or 0) * SECOND_US
+            if at_us >= before_us and idx < signed:
+                self._over.append(uuid)
+            elif at_us < before_us <= at_us + waits_us:
+                self._awaited.append(uuid)
+
+    def not_over(self, before_us: int) -> ColumnElement[bool]:
+        """Which rows of `incarnations` are of such a process."""
+        row = incarnations.c
+        later = and_(row.ended_us >= before_us, row.uuid.not_in(self._over))
+        return or_(and_(row.end.is_(None), may_hold_custody()), later, row.uuid.in_(self._awaited))
+
+
+def _oldest_kept(
+    connection: Connection, times: LedgerTimes, ends: _Ends, log: int, before_us: int, signed: int
+) -> tuple[int, str]:
     """The first leaf of a log that has to stay, and why."""
-    younger = select(func.min(events.c.idx)).where(events.c.log == log, events.c.at_us >= before_us)
-    running = (
-        select(func.min(events.c.idx))
-        .join(incarnations, incarnations.c.id == events.c.incarnation)
-        .where(events.c.log == log, events.c.at_us < before_us)
-        .where(or_(incarnations.c.ended_us.is_(None), incarnations.c.ended_us >= before_us))
+    of_log, row = times.of(log), events.c
+    older = of_log.older_than(before_us)  # these came before the instant, whatever they state
+    younger = select(func.min(row.idx)).where(row.log == log, row.idx >= older, row.at_us >= before_us)
+    limits = [(signed, "the signed checkpoint"), (connection.scalar(younger), "the limit")]
+    end = min(idx for idx, _ in limits if idx is not None)
+    early = times.first_early(log, of_log, older, end)
+    limits.append((early, "a leaf that states an earlier time than it can have"))
+    unended = (
+        select(row.idx)
+        .join(incarnations, incarnations.c.id == row.incarnation)
+        .where(row.log == log, row.idx < end, ends.not_over(before_us))
+        .order_by(row.idx)
+        .limit(1)
     )
-    limits = [
-        (connection.scalar(younger), "the limit"),
-        (connection.scalar(running), "a process that had not ended"),
-    ]
-    limits.append((signed, "the signed checkpoint"))
+    limits.append((connection.scalar(unended), "a process that had not ended"))
     return min((idx, why) for idx, why in limits if idx is not None)
 
 

@@ -39,6 +39,8 @@ TABLE: dict[str, OcsfClass] = {
     "worker-started": OcsfClass(LIFECYCLE, 3, "Start"),
     "worker-stopped": OcsfClass(LIFECYCLE, 4, "Stop"),
     "worker-died": OcsfClass(LIFECYCLE, 4, "Stop", HIGH),
+    "worker-returned": OcsfClass(LIFECYCLE, 3, "Start", HIGH),
+    "worker-closing-asked": OcsfClass(LIFECYCLE, OTHER, "Ask", HIGH),
     "policy-activated": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "policy-staged": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "policy-text": OcsfClass(ENTITY, UPDATE, "Update"),

@@ -49,6 +49,7 @@ from kvcustody.audit.verify.figure_rows import strange_figures, wrong_verdicts
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
 from kvcustody.audit.verify.life_rows import silent_processes
 from kvcustody.audit.verify.register_rows import check_registers
+from kvcustody.audit.verify.stated_times import AHEAD, EARLY, LATE, LedgerTimes
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import readable
 
@@ -165,6 +166,7 @@ def fsck(
     if oldest_us is not None and oldest_us < overdue_before_us:
         what = f"leaves are under no checkpoint since {readable(oldest_us)} UTC: nobody seals (`kvcustody audit sign`)"
         report.problems.append(FsckFinding(_ROOT_NAME, None, None, "", what))
+    report.remarks += _odd_times(connection, [row.name for row in rows])
     silent = silent_processes(connection)
     if silent:
         report.unproved.append(f"{silent} processes in `incarnations` have no leaf here")
@@ -188,6 +190,22 @@ def _opened_twice(connection: Connection) -> list[FsckFinding]:
         FsckFinding(log, idx, idx, "", f"another leaf opens residency `{residency}` too")
         for log, idx, residency in connection.execute(query)
     ]
+
+
+def _odd_times(connection: Connection, names: Sequence[str]) -> list[str]:
+    """What signatures say against the times that leaves state: nothing is wrong with such a leaf but its clock."""
+    times, first = LedgerTimes(connection), ""
+    counts = {AHEAD: 0, EARLY: 0, LATE: 0}
+    for odd in (odd for name in names for odd in times.odd(name)):
+        counts[odd.why] += 1
+        if odd.why != LATE and not first:
+            first = f"the first is leaf {odd.idx} of `{odd.log}`, {odd.why}"
+    made = []
+    if first:
+        made.append(f"{counts[AHEAD] + counts[EARLY]} leaves state times that they cannot have; {first}")
+    if counts[LATE]:
+        made.append(f"{counts[LATE]} leaves came late, from spills")
+    return [f"{said} (`kvcustody audit times`)" for said in made]
 
 
 def _unassigned(connection: Connection, names: Sequence[str]) -> list[FsckFinding]:

@@ -1,7 +1,8 @@
 """Rows of `incarnations` and `workers` against the leaves about each process: the one projection updated in place.
 
 1. What a `worker-started` leaf announces is in the row, and so is its moment; a row without one announces no memory.
-2. The end is that of a leaf about the process's end; without one the row has none.
+2. The end is that of a leaf about the process's end behind the last one by which it returned; without one the row has
+   none.
 3. Whose process it is, is said by those leaves. Of a process that announced nothing and has not ended no leaf says it:
    it is no worker, and its name is not evidence (`unproved`).
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, exists, select
 
-from kvcustody.audit.processes.work_periods import ENDS, STARTED, about
+from kvcustody.audit.processes.work_periods import ENDS, RETURNED, STARTED, about
 from kvcustody.audit.schema.ledger import events, incarnations, workers
 
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
@@ -42,6 +43,8 @@ class LifeRows:
                 end = (int(body["at_us"]), body["kind"].removeprefix("worker-"))
                 self._ends.setdefault(about(body), set()).add(end)
                 self._worker.setdefault(about(body), body["worker"])
+            elif body["kind"] == RETURNED:
+                self._ends.pop(about(body), None)
 
     def wrong(self) -> Iterator[str]:
         """What is wrong, a row each."""

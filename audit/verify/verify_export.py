@@ -34,7 +34,7 @@ from kvcustody.audit.exports.manifest import (
     root_line,
 )
 from kvcustody.audit.processes.marked_processes import Marked, marked_processes
-from kvcustody.audit.processes.work_periods import ENDS, STARTED
+from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.tlog.backend import parse_json
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint, parse_checkpoint
 from kvcustody.audit.tlog.key_rotation import (
@@ -70,7 +70,7 @@ from kvcustody.audit.verify.what_belongs import strays
 from kvcustody.errors import LedgerError
 
 _STEP = 1 << 12
-_LIVES = frozenset({STARTED, *ENDS})
+_LIVES = frozenset(LIVES)
 _STRAYS_MAX = 100
 _MANIFEST_BYTES_MAX = 1 << 28
 _TOKEN_BYTES_MAX = 1 << 18

@@ -6,10 +6,13 @@
 3. So does what the leaves add up to (`counters`): rows of this transaction's own, so that no writer waits for another.
 4. A leaf whose (incarnation, sequence, part, log) is already there is skipped when `skip_known` is set, so a replay
    adds each leaf exactly once.
+5. A process that counts as dead and hands in a leaf of its own has not ended: a `worker-returned` leaf goes before it
+   in the same transaction. Whoever closes a process has its row locked meanwhile.
 """
 
 from __future__ import annotations
 
+import uuid as uuids
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -22,8 +25,9 @@ from kvcustody.audit.counters.fold import write_deltas
 from kvcustody.audit.database.bulk_insert import Columns, Inserts
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import with_placeholders
-from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events import SYSTEM, Context, Event, WorkerReturned, WorkerStopped
 from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
+from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.schema import ledger as schema
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_trees import LockedLog, Trees, hand_over, store
@@ -77,6 +81,8 @@ class Appender:
         self.deltas = 0
         if not batches:
             return 0
+        count_added = sum(len(batch.data) for batch in batches)
+        batches = [*self._returned(connection, batches), *batches]
         logs = self._locked(connection, batches)
         nexts = {log.name: count(log.size).__next__ for log in logs}
         placed = [self._placed(batch, nexts) for batch in batches]
@@ -100,7 +106,18 @@ class Appender:
         )
         inserts.finish()
         store(connection, trees, newest_us, self._clock.utc_us())
-        return sum(len(batch.data) for batch in batches)
+        return count_added
+
+    def _returned(self, connection: Connection, batches: Sequence[LeafBatch]) -> list[LeafBatch]:
+        """What is recorded of processes that count as dead and are not (rule 5)."""
+        recorders = tuple({uuid for batch in batches for uuid in batch.incarnations})
+        query = _LIVES.format(", ".join("?" * len(recorders)))
+        if not dialect_of(connection).one_writer:
+            query += " FOR KEY SHARE OF i"
+        found = connection.exec_driver_sql(with_placeholders(connection, query), recorders)
+        now_us = self._clock.now_us()
+        back = [WorkerReturned(now_us, worker, uuid) for uuid, end, worker in found if end == _DIED]
+        return [record_apart(connection, RETURNS, self._clock, back, now_us)] if back else []
 
     def _insert(self, connection: Connection, placed: _Placed, inserts: Inserts) -> None:
         """Insert leaves and projections."""
@@ -205,13 +222,40 @@ def register(
     return IncarnationRow(int(placed[0]), offset_us)
 
 
+def record_apart(
+    connection: Connection, name: str, clock: Clock, events: Sequence[Event], now_us: int
+) -> LeafBatch:
+    """Events as the leaves of a process that begins and ends with them: whatever happens, it is never left open.
+
+    Nobody is named in them but tenants. `now_us` is the boot-time moment of the last one.
+    """
+    uuid, offset_us = uuids.uuid4().hex, clock.utc_us() - clock.now_us()
+    register(connection, uuid, name, offset_us, now_us + offset_us)
+    context = Context(uuid, offset_us, _nobody)
+    every = [*events, WorkerStopped(now_us, name, "closed", 0, ())]
+    made = BatchEncoder(context).encode(list(enumerate(every, 1)))
+    if made.refused:
+        raise LedgerError(f"an event cannot be written: {made.refused[0]}")
+    return made.batch
+
+
+def _nobody(tenant: str | None, subject: str | None, session: str | None = None) -> str:
+    raise LedgerError("an event of a ledger's own process names a person")
+
+
+RETURNS = "ledger:returns"  # no name of a worker has a colon
+_DIED = "died"
+_LIVES = (
+    'SELECT i.uuid, i."end", w.name FROM incarnations AS i JOIN workers AS w ON w.id = i.worker'
+    " WHERE i.uuid IN ({})"
+)
 _LOGS_AT_ONCE = 256
 _NO_TREE = merkle.EMPTY.to_bytes()
 _NEW_LOG = "INSERT INTO logs (name, size, frontier) VALUES (?, 0, ?) ON CONFLICT (name) DO NOTHING"
 _NEW_TENANT = (
     "INSERT INTO tenants (tenant, log, first_seen_us) VALUES (?, ?, ?) ON CONFLICT (tenant) DO NOTHING"
 )
-_LIFE = frozenset({"worker-started", "worker-stopped", "worker-died"})
+_LIFE = frozenset({"worker-started", "worker-stopped", "worker-died", "worker-returned"})
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
 
 
@@ -223,6 +267,8 @@ def _live(connection: Connection, group: LeafGroup, about: Sequence[IncarnationR
         if group.kind == "worker-started":
             values = {key: group.columns[key][number] for key in _MEMORY}
             values["started_us"] = group.columns["at_us"][number]
+        elif group.kind == "worker-returned":
+            values = {"ended_us": None, "end": None}
         else:
             end = group.kind.removeprefix("worker-")
             values = {"ended_us": group.columns["at_us"][number], "end": end}

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection, Engine
@@ -50,6 +50,19 @@ class Committer:
         self._connection: Connection | None = None
         self._wal = WalCheckpointer(engine)
         self._folds = FoldsBetweenCommits() if folds else None
+
+    def write_made(self, make: Callable[[Connection], LeafBatch | None]) -> bool:
+        """Commit the batch that `make` gives inside the transaction; False where it gives none, and nothing changes."""
+        self.check_there()
+        try:
+            with self._begun() as connection:
+                batch = make(connection)
+                added = 0 if batch is None else self._appender.append_all(connection, [batch])
+        except BaseException:
+            self._appender.forget()
+            raise
+        self._wal.committed(added)
+        return batch is not None
 
     def write(
         self,

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.database.engine import WRITE, StoreGoneError, describe, ledger_error
 from kvcustody.audit.events import Event
 from kvcustody.audit.events.batch import LeafBatch, read_leaves
 from kvcustody.audit.query.issuers import known_issuers
+from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory, names_anybody
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import Row
@@ -23,7 +24,7 @@ from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS, RootSealer
 from kvcustody.audit.writer.append_leaves import register
 from kvcustody.audit.writer.committer import Committer, refused
-from kvcustody.audit.writer.crash_recovery import close_dead
+from kvcustody.audit.writer.crash_recovery import close_predecessors
 from kvcustody.audit.writer.sink import BatchRefusedError, Life, SinkAwayError
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
@@ -55,14 +56,17 @@ class DatabaseSink:
         self._committer = Committer(engine, self.directory, clock)
         self.sealer = RootSealer(engine, clock, root_interval_seconds)
 
-    def register(self, life: Life) -> Sequence[Event]:
-        """Put a process on record; the events that close its dead predecessors."""
+    def register(self, life: Life) -> None:
+        """Put a process on record, and close its dead predecessors."""
         with self._reaching():
             with self.engine.connect().execution_options(**WRITE) as connection, connection.begin():
-                register(connection, life.incarnation, life.worker, life.offset_us, self._clock.utc_us())
-            with self.engine.connect() as connection:
-                now_us = self._clock.now_us()
-                return close_dead(connection, life.worker, life.incarnation, now_us, life.offset_us)
+                row = incarnations.c
+                if connection.scalar(select(row.id).where(row.uuid == life.incarnation)) is None:
+                    register(connection, life.incarnation, life.worker, life.offset_us, self._clock.utc_us())
+            recorder = f"{life.worker}:closing"
+            close_predecessors(
+                self._committer, self.engine, self._clock, life.worker, life.incarnation, recorder
+            )
 
     def prepare(self, events: Sequence[Event], *, reachable: bool, spilled: bool) -> None:
         """Read the pseudonyms of people whom events name; what cannot be read is invented where it is needed."""
@@ -102,6 +106,10 @@ class DatabaseSink:
 
     def rewind(self) -> None:
         """It keeps nothing."""
+
+    def make_room(self) -> bool:
+        """It keeps nothing."""
+        return False
 
     def reopen(self) -> None:
         """Accept the file that is there now, where it fits."""

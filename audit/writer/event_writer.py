@@ -38,6 +38,7 @@ from kvcustody.audit.events import Context, Event, GapRecorded, WorkerStopped
 from kvcustody.audit.events.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
+from kvcustody.audit.writer.crash_recovery import close_predecessors, closing_committer
 from kvcustody.audit.writer.database_sink import DatabaseSink
 from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import EventQueue, QueuedEvents
@@ -512,6 +513,13 @@ class EventWriter(LedgerWriter):
             root_interval_seconds=(settings or WriterSettings()).root_interval_seconds,
         )
         super().__init__(sink, worker=worker, clock=clock, spill_directory=spill_directory, settings=settings)
+
+    def close_predecessors(self, worker: str, incarnation: str) -> None:
+        """Close a worker's processes before this one that neither stopped nor were closed; beside what is written."""
+        with closing_committer(self.engine, self._clock) as committer:
+            close_predecessors(
+                committer, self.engine, self._clock, worker, incarnation, f"{self._worker}:closing"
+            )
 
 
 class _SideThread:

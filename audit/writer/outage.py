@@ -1,7 +1,8 @@
 """When a sink is away: what is refused, spilled, held, and handed in afterwards.
 
 1. Class A is refused at once, and what accounts for a refusal is kept before the mark passes it.
-2. Everything else goes to the spill; where the spill is full too it is held in memory, and nothing more is admitted.
+2. Everything else goes to the spill; where the disk is full, what the sink keeps makes room for it. Where the spill is
+   full too it is held in memory, and nothing more is admitted.
 3. Once the sink is back, live batches go first, and the own spill is handed in behind them, a part at a time, in a
    bounded share of the time: each leaf once, however often. A segment goes only after all of it, and the leaf that
    reports its replay, were acknowledged. A leaf that is refused then becomes a gap and hinders none behind it; its
@@ -210,7 +211,7 @@ class Outage:
         records = [b"P" + orjson.dumps(row) for row in names]
         records += [b"L" + leaf for entry in entries for leaf in entry.leaves]
         try:
-            taken_bytes = self._spill.append(records)
+            taken_bytes = self._append(records)
         except SpillFullError as problem:
             self.full = problem.message
             self.held = entries
@@ -226,6 +227,15 @@ class Outage:
             if not self.down:
                 self.spacing.wait()
         return True
+
+    def _append(self, records: list[bytes]) -> int:
+        """Into the spill; on a full disk, at the price of what the sink keeps. Raises `SpillFullError`."""
+        while True:
+            try:
+                return self._spill.append(records)
+            except SpillFullError as problem:
+                if "limit" in problem.operands or not self._sink.make_room():
+                    raise
 
     def _entry(self, event: Event) -> Entry:
         """An event of the writer's own, to be written at once."""
@@ -257,9 +267,8 @@ class Outage:
                 for names, chunk in _parts(segment, self._batch):
                     self._hand_in(segment, names, chunk, counts)
             if not self._registered:
-                closing = self._sink.register(self._life)
+                self._sink.register(self._life)
                 self._registered = True
-                self._intake.submit(closing)
             if others:
                 self._report_and_retire(others, counts)
         except BaseException:

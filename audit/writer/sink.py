@@ -110,8 +110,8 @@ class LedgerSink(Protocol):
     def wait_seconds_max(self) -> float:
         """The longest wait between tries that the writer comes to by itself."""
 
-    def register(self, life: Life) -> Sequence[Event]:
-        """Put a process on record; what it has to record of its dead predecessors, whose spills were handed in."""
+    def register(self, life: Life) -> None:
+        """Put a process on record, and have its dead predecessors closed, whose spills were handed in."""
 
     def prepare(self, events: Sequence[Event], *, reachable: bool, spilled: bool) -> None:
         """Have the names of people that events need, as good as that can be done now."""
@@ -130,6 +130,9 @@ class LedgerSink(Protocol):
 
     def rewind(self) -> None:
         """Make everything that it kept spill again, and forget which processes are on record."""
+
+    def make_room(self) -> bool:
+        """The disk is full: let go of something that it keeps; False where there is nothing."""
 
     def reopen(self) -> None:
         """Whether the sink is there again: before a replay, and where there is nothing to replay."""

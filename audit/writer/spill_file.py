@@ -118,11 +118,12 @@ class SpillFile:
         suffix: str = SPILL,
         durable: bool = True,
     ) -> None:
-        """Without `durable` what was appended survives the process, not the machine."""
+        """Without `durable` what was appended survives the process, and the machine from the next `sync` on."""
         self._directory = directory
         self._stem = incarnation + ("-" if suffix == SPILL else "-k")  # a spill that is kept has its own name
         self._suffix = suffix
         self._durable = durable
+        self._unsynced = False
         self._written: tuple[
             tuple[int, int], ...
         ] = ()  # bytes by the second, of the last minute; read on any thread
@@ -149,6 +150,7 @@ class SpillFile:
             )
         try:
             self._open()
+            self._unsynced = not self._durable
             _write(self._descriptor, data, durable=self._durable)
         except OSError as problem:
             self._undo()
@@ -177,10 +179,24 @@ class SpillFile:
             return 0.0
         return sum(size for _, size in lately) / max(1, now - lately[0][0])
 
+    def sync(self) -> None:
+        """Have what was appended survive the machine, too; raises `SpillFullError` where the disk refuses."""
+        if not self._unsynced or self._descriptor < 0:
+            return
+        try:
+            os.fsync(self._descriptor)
+        except OSError as problem:
+            raise SpillFullError(
+                f"spill `{self._directory}`: {problem.strerror}", path=self._directory
+            ) from problem
+        self._unsynced = False
+
     def rotate(self) -> Path | None:
         """Close the own segment, where one is open; the next append begins another."""
         if self._descriptor < 0:
             return None
+        with suppress(SpillFullError):  # what is not durable is a copy, and its caller asks `sync` itself
+            self.sync()
         self._held[self._path] = self._descriptor
         self._descriptor = -1
         return self._path

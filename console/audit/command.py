@@ -19,6 +19,7 @@ class AuditGroup(TableGroup):
         "tail": _command("query:tail", "tail --follow --kind decision"),
         "query": _command("query:query", "query --tenant acme --outcome deny --since 2026-11-20 --json"),
         "prove": _command("query:prove", "prove tenant/acme 17 --out leaf-17"),
+        "times": _command("query:times", "times --tenant acme --json"),
         "fsck": _command("fsck:check", "fsck --key ledger.vkey --note checkpoint-of-last-week"),
         "export": _command("export:export", "export ./evidence --since 2026-10-01 --until 2026-11-01"),
         "verify": _command("export:verify", "verify ./evidence --key ledger.vkey --witness witness.vkey"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.events import LEAF_KEYS
+from kvcustody.audit.events import LEAF_KEYS, log_of
 from kvcustody.audit.query.events import (
     BlockRef,
     Cursor,
@@ -23,6 +24,7 @@ from kvcustody.audit.query.known_names import check_said, known_tenant
 from kvcustody.audit.siem.cursor_reader import newest as committed
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.root_sealer import unsealed
+from kvcustody.audit.verify.stated_times import LedgerTimes
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import reading
@@ -207,6 +209,43 @@ def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
         )
     if found.warning:
         print(f"warning: {found.warning}")
+
+
+def times(
+    ledger: Ledger = DEFAULT,
+    *,
+    tenant: _Tenant = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    as_json: Json = False,
+) -> None:
+    """Leaves whose stated time the signed checkpoints around them contradict, and those that came late from a spill.
+
+    A purge goes by the signatures' times for the former, and by the stated one for the latter.
+    """
+    with reading(ledger) as engine, engine.connect() as connection:
+        name = known_tenant(connection, tenant)
+        logs = [log.name for log in LedgerProofs(connection).logs()]
+        asked = [log for log in logs if name is None or log == log_of(name)]
+        every = (odd for log in asked for odd in LedgerTimes(connection).odd(log))
+        found = list(islice(every, limit))
+    if as_json:
+        print_json({"times": [odd._asdict() for odd in found]})
+        return
+    table = make_table(
+        f"{len(found)} odd times (UTC)",
+        "log",
+        "leaf",
+        "kind",
+        "why",
+        "states",
+        "not before",
+        "not after",
+        left=7,
+    )
+    for odd in found:
+        between = (readable(odd.not_before_us) if odd.not_before_us else "", readable(odd.not_after_us))
+        table.add_row(odd.log, str(odd.idx), odd.kind, odd.why, readable(odd.at_us), *between)
+    stdout().print(table, markup=False)
 
 
 def _kinds(given: list[str] | None) -> tuple[str, ...]:

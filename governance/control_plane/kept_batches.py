@@ -5,17 +5,22 @@
     kept.rewind()                        # all of it is spill again, to be handed in once more
 
 1. Files are those of the spill, with another ending: a spill that was handed in is one of them from then on.
-2. What is kept survives kill -9 once `keep` has returned; a machine that loses power may lose the last seconds of it.
-3. Together they stay within `bytes_max`: beyond it the oldest go, and `dropped_bytes` counts them. What cannot be
-   written is counted too; the batch was acknowledged all the same.
+2. What is kept survives kill -9 once `keep` has returned, and a machine that loses power once it is a second old: they
+   are synced together, at most once a second, and whenever somebody asks about them (`closed`). Only a ledger that goes
+   back to an earlier state within the same second as this machine's power loses what was acknowledged in it.
+3. Together they stay within `bytes_max`: beyond it the oldest go, and `dropped_bytes` counts them; so they do where the
+   disk has no room for new evidence (`make_room`). What cannot be written is counted too; the batch was acknowledged
+   all the same.
 4. A segment of a dead predecessor counts like an own one; a live process's is never touched.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +32,7 @@ from kvcustody.audit.writer.spill_file import KEPT, SpillFile, SpillSegment
 from kvcustody.errors import LedgerError
 
 _ASKED = 8  # segments at once
+_SYNC_SECONDS = 1.0
 _log = structlog.get_logger(__name__)
 
 
@@ -56,6 +62,7 @@ class KeptBatches:
         self._incarnation = ""
         self._runs: dict[str, tuple[KeptRun, ...]] = {}  # of files that are closed
         self._lock = threading.Lock()
+        self._synced = 0.0
         self.dropped_bytes = 0
         self.failed = ""  # why the last batch was not kept
 
@@ -66,7 +73,9 @@ class KeptBatches:
         with self._lock:
             while True:
                 try:
-                    self._opened(leaves[0]).append(records)
+                    file = self._opened(leaves[0])
+                    file.append(records)
+                    self._sync(file)
                 except LedgerError as problem:
                     if self._drop_oldest():
                         continue
@@ -79,6 +88,8 @@ class KeptBatches:
         """The oldest files, after the one being written was closed, where no more than a few wait."""
         with self._lock:
             file = self._any_file()
+            with suppress(LedgerError):  # said by the next `keep`
+                self._sync(file, now=True)
             few = sum(1 for _ in self._directory.glob("*" + KEPT)) <= _ASKED
             segments = file.segments(rotate=few)
             try:
@@ -96,6 +107,11 @@ class KeptBatches:
             self._runs.pop(segment.name, None)
             self._any_file().forget(self._directory / segment.name)
             (self._directory / segment.name).unlink(missing_ok=True)
+
+    def make_room(self) -> bool:
+        """Let go of the oldest file: its disk is full, and new evidence has no other place. False: there is none."""
+        with self._lock:
+            return self._drop_oldest("the disk is full")
 
     def rewind(self) -> None:
         """Everything is spill again."""
@@ -160,15 +176,20 @@ class KeptBatches:
             self._runs[name] = tuple(runs)
         return self._runs[name]
 
-    def _drop_oldest(self) -> bool:
+    def _sync(self, file: SpillFile, *, now: bool = False) -> None:
+        """Rule 2."""
+        if now or time.monotonic() - self._synced >= _SYNC_SECONDS:
+            file.sync()
+            self._synced = time.monotonic()
+
+    def _drop_oldest(self, why: str = "unsigned batches fill their room") -> bool:
         """Make room (rule 3); False where there is nothing to let go of."""
         file = self._any_file()
         segments = file.segments()
         if segments:
             oldest = segments[0].path
             size = oldest.stat().st_size
-            if not self.dropped_bytes:
-                _log.warning("unsigned batches fill their room; the oldest are kept no longer")
+            _log.warning("a file of unsigned batches is kept no longer", reason=why, bytes=size)
             self.dropped_bytes += size
             self._runs.pop(oldest.name, None)
             file.forget(oldest)

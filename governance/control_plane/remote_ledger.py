@@ -76,11 +76,10 @@ class ControlPlaneSink:
         self._encoding = ""  # of batches' bodies: what the control plane said last that it takes
         self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (rule 3)
 
-    def register(self, life: Life) -> Sequence[Event]:
+    def register(self, life: Life) -> None:
         """Put this process on record; its dead predecessors' custody is closed by the control plane."""
         self._put_on_record(life.incarnation, life.offset_us, utc_us=self._clock.utc_us())
         self._life = life
-        return ()
 
     def prepare(self, events: Sequence[Event], *, reachable: bool, spilled: bool) -> None:
         """Forget whom nobody is behind any more (rule 3), and have rows for those whom erasures are about.
@@ -124,6 +123,10 @@ class ControlPlaneSink:
         self.kept.rewind()
         self._registered.clear()
         self._life, self._lost = None, ""
+
+    def make_room(self) -> bool:
+        """The oldest of what is kept goes: the ledger has it, and new evidence is nowhere else."""
+        return self.kept.make_room()
 
     def check_kept(self) -> None:
         """Ask what is covered by a signed checkpoint, and let go of it (rule 5); on any thread but the writer's."""

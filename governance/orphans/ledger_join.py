@@ -19,7 +19,6 @@ from kvcustody.audit.query.orphans import (
     gap_cause,
     latest_incarnation,
 )
-from kvcustody.audit.writer.crash_recovery import close_dead
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.orphans.finding import Finding, RepairableFinding
@@ -96,7 +95,7 @@ class WriterJoin:
             age_us = max(0, utc_us - dead.started_us)
             cause = f"process {dead.incarnation} of `{dead.worker}` ended without a word"
             finding = Finding("dead incarnation", "", cause, (), age_us)
-            close = _Close(self._writer, dead.worker, now_us)
+            close = _Close(self._writer, dead.worker)
             made.append(self._finding(finding, "custody closed as unproven", close))
         for gap in found.gaps:
             finding = Finding("ledger gap", "", gap_cause(gap), ())
@@ -137,13 +136,13 @@ class _End:
 class _Close:
     """The closing of a worker's dead processes, once."""
 
-    def __init__(self, writer: EventWriter, worker: str, now_us: int) -> None:
+    def __init__(self, writer: EventWriter, worker: str) -> None:
         self.writer = writer
         self.worker = worker
-        self.now_us = now_us
 
     def __call__(self) -> list[Event]:
         self.writer.flush()
         with self.writer.engine.connect() as connection:
             latest = latest_incarnation(connection, self.worker)
-            return close_dead(connection, self.worker, latest, self.now_us, self.writer.offset_us)
+        self.writer.close_predecessors(self.worker, latest)
+        return []

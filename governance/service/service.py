@@ -47,6 +47,7 @@ from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.access.service_secret import open_secret
 from kvcustody.governance.service.access.sessions import Sessions
+from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
 from kvcustody.governance.service.fleet.exports import Exports
 from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
 from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
@@ -146,13 +147,7 @@ class Service:
             self.engine, self.secret, clock, owner=settings.name, hours=settings.answers_hours
         )
         self.answers.free([settings.name])
-        self.fleet = Fleet(
-            self.engine,
-            clock,
-            self.writer.offset_us,
-            self.writer.submit,
-            apart_us=round(settings.worker_clock_seconds * SECOND_US),
-        )
+        self.dead_workers, self.fleet = self._fleet(stack)
         keys = _subject_keys(settings, stack)
         clear = settings.subject_names == "clear"
         self.ingest = Ingest(
@@ -174,6 +169,21 @@ class Service:
         )
         stack.callback(self.sinks.close)
         _log.info("service open", service=settings.name, ledger=dialect_of(self.engine).name)
+
+    def _fleet(self, stack: ExitStack) -> tuple[DeadWorkers, Fleet]:
+        """The register of workers, and who closes those that do not come back."""
+        settings, clock = self.settings, self.clock
+        dead = DeadWorkers(
+            self.engine,
+            clock,
+            name=settings.name,
+            silence_days=settings.worker_silence_days,
+            in_doubt=lambda: clock.in_doubt,
+            record=self.record,
+        )
+        stack.callback(dead.close)
+        apart_us = round(settings.worker_clock_seconds * SECOND_US)
+        return dead, Fleet(self.engine, clock, dead.close_before, apart_us=apart_us)
 
     def _signer(self, stack: ExitStack) -> CheckpointSigner | None:
         """The signer of this ledger's checkpoints; None where another process signs."""

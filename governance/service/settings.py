@@ -175,6 +175,13 @@ class ServiceSettings(LayeredSettings):
         le=86_400,
         description="How far a worker's clock may be from this service's: one that is further is not put on record.",
     )
+    worker_silence_days: int = Field(
+        7,
+        ge=0,
+        le=3650,
+        description="Days without a word after which a worker's process is closed as dead, its custody as unproven; "
+        "0: never. A worker that is cut off holds its spill for as long, and goes on where it was when it returns.",
+    )
     requests_per_second: float = Field(
         50.0, gt=0, le=1e6, description="Requests a second that one principal may make for long."
     )

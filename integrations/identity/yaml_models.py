@@ -14,10 +14,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.identity.principal import check_identifier
-from kvcustody.policies.document.problems import PolicyRejected, Problems
+from kvcustody.policies.document.problems import PolicyRejected, Problems, SourceMark
 from kvcustody.policies.document.yaml_nodes import Scalar, mark_at, parse
 
 BYTES_MAX = 1 << 20
+_DIGITS = 18  # Python refuses to read a few thousand, and no field takes as many as these
 
 Model = TypeVar("Model", bound="IdentityDocumentPart")
 
@@ -64,22 +65,29 @@ def parse_document(model: type[Model], content: bytes, name: str) -> Model:
     except PolicyRejected as error:
         raise ConfigError(error.message.replace("the policy", "the document")) from None
     assert root is not None
+    found: list[tuple[SourceMark, str]] = []
+
+    def value(scalar: Scalar) -> str | int | bool | None:
+        if scalar.kind == "integer":
+            digits = len(scalar.text.lstrip("+-"))
+            if digits <= _DIGITS:
+                return int(scalar.text)
+            found.append((scalar.mark, f"a number of {digits} digits, over {_DIGITS}"))
+            return 0
+        if scalar.kind == "boolean":
+            return scalar.text.lower() == "true"
+        return None if scalar.kind == "null" else scalar.text
+
+    document: Model | None = None
     try:
-        return model.model_validate_json(json.dumps(root, default=_value), strict=True)
+        document = model.model_validate_json(json.dumps(root, default=value), strict=True)
     except ValidationError as error:
-        found = sorted(
-            (mark_at(root, problem["loc"], key=True), _says(problem)) for problem in error.errors()
+        found += [(mark_at(root, problem["loc"], key=True), _says(problem)) for problem in error.errors()]
+    if document is None or found:
+        raise ConfigError(
+            "\n".join(f"{name}:{mark.line}:{mark.column}: {text}" for mark, text in sorted(found))
         )
-        lines = [f"{name}:{mark.line}:{mark.column}: {text}" for mark, text in found]
-        raise ConfigError("\n".join(lines)) from None
-
-
-def _value(scalar: Scalar) -> str | int | bool | None:
-    if scalar.kind == "integer":
-        return int(scalar.text)
-    if scalar.kind == "boolean":
-        return scalar.text.lower() == "true"
-    return None if scalar.kind == "null" else scalar.text
+    return document
 
 
 def _says(problem: Any) -> str:

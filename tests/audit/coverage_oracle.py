@@ -183,8 +183,14 @@ class Life:
     def uses(self, erasures: list[Body]) -> dict[Key, list[Use]]:
         narrowed, erased = self.narrowed(), self.erased(erasures)
         over: dict[int, tuple[int, int]] = {}
+        said = {
+            int(body["residency"])
+            for body in self.leaves["residency-released"]
+            if body["incarnation"] == self.uuid
+        }
         for body in self.leaves["residency-released"]:
-            if body["part"] == 1:
+            # What a successor said of a process that lives all the same does not count beside its own word.
+            if body["part"] == 1 and (body["incarnation"] == self.uuid or int(body["residency"]) not in said):
                 known = over.get(int(body["residency"]), (0, 0))
                 over[int(body["residency"])] = (
                     max(known[0], self.at(body)),

@@ -28,6 +28,7 @@ from kvcustody.audit.schema.ledger import (
     receipts,
     releases,
     residencies,
+    workers,
 )
 from kvcustody.audit.verify.fsck_ledger import fsck
 
@@ -158,8 +159,12 @@ def check_exactly_once(store: Engine, make_writer: Any, folder: Path, made: list
         for kill in made:
             check_content(connection, kill.seed, kill.incarnation)
         assert unknown_operations(connection, [*(kill.incarnation for kill in made), last.incarnation]) == 0
-        ends = connection.execute(select(incarnations.c.uuid, incarnations.c.end)).all()
-        assert {row.end for row in ends if row.uuid != last.incarnation} <= {"died"}
+        query = select(incarnations.c.uuid, incarnations.c.end, workers.c.name == "victim")
+        ends = connection.execute(query.join(workers, workers.c.id == incarnations.c.worker)).all()
+        assert {end for uuid, end, victim in ends if victim and uuid != last.incarnation} <= {"died"}
+        assert {end for _, end, victim in ends if not victim} <= {
+            "stopped"
+        }  # whoever closed one of them, killed or not
         return int(connection.scalar(select(func.count()).select_from(events)) or 0)
 
 

@@ -76,6 +76,11 @@ def test_both_file_formats(tmp_path: Path, suffix: str) -> None:
         ("- 1", "must be a mapping of settings"),
         ("a: [", "while parsing"),
         ("1: 2", "must be a mapping of settings"),
+        pytest.param(
+            f"block_tokens: {'9' * 5000}", "settings file", id="a numeral that Python does not read"
+        ),
+        ("worker_name: 2026-13-45", "month must be in 1..12"),
+        pytest.param("[" * 2000, "settings file", id="deep"),
     ],
 )
 def test_bad_files_give_one_line(tmp_path: Path, content: str, expected: str) -> None:
@@ -92,7 +97,8 @@ def test_missing_and_malformed_files(tmp_path: Path) -> None:
         load_settings(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_bytes(b"\xff")
     (tmp_path / "odd.toml").write_text("a = ")
-    for name in ("bad.toml", "odd.toml"):
+    (tmp_path / "long.toml").write_text(f"block_tokens = {'9' * 5000}")
+    for name in ("bad.toml", "odd.toml", "long.toml"):
         with pytest.raises(ConfigError, match="settings file"):
             load_settings(tmp_path / name)
 

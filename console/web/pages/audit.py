@@ -144,6 +144,8 @@ _SAYS = {
     "worker-started": "worker {worker} began",
     "worker-stopped": "worker {worker} stopped ({cause})",
     "worker-died": "worker {worker} ended without saying so",
+    "worker-returned": "worker {worker}, taken for dead, is there",
+    "worker-closing-asked": "{actor} asks that a process of {worker} be declared dead",
     "orphan-found": "an orphan: {orphan} ({cause})",
     "custody-overdue": "custody of {tenant} is past its deadline",
     "hit-counters": "{requests} requests of {tenant} to {owner}: {effect}, by {rule}",

@@ -71,6 +71,7 @@ _MEANINGS = {
     "purposes": "The purposes of the processing.",
     "reader": "Who asks: a tenant.",
     "reason": "Why, for the record.",
+    "spill_lost": "Nothing that it spilled will come any more.",
     "record": "The signed record, as `kvcustody policy` writes it.",
     "recount": "Recompute the coverage from the leaves, and compare.",
     "requests_max": "The most requests to replay.",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcustody.audit.verify.stated_times import OddTime
 from kvcustody.governance.api.models.base import Model, Utc, Whole, example
+from kvcustody.governance.api.models.shown import page_of, shown
 
 _EVENT = {
     "log": "tenant/acme",
@@ -56,6 +58,24 @@ class Logs(Model):
     items: list[LogHeadModel]
     next: str | None
     as_of: Whole
+
+
+OddTimes = page_of(
+    shown(
+        OddTime,
+        example={
+            "log": "tenant/acme",
+            "idx": 7,
+            "kind": "residency-opened",
+            "incarnation": "ab" * 16,
+            "at_us": 1_811_536_000_000_000,
+            "not_before_us": 1_780_000_000_000_000,
+            "not_after_us": 1_780_000_060_000_000,
+            "why": "ahead",
+        },
+    ),
+    "OddTimes",
+)
 
 
 class CheckpointModel(Model):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvcustody.audit.query.key_orders import KeyOrder
 from kvcustody.audit.retention.unlink_subject import UnlinkedSubject
-from kvcustody.governance.api.models.base import Model, Name, TenantName, example
+from kvcustody.governance.api.models.base import Model, Name, TenantName, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
 
 _PERIOD = {"key": "kvcustody.example/ledger+6b0f2c1e+Ab3…", "first_size": 0, "last_size": None}
@@ -47,6 +47,28 @@ class HandoverModel(Model):
     model_config = example({"kind": "ed25519"})
 
     kind: Literal["ed25519", "ml-dsa-44"] | None = None
+
+
+class BreakReason(Model):
+    """Why the ledger lost what its key had signed; it goes on record."""
+
+    model_config = example({"reason": "failover of 3 May"})
+
+    reason: Reason
+
+
+class BreakModel(Model):
+    """Sizes of the root log: what was signed and is lost, what was found, and the newest signed one that is left.
+
+    `replayed` leaves were brought back by replays since.
+    """
+
+    model_config = example({"lost": 4711, "found": 4650, "base": 4640, "replayed": 71})
+
+    lost: Whole
+    found: Whole
+    base: Whole
+    replayed: Whole
 
 
 class TenantNamed(Model):

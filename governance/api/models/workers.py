@@ -54,6 +54,25 @@ _ORDER = {
 _KEY_ORDER = {"order": 4711, "tenant": "acme", "action": "rotate", "at_us": 1_780_000_000_000_000}
 
 
+class DeadProcess(Model):
+    """A process that does not come back, with what it spilled: a second person has to say so within a day."""
+
+    model_config = example({"incarnation": "ab" * 16, "spill_lost": True, "reason": "the host burnt down"})
+
+    incarnation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    spill_lost: Literal[True]
+    reason: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ClosingModel(Model):
+    """What became of it: `asked`, and another person has to agree; `closed`; `closing`, where that takes longer."""
+
+    model_config = example({"incarnation": "ab" * 16, "outcome": "asked"})
+
+    incarnation: str
+    outcome: Literal["asked", "closed", "closing"]
+
+
 class PolicyRecords(Model):
     """Signed steps, and how many there are in all; the worker verifies them itself."""
 

@@ -22,6 +22,7 @@ from kvcustody.audit.query.events import Cursor as Place
 from kvcustody.audit.tlog.database_proofs import LedgerProofs, LogHead
 from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.tlog.proofs import ProofError
+from kvcustody.audit.verify.stated_times import LedgerTimes
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
@@ -31,6 +32,7 @@ from kvcustody.governance.api.models.audit import (
     EventPage,
     LeafProofModel,
     Logs,
+    OddTimes,
 )
 from kvcustody.governance.api.models.base import LARGE, AsOf, Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.identity.w3c_trace import CHARACTERS, PATTERN
@@ -77,6 +79,7 @@ def add_audit(api: Api) -> None:
         problems=paged,
     )
     api.add(_read("listLogs", path="/v1/audit/logs"), logs, answers=Logs, problems=paged)
+    api.add(_read("listOddTimes", path="/v1/audit/times"), odd_times, answers=OddTimes, problems=paged)
     latest = "/v1/audit/checkpoints/latest"
     api.add(
         _read("getLatestCheckpoint", path=latest),
@@ -170,6 +173,20 @@ def logs(
     items = [{"log": log.name, "size": log.head.size, "root": log.head.root.hex()} for log in found]
     question = CursorBinding("listLogs", caller.name, {"tenant": mine, "as_of": as_of})
     return page(service, question, items, cursor, limit) | {"as_of": size}
+
+
+def odd_times(
+    caller: CallerDep, service: ServiceDep, log: LogName, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """Leaves that state a time which the signed checkpoints around them contradict, or that came late from a spill."""
+    name = _log(caller, log)
+    question = CursorBinding("listOddTimes", caller.name, {"log": name})
+    position = service.cursors.read(question, cursor)
+    since = 0 if position is None else int(position[0])
+    with service.reading() as connection:  # by signatures of all logs, and the lives of processes
+        found, following = LedgerTimes(connection).page(name, since, limit, _SCAN_MAX)
+    after = None if following is None else service.cursors.write(question, [following])
+    return {"items": [odd._asdict() for odd in found], "next": after}
 
 
 def latest_checkpoint(service: ServiceDep) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.key_custody import (
+    BreakModel,
+    BreakReason,
     HandoverModel,
     KeyOrderModel,
     KeyOrderPage,
@@ -38,6 +40,8 @@ def add_key_custody(api: Api) -> None:
     api.add(_manage("listSigningKeys", "GET", "/v1/keys/signing"), signing_keys, answers=SigningKeys)
     rotating = _manage("rotateSigningKey", "POST", "/v1/keys/signing:rotate", keyed=True)
     api.add(rotating, rotate, answers=SigningKeys)
+    breaking = _manage("confirmBreak", "POST", "/v1/keys/signing:confirm-break", keyed=True)
+    api.add(breaking, confirm_break, answers=BreakModel, problems=("conflict",))
     unlinking = _manage("unlinkSubject", "POST", "/v1/keys/subjects:destroy", keyed=True)
     api.add(unlinking, unlink, answers=UnlinkedModel)
     for verb, (action, says) in _ORDERS.items():
@@ -58,6 +62,16 @@ def rotate(caller: CallerDep, service: ServiceDep, how: HandoverModel) -> dict[s
     The old key stays beside the new one, under its id, and may sign nothing newer. Give auditors the new public key.
     """
     return {"items": [period._asdict() for period in custody.hand_over(service, caller.name, how.kind)]}
+
+
+def confirm_break(caller: CallerDep, service: ServiceDep, what: BreakReason) -> dict[str, int]:
+    """Go on signing a ledger that lost what was signed: its key states the break, on record first.
+
+    Have workers hand in again what they kept before. The break stays: who holds the lost checkpoint sees it.
+    """
+    found = custody.confirm_break(service, caller.name, what.reason)
+    sizes = {"lost": found.lost.size, "found": found.found.size, "base": found.base.size}
+    return sizes | {"replayed": found.replayed}
 
 
 def unlink(caller: CallerDep, service: ServiceDep, who: SubjectNamed) -> dict[str, Any]:

@@ -26,7 +26,9 @@ from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
     AttemptsReport,
     BatchStored,
+    ClosingModel,
     Covered,
+    DeadProcess,
     Heard,
     IncarnationModel,
     KeptModel,
@@ -63,6 +65,10 @@ def add_workers(api: Api) -> None:
     """Declare the operations."""
     listing = Operation("listWorkers", "GET", "/v1/workers", Permission.READ_OPERATIONS, "operations")
     api.add(listing, listed, answers=Workers, problems=("cursor-invalid",))
+    closing = Operation(
+        "closeWorker", "POST", "/v1/workers:close", Permission.OPERATE, "operations", keyed=True
+    )
+    api.add(closing, close_worker, answers=ClosingModel, problems=("not-found", "conflict"))
     mine = "/v1/worker/incarnations/{incarnation}"
     problems = ("not-found", "conflict")
     api.add(_work("registerIncarnation", "PUT", mine), register, answers=Registered, problems=problems)
@@ -79,6 +85,15 @@ def add_workers(api: Api) -> None:
     more = ("not-found", "refused-leaf", "unsupported-media-type")
     batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
     api.add(batch, ship, answers=BatchStored, problems=more, more=_BATCH)
+
+
+def close_worker(caller: CallerDep, service: ServiceDep, what: DeadProcess) -> dict[str, Any]:
+    """Declare a silent process dead, and its spill lost; another person says the same within a day, and it is closed.
+
+    What it held is closed as unproven, as behind a crash. A process that was heard in the last minute is refused.
+    """
+    outcome = service.dead_workers.declare(what.incarnation, caller.name, what.reason)
+    return {"incarnation": what.incarnation, "outcome": outcome}
 
 
 async def policy_records(

@@ -16,10 +16,12 @@ from kvcustody.audit.events import KeysOrdered
 from kvcustody.audit.query.key_orders import KeyOrder, key_orders
 from kvcustody.audit.retention.purge_and_legal_hold import RetentionError
 from kvcustody.audit.retention.unlink_subject import UnlinkedSubject, unlink_subject
+from kvcustody.audit.tlog.log_break import LogBreak
 from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind
 from kvcustody.audit.tlog.signing_key import SigningKeyError, read_signing_key
-from kvcustody.errors import LedgerUnavailable
+from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
+from kvcustody.governance.keys import checkpoint_signing_key as signing
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys, rotate_signing_key
 from kvcustody.governance.service.problem_details import ProblemError
 
@@ -61,6 +63,28 @@ def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[Si
         finally:
             service.signer = service.signing_with(read_signing_key(path))
     return signing_keys(service)
+
+
+def confirm_break(service: Service, actor: str, reason: str) -> LogBreak:
+    """Have the signer go on behind what the ledger lost, with a statement of its key on record (rule 1)."""
+    with _handing_over:
+        if service.signer is None:
+            raise ProblemError("conflict", "another process signs this ledger; it confirms the break")
+        path, signer = service.settings.signing_key_path, service.signer
+        key = read_signing_key(path)
+        signer.close()
+        try:
+            return signing.confirm_break(
+                signer, key, service.engine, service.writer, service.clock, actor, reason
+            )
+        except (ConfigError, SigningKeyError) as error:
+            raise ProblemError("conflict", error.message) from None
+        except LedgerUnavailable:
+            raise ProblemError(
+                "unavailable", "the ledger cannot record", headers={"Retry-After": "2"}
+            ) from None
+        finally:
+            service.signer = service.signing_with(key)
 
 
 def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: str) -> UnlinkedSubject:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import orjson
@@ -19,14 +19,12 @@ from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events import Event
 from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import ends, life_leaves, work_periods
 from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.audit.schema.service import service_workers
 from kvcustody.audit.writer.append_leaves import register
-from kvcustody.audit.writer.crash_recovery import close_dead
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.ingest.check_leaves import Sender
 from kvcustody.governance.service.problem_details import ProblemError, not_found
@@ -55,22 +53,20 @@ class WorkerRun(NamedTuple):
 
 
 class Fleet:
-    """The register of workers; `submit` hands class B events to the service's own ledger writer."""
+    """The register of workers; `close_before` closes a worker's processes before the one that it names."""
 
     def __init__(
         self,
         engine: Engine,
         clock: Clock,
-        offset_us: int,
-        submit: Callable[[Sequence[Event]], object],
+        close_before: Callable[[str, str], object],
         *,
         apart_us: int,
     ) -> None:
         """`apart_us`: how far a worker's clock may be from this one."""
         self._engine = engine
         self._clock = clock
-        self._offset_us = offset_us
-        self._submit = submit
+        self._close_before = close_before
         self._apart_us = apart_us
         self._senders: dict[str, Sender] = {}
         self._lock = threading.Lock()
@@ -82,6 +78,12 @@ class Fleet:
 
         `utc_us`: by its clock, None for a process that has ended. Raises `conflict` where that is too far from ours.
         """
+        made = self._put_on_record(worker, incarnation, offset_us, utc_us)
+        # Also where it was there: what closed its predecessors may have been interrupted, or one may have returned.
+        self._close_before(worker, incarnation)
+        return made
+
+    def _put_on_record(self, worker: str, incarnation: str, offset_us: int, utc_us: int | None) -> bool:
         now_us = self._clock.utc_us()
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -103,10 +105,6 @@ class Fleet:
         except IntegrityError:
             raise ProblemError("conflict", "the incarnation was registered at the same moment") from None
         self._senders = {name: sender for name, sender in self._senders.items() if sender.worker != worker}
-        with self._engine.connect() as connection:
-            events = close_dead(connection, worker, incarnation, self._clock.now_us(), self._offset_us)
-        if events:
-            self._submit(events)
         return True
 
     def check_dates(self, batch: LeafBatch) -> None:

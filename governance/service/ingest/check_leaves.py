@@ -32,6 +32,7 @@ KEPT_RUNS_MAX = 1000  # that a worker asks about at once
 CONTROL_KINDS = frozenset(  # what only the control plane writes
     {"access", "principal-changed", "signing-key", "release-step", "retention-purged"}
     | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered", "clock-confirmed", "log-broken"}
+    | {"worker-returned", "worker-closing-asked"}
 )
 _WORKERS_KINDS = LEAF_KEYS.keys() - CONTROL_KINDS
 _HEX = frozenset("0123456789abcdef")
@@ -145,6 +146,8 @@ def _check_kind(columns: Columns, sender: Sender) -> None:
             raise LedgerError("is in a log that is not its tenant's")
     if set(columns.get("worker", ())) - {sender.worker}:
         raise LedgerError("is not of this worker")
+    if set(columns.get("closed_by", ())) - {""}:
+        raise LedgerError("closes a process as only the control plane does")
     if not ORIGINS.issuperset(columns.get("origin", ())):
         raise LedgerError("has an origin that is none")
     if set(columns.get("of_incarnation", ())) - {"", sender.incarnation} - sender.predecessors:

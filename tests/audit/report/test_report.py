@@ -24,9 +24,11 @@ from sqlalchemy import Engine
 from kvcustody.audit.coverage import recount_process as recounting
 from kvcustody.audit.coverage.leaf_sources import leaves_in_export
 from kvcustody.audit.database.engine import WRITE, open_store
+from kvcustody.audit.events import DECLARED, SILENCE
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.processes.open_processes import open_processes
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.report.model import Report, ReportParameters
@@ -37,6 +39,8 @@ from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.audit.verify.verify_report import verify_report
 from kvcustody.audit.writer.append_leaves import Appender
+from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.clock import SystemClock
 from kvcustody.console.report.document import page_of, render_all
 from kvcustody.console.report.page_model import Chart, Facts, Paragraph, Table, strings_of
 from kvcustody.errors import ConfigError
@@ -156,6 +160,35 @@ def test_what_is_written_later_changes_nothing(world_class: Any, tmp_path: Path)
         assert later.boundary.extends == asked.checkpoint and later.boundary.consistency
         with pytest.raises(ProofError):
             build_report(connection, asked._replace(checkpoint=asked.checkpoint - 1))
+    engine.dispose()
+
+
+def test_processes_that_did_not_come_back_are_counted_by_who_closed_them(
+    world_class: Any, tmp_path: Path
+) -> None:
+    engine = open_store(tmp_path / "ledger.db")
+    upgrade(engine)
+    ledger = Sealed(engine, tmp_path, report_ledger.fill(engine, world_class, tmp_path))
+    assert not any("without saying so" in line for line in ledger.report().limitations), "control"
+    clock = SystemClock()
+    with engine.connect() as connection:
+        first, second = [one.uuid for one in open_processes(connection)][:2]
+    silent = Closing(SILENCE, 8 * 86_400, 7 * 86_400, "plane-1")
+    declared = Closing(DECLARED, 90, 0, "olive", "oscar", "burnt down", spill_lost=True)
+    with closing_committer(engine, clock) as committer:
+        assert close_process(committer, engine, clock, first, silent, "test:closing")
+        assert close_process(committer, engine, clock, second, declared, "test:closing")
+    report_ledger.sign(engine, ledger.key, tmp_path)
+    report = ledger.report()
+    [line] = [line for line in report.limitations if "without saying so" in line]
+    assert "0 closed by a successor, 1 for their silence, 1 declared dead" in line
+    ends = {worker.incarnation: worker.end for worker in report.boundary.workers}
+    assert "for a silence of 7 days by plane-1" in ends[first]
+    assert "by olive and oscar: burnt down" in ends[second]
+    assert b"olive" in report.to_bytes(), "control"
+    own = ledger.report(tenant="tenant-0")
+    assert b"declared dead by two people" in own.to_bytes()
+    assert b"olive" not in own.to_bytes() and b"burnt" not in own.to_bytes(), "no tenant's to read"
     engine.dispose()
 
 

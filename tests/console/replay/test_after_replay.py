@@ -227,7 +227,7 @@ ACTS = {  # commands on a ledger that show nothing of what processes recorded
     "replay", "db upgrade", "db roles", "db partitions", "audit timestamp", "audit sign", "audit rotate-key",
     "audit redact", "audit purge", "audit hold place", "audit hold lift", "audit sink detach", "audit sink attach",
     "audit sink retry", "audit push", "audit confirm-break", "erasure request", "scan close-dead", "clock confirm",
-    "observe",
+    "worker close", "observe",
 }  # fmt: skip
 POLICY = "policies/library/regulated-saas.yaml"
 
@@ -253,6 +253,8 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "audit status": (),
         "audit tail": (),
         "audit query": (),
+        "audit times": (),
+        "worker list": (),
         "audit prove": ("system", "0"),
         "audit fsck": (),
         "audit export": (str(out / "export"),),

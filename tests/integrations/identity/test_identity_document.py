@@ -56,6 +56,20 @@ def test_every_mistake_is_reported_at_once_and_no_value_is_quoted() -> None:
     assert "s3cret" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("digits", "says"), [(3, "input should be less"), (19, "a number of 19"), (5000, "a number of 5000")]
+)
+def test_a_number_however_long_is_reported_with_its_place(digits: int, says: str) -> None:
+    """Python itself reads no number of more than 4,300 digits, and says so without a place."""
+    text = DOCUMENT.replace("audience: kvcustody", f"audience: kvcustody\n    leeway_seconds: {'9' * digits}")
+    text = text.replace("name: idp", "name: api keys")
+    with pytest.raises(ConfigError) as caught:
+        parse_document(IdentityDocument, text.encode(), "identity.yaml")
+    lines = caught.value.message.splitlines()
+    assert lines[0].startswith("identity.yaml:7:5: ")  # and the other mistake with it
+    assert len(lines) == 2 and lines[1].startswith("identity.yaml:10:") and says in lines[1]
+
+
 def test_a_document_that_lets_nobody_in_is_refused() -> None:
     with pytest.raises(ConfigError, match="nobody could get in"):
         parse_document(IdentityDocument, b"schema: kvcustody/identity@1\n", "identity.yaml")

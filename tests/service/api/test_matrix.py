@@ -74,6 +74,9 @@ ROWS = {
     "issueKey": Row("/v1/principals/auditor/keys", every="bootstrap", body={"days": 1}, ok=201),
     "listSigningKeys": Row("/v1/keys/signing", every="key-custodian"),
     "rotateSigningKey": Row("/v1/keys/signing:rotate", every="key-custodian", body={}),
+    "confirmBreak": Row(
+        "/v1/keys/signing:confirm-break", every="key-custodian", body={"reason": "x"}, ok=409
+    ),
     "unlinkSubject": Row(
         "/v1/keys/subjects:destroy",
         every="key-custodian",
@@ -105,6 +108,7 @@ ROWS = {
     "getBlockHistory": Row("/v1/custody/blocks/{incarnation}/0/{generation}", **READERS, absent=404),
     "listEvents": Row("/v1/audit/events?tenant={tenant}", **READERS),
     "streamEvents": Row("/v1/audit/stream?tenant={tenant}", **READERS),
+    "listOddTimes": Row("/v1/audit/times?log=tenant/{tenant}", **READERS),
     "listLogs": Row("/v1/audit/logs?tenant={tenant}", **READERS),
     "getLatestCheckpoint": Row("/v1/audit/checkpoints/latest", **READERS),
     "getCheckpoint": Row("/v1/audit/checkpoints/1", **READERS),
@@ -188,6 +192,12 @@ ROWS = {
     "cancelJob": Row("/v1/jobs/{job}/cancel", **JOBS, of_caller=True),
     "getJobFile": Row("/v1/jobs/{job}/files/export.tar", **READERS, of_caller=True),
     "listWorkers": Row("/v1/workers", every="auditor operator"),
+    "closeWorker": Row(
+        "/v1/workers:close",
+        every="operator",
+        body={"incarnation": "0" * 32, "spill_lost": True, "reason": "test"},
+        ok=404,
+    ),
     "pullPolicy": Row("/v1/worker/policy/records", every="worker"),
     "takeErasures": Row("/v1/worker/erasures", every="worker"),
     "checkPseudonyms": Row("/v1/worker/pseudonyms:check", every="worker", body={"names": []}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -22,17 +23,22 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from kvcustody.audit.schema.ledger import events, incarnations, logs
+from kvcustody.audit.tlog.log_break import recorded_breaks
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.writer import spill_file
 from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.errors import ConfigError
+from kvcustody.governance.control_plane import kept_batches
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.fleet import key_custody
+from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 
 SETTINGS = WriterSettings(interval_seconds=0.002, retry_seconds=0.02)
@@ -309,6 +315,102 @@ def test_what_a_killed_worker_kept_is_handed_in_by_its_successor(make_world: Any
         time.sleep(0.05)
     assert set(world.leaves().values()) == {1}
     ledger.close()
+
+
+def test_a_custodian_confirms_a_break_while_the_service_runs(make_world: Any) -> None:
+    world: World = make_world(0.02)
+    ledger = world.open()
+    work(world, ledger)
+    world.save()
+    work(world, ledger)
+    with pytest.raises(ProblemError, match="no break"):
+        key_custody.confirm_break(world.service, "carl", "control: nothing is lost")
+    assert world.service.signer is not None
+    world.service.signer.sign_once()
+    before = max(world.of(ledger))
+    world.fail_over()
+    world.reached = before + 1
+    whole(world, ledger)
+    signer = world.service.signer
+    assert signer is not None
+    with pytest.raises(ProofError):
+        signer.sign_once()
+    what = key_custody.confirm_break(world.service, "carl", "drill")
+    assert what.lost.size > what.base.size and what.replayed > 0
+    signer = world.service.signer
+    signer.sign_once()
+    assert not signer.contradiction()
+    with world.service.reading() as connection:
+        assert [one.actor for one in recorded_breaks(connection)] == ["carl"]
+    ledger.close()
+
+
+def test_on_a_full_disk_what_is_kept_makes_room_for_new_evidence(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk of a size: the ledger has what is kept already, and what is spilled is nowhere else."""
+    world: World = make_world(NEVER)
+    ledger = world.open()
+    for _ in range(3):
+        work(world, ledger)
+        ledger.kept.closed()  # a file each
+    assert len(world.kept()) == 3
+    size_bytes = sum(path.stat().st_size for path in (world.folder / "spill").iterdir()) + 64
+    monkeypatch.setattr(spill_file, "_write", on_a_disk_of(size_bytes, world.folder / "spill"))
+    world.end()
+    ledger.submit(world.sent.request("acme"))
+    assert ledger.flush(20) is True and ledger.admitting
+    assert len(world.kept()) < 3 and ledger.kept.dropped_bytes > 0
+    assert ledger.status().spilled_bytes > 0
+    for _ in range(300):  # control: where nothing is kept any more nothing new is admitted
+        if not ledger.admitting:
+            break
+        ledger.submit(world.sent.request("acme"))
+        ledger.flush(1)
+    assert not ledger.admitting and not world.kept()
+    monkeypatch.undo()
+    world.begin()
+    ledger.close()
+
+
+def test_what_is_kept_is_synced_in_groups_and_whenever_it_is_asked_about(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world: World = make_world(NEVER)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def told(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", told)
+    monkeypatch.setattr(kept_batches, "_SYNC_SECONDS", 3600.0)
+    ledger = world.open()
+    work(world, ledger)
+    synced.clear()
+    work(world, ledger)
+    work(world, ledger)
+    assert not [path for path in synced if path.endswith(".kept")], "control: not one for each batch"
+    ledger.kept.closed()
+    assert [path for path in synced if path.endswith(".kept")]
+    synced.clear()
+    monkeypatch.setattr(kept_batches, "_SYNC_SECONDS", 0.0)
+    work(world, ledger)
+    assert [path for path in synced if path.endswith(".kept")]
+    ledger.close()
+
+
+def on_a_disk_of(size_bytes: int, folder: Path) -> Callable[..., None]:
+    """How a spill writes where the disk has no more than so much for a folder."""
+    write = spill_file._write
+
+    def limited(descriptor: int, data: bytes, *, durable: bool = True) -> None:
+        if sum(path.stat().st_size for path in folder.iterdir()) + len(data) > size_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(descriptor, data, durable=durable)
+
+    return limited
 
 
 def test_signing_goes_on_after_a_lost_signature_by_a_confirmed_act_alone(make_world: Any) -> None:

@@ -1,0 +1,129 @@
+"""The commands of `kvcustody worker`."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy import Connection
+
+from kvcustody.audit.events import DECLARED, WorkerClosingAsked
+from kvcustody.audit.processes.open_processes import OpenProcess, last_heard_us, open_processes
+from kvcustody.audit.schema.ledger import incarnations, workers
+from kvcustody.audit.tlog.root_sealer import seal_now
+from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.clock import SystemClock
+from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.opening import reading, writing
+from kvcustody.console.options import DEFAULT, Ledger
+from kvcustody.errors import ConfigError
+from kvcustody.times import SECOND_US, readable
+
+_RECORDER = "console:closing"
+_AT_WORK_SECONDS = 60
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
+    epilog="docs/operate/incidents.md says when a process is closed by itself, and what it means that one returns.",
+)
+
+
+@app.command(name="list", epilog="Example: `kvcustody worker list --json`")
+def list_open(*, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
+    """Processes whose end is not on record, and when each was last heard; a purge stops at what they recorded."""
+    now_us = SystemClock().utc_us()
+    with reading(ledger) as engine, engine.connect() as connection:
+        rows = [_row(connection, one, now_us) for one in open_processes(connection)]
+    if as_json:
+        print_json({"processes": rows})
+        return
+    table = make_table(
+        f"{len(rows)} have not ended", "worker", "process", "since (UTC)", "heard (UTC)", left=4
+    )
+    for row in rows:
+        table.add_row(
+            row["worker"], row["incarnation"], readable(row["started_us"]), readable(row["heard_us"])
+        )
+    stdout().print(table, markup=False)
+
+
+@app.command(
+    epilog="Example: `kvcustody worker close gpu-7 --spill-lost --actor ops --approver dpo --reason 'host destroyed'`"
+)
+def close(
+    target: Annotated[
+        str, typer.Argument(help="A worker's name, or one process.", metavar="NAME|INCARNATION")
+    ],
+    *,
+    spill_lost: Annotated[
+        bool, typer.Option("--spill-lost", help="Nothing that it spilled will come any more.")
+    ] = False,
+    actor: Annotated[str, typer.Option(help="Who does it, for the record.")],
+    approver: Annotated[str, typer.Option(help="Who approved it; somebody else.")],
+    reason: Annotated[str, typer.Option(help="Why, for the record.")],
+    ledger: Ledger = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Declare processes dead that do not come back: what they held is closed as unproven, as behind a crash.
+
+    Refused for a process that was heard in the last minute. Where a control plane keeps the ledger, two operators say
+    so there (`kvcustody api close-worker`); without anybody it closes who is silent for
+    `worker_silence_days`.
+    """
+    if not spill_lost:
+        raise ConfigError(
+            "--spill-lost is needed: what a process spilled, and what it closes, cannot both be counted"
+        )
+    if not approver or actor == approver:
+        raise ConfigError("a process is declared dead by two people: --approver is not the --actor")
+    clock = SystemClock()
+    closed: list[dict[str, Any]] = []
+    with writing(ledger) as engine:
+        with engine.connect() as connection:
+            found = _named(connection, target)
+            now_us = clock.utc_us()
+            silent = {
+                one.uuid: (now_us - last_heard_us(connection, one, now_us)) // SECOND_US for one in found
+            }
+        for uuid, seconds in silent.items():
+            if seconds < _AT_WORK_SECONDS:
+                raise ConfigError(f"process `{uuid}` was heard {seconds} s ago: it is at work")
+        with closing_committer(engine, clock) as committer:
+            for one in found:
+                asked = partial(
+                    WorkerClosingAsked, worker=one.worker, incarnation=one.uuid, actor=actor, reason=reason
+                )
+                record_operator_act(engine, asked, clock=clock)
+                why = Closing(DECLARED, silent[one.uuid], 0, actor, approver, reason, spill_lost=True)
+                done = close_process(committer, engine, clock, one.uuid, why, _RECORDER)
+                closed.append({"worker": one.worker, "incarnation": one.uuid, "closed": done})
+        seal_now(engine)
+    if as_json:
+        print_json({"processes": closed})
+        return
+    for each in closed:
+        said = "closed" if each["closed"] else "not closed, it hands in leaves"
+        print(f"{said}: {each['incarnation']} of {each['worker']}")
+
+
+def _named(connection: Connection, target: str) -> list[OpenProcess]:
+    """The open processes of a name, or the one of an id."""
+    one = re.fullmatch(r"[0-9a-f]{32}", target)
+    where = incarnations.c.uuid == target if one else workers.c.name == target
+    found = open_processes(connection, where)
+    if not found:
+        raise ConfigError(f"no process of `{target}` is open; `kvcustody worker list` shows those that are")
+    return found
+
+
+def _row(connection: Connection, one: OpenProcess, now_us: int) -> dict[str, Any]:
+    return {
+        "worker": one.worker,
+        "incarnation": one.uuid,
+        "started_us": one.started_us,
+        "heard_us": last_heard_us(connection, one, now_us),
+        "memory": one.memory,
+    }

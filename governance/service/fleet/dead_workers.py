@@ -1,0 +1,190 @@
+"""Closes processes that do not come back: behind their successors, after so long a silence, or as two people declare.
+
+    dead.close_before(worker, incarnation)     # a process was registered; what takes long goes on in the background
+    dead.declare(incarnation, "olive", why)    # "asked"; by another person within a day "closed", or "closing"
+
+1. Silence is counted from the last word of a process, in batches or reports, by two clocks: `worker_silence_days` by
+   this service's time, and a part of it, an hour at most, by its boot clock while the service itself was there. So
+   neither a clock that steps, nor an outage of the control plane or of its database, makes a worker silent that had no
+   chance to speak. Nothing is closed while the clock is in doubt.
+2. Any number of control planes may do this over one ledger: each step of a closing is done by one (`crash_recovery`).
+3. Whoever closes is on record with the reason; so is, before anything happens, who asks for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import orjson
+import structlog
+from sqlalchemy import Connection, Engine, exists, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.database.engine import describe
+from kvcustody.audit.events import DECLARED, SILENCE, Event, WorkerClosingAsked
+from kvcustody.audit.processes.open_processes import OpenProcess, last_heard_us, open_processes
+from kvcustody.audit.schema.ledger import events, incarnations, workers
+from kvcustody.audit.schema.service import service_workers
+from kvcustody.audit.writer.crash_recovery import (
+    BY_SUCCESSOR,
+    Closing,
+    close_process,
+    closing_committer,
+)
+from kvcustody.clock import Clock
+from kvcustody.errors import CustodyError
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.times import SECOND_US
+
+DAY_SECONDS = 86_400
+ASKED_US = DAY_SECONDS * SECOND_US  # how long another person may agree
+AT_WORK_SECONDS = 60  # who was heard since then is not declared dead
+_ASKED = "worker-closing-asked"
+_WATCHED_SECONDS = 3600
+_TURN_SECONDS = 30.0
+_AT_ONCE_SECONDS = 2.0  # of a closing that somebody waits for
+
+_log = structlog.get_logger(__name__)
+
+
+class DeadWorkers:
+    """One thread, which looks for silent processes and ends what was begun; close it at the end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        *,
+        name: str,
+        silence_days: int,
+        in_doubt: Callable[[], bool],
+        record: Callable[[Event], None],
+    ) -> None:
+        """`name` is this control plane's; `record` makes a class A event durable."""
+        self._engine = engine
+        self._clock = clock
+        self._name = name
+        self._bound_seconds = silence_days * DAY_SECONDS
+        self._in_doubt = in_doubt
+        self._record = record
+        self._watched: dict[str, int] = {}  # silent for too long: since when they are seen so, boot time
+        self._begun: dict[str, Closing] = {}
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvcustody-dead-workers", daemon=True)
+        self._thread.start()
+
+    def close_before(self, worker: str, incarnation: str) -> None:
+        """Close every process of a worker before this one that neither stopped nor was closed."""
+        mine = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
+        with self._engine.connect() as connection:
+            dead = open_processes(connection, (workers.c.name == worker) & (incarnations.c.id < mine))
+        for one in dead:
+            self._begin(one.uuid, BY_SUCCESSOR)
+
+    def declare(self, incarnation: str, actor: str, reason: str) -> str:
+        """Ask that a silent process be closed, or agree with another person who asked within a day (rule 3).
+
+        `asked`, `closed`, or `closing` where that takes longer. Raises `not-found` where no such process is open, and
+        `conflict` where it was heard just now.
+        """
+        now_us = self._clock.utc_us()
+        with self._engine.connect() as connection:
+            found = open_processes(connection, incarnations.c.uuid == incarnation)
+            if not found:
+                raise not_found()
+            heard_us = last_heard_us(connection, found[0], now_us)
+            asked = _asked_by_another(connection, incarnation, actor, now_us - ASKED_US)
+        silent_seconds = (now_us - heard_us) // SECOND_US
+        if silent_seconds < AT_WORK_SECONDS:
+            raise ProblemError("conflict", f"the process was heard {silent_seconds} s ago: it is at work")
+        if asked is None:
+            self._record(
+                WorkerClosingAsked(self._clock.now_us(), found[0].worker, incarnation, actor, reason)
+            )
+            return "asked"
+        said = asked["reason"] if asked["reason"] == reason else f"{asked['reason']}; {reason}"
+        why = Closing(DECLARED, silent_seconds, 0, asked["actor"], actor, said, spill_lost=True)
+        return "closed" if self._begin(incarnation, why) else "closing"
+
+    def turn(self) -> None:
+        """Go on with what was begun, and close who is silent (rule 1). One that cannot be closed hinders no other."""
+        with self._lock:
+            due = dict(self._begun)
+        for one, seconds in self._silent():
+            due.setdefault(one.uuid, Closing(SILENCE, seconds, self._bound_seconds, self._name))
+        for incarnation, why in due.items():
+            try:
+                done = self._close(incarnation, why, self._ending.is_set)
+            except (SQLAlchemyError, CustodyError) as problem:
+                _log.warning(
+                    "a dead process is not closed yet", incarnation=incarnation, reason=describe(problem)
+                )
+                continue
+            if done and why.closed_by == SILENCE:
+                days = self._bound_seconds // DAY_SECONDS
+                _log.warning(
+                    "nothing was heard of a process: it is closed", incarnation=incarnation, days=days
+                )
+
+    def close(self) -> None:
+        """End the thread once its step is over; may be called again."""
+        self._ending.set()
+        self._thread.join()
+
+    def _silent(self) -> list[tuple[OpenProcess, int]]:
+        """Who has been silent for too long, by both clocks, and for how many seconds."""
+        now_us, boot_us = self._clock.utc_us(), self._clock.now_us()
+        if not self._bound_seconds or self._in_doubt():
+            self._watched = {}
+            return []
+        row = service_workers.c
+        silent = row.seen_us < now_us - self._bound_seconds * SECOND_US
+        is_open = exists().where(incarnations.c.uuid == row.incarnation, incarnations.c.end.is_(None))
+        with self._engine.connect() as connection:
+            seen = dict(connection.execute(select(row.incarnation, row.seen_us).where(silent, is_open)).all())
+            found = open_processes(connection, incarnations.c.uuid.in_(seen))
+        self._watched = {uuid: self._watched.get(uuid, boot_us) for uuid in seen}
+        watched_us = min(_WATCHED_SECONDS, self._bound_seconds) * SECOND_US
+        return [
+            (one, (now_us - seen[one.uuid]) // SECOND_US)
+            for one in found
+            if boot_us - self._watched[one.uuid] >= watched_us
+        ]
+
+    def _begin(self, incarnation: str, why: Closing) -> bool:
+        """Close a process, for a moment here and then in the background; whether it is done."""
+        with self._lock:
+            self._begun[incarnation] = why
+        until = time.monotonic() + _AT_ONCE_SECONDS
+        return self._close(incarnation, why, lambda: time.monotonic() > until)
+
+    def _close(self, incarnation: str, why: Closing, stop: Callable[[], bool]) -> bool:
+        recorder = f"{self._name}:closing"
+        with closing_committer(self._engine, self._clock) as committer:
+            done = close_process(committer, self._engine, self._clock, incarnation, why, recorder, stop=stop)
+        if done:
+            with self._lock:
+                self._begun.pop(incarnation, None)
+        return done
+
+    def _run(self) -> None:
+        while not self._ending.wait(_TURN_SECONDS):
+            try:
+                self.turn()
+            except Exception:
+                _log.warning("dead workers are not closed", exc_info=True)
+
+
+def _asked_by_another(
+    connection: Connection, incarnation: str, actor: str, since_us: int
+) -> dict[str, str] | None:
+    """The newest word of somebody else who asked for the closing of a process."""
+    query = select(events.c.leaf).where(events.c.kind == _ASKED, events.c.at_us >= since_us)
+    for leaf in connection.scalars(query.order_by(events.c.idx.desc())):
+        body = orjson.loads(bytes(leaf))
+        if body["of_incarnation"] == incarnation and body["actor"] != actor:
+            return {"actor": str(body["actor"]), "reason": str(body["reason"])}
+    return None
