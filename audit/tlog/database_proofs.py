@@ -17,9 +17,17 @@ from sqlalchemy import Connection, func, select
 from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.schema.trees import checkpoints, root_leaves
-from kvcustody.audit.tlog.database_tiles import HalfTiles, LogTiles, RootTiles, StoredTiles, read_ahead
+from kvcustody.audit.tlog.database_tiles import (
+    DroppedTileError,
+    HalfTiles,
+    LogTiles,
+    RootTiles,
+    StoredTiles,
+    read_ahead,
+)
 from kvcustody.audit.tlog.merkle import EMPTY_ROOT, HALF_HEIGHT, TreeHead
 from kvcustody.audit.tlog.proofs import (
+    TILE_WIDTH,
     ProofError,
     TileSource,
     consistency_proof,
@@ -138,9 +146,17 @@ class LedgerProofs:
         return self._stored(log)
 
     def consistency(self, log: str, old_size: int, size: int) -> list[bytes]:
-        """The path that shows that a sub-log of `size` leaves extends the one of `old_size`."""
+        """The path that shows that a sub-log of `size` leaves extends the one of `old_size`.
+
+        Raises `ProofError` also for a size that ends inside a tile whose leaves retention dropped.
+        """
         self._covered(log, size)
-        return consistency_proof(self._halves(log), old_size, size, HALF_HEIGHT)
+        try:
+            return consistency_proof(self._halves(log), old_size, size, HALF_HEIGHT)
+        except DroppedTileError as problem:
+            inside = [each for each in (old_size, size) if each < problem.begins and each % TILE_WIDTH]
+            what = f"the tree of `{inside[0]}` leaves cannot be made again: {problem.message}"
+            raise ProofError(what, log=log, size=inside[0], begins=problem.begins) from None
 
     def root_consistency(self, old_size: int, size: int) -> list[bytes]:
         """The same for the root log: what a witness and a reader with an older checkpoint ask for."""
