@@ -11,6 +11,7 @@ from kvcustody.audit.counters.count_events import count_events
 from kvcustody.audit.counters.fold import write_deltas
 from kvcustody.audit.counters.hourly_coverage import drop_verdicts
 from kvcustody.audit.database.bulk_insert import Inserts
+from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.events.batch import read_leaves
 
 
@@ -33,7 +34,8 @@ def uncount_runs(connection: Connection, runs: Sequence[LeafRun]) -> None:
     leaves = [leaf for run in runs for leaf in run.leaves]
     if not leaves:
         return
-    found = count_events(read_leaves(leaves), [run.log for run in runs for _ in run.leaves])
+    with gc_paused():
+        found = count_events(read_leaves(leaves), [run.log for run in runs for _ in run.leaves])
     inserts = Inserts(connection)
     # No other delta has this name: a size is above 0, and a leaf is dropped once.
     write_deltas(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, Table, func, select
 
@@ -30,7 +30,10 @@ from kvcustody.audit.schema.trees import tree_nodes
 from kvcustody.audit.tlog.merkle import HALF, HALF_HEIGHT, leaf_hashes
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 
-_INSIDE = ((0, 0), (HALF, HALF_HEIGHT))  # levels below a tile's root, and how many leaves are under each hash (log2)
+_INSIDE = (
+    (0, 0),
+    (HALF, HALF_HEIGHT),
+)  # levels below a tile's root, and how many leaves are under each hash (log2)
 _TO_THIN = f"""
 SELECT log, name, below,
     (SELECT min(n.idx) FROM tree_nodes AS n WHERE n.log = gone.log AND n.level = 0 AND n.idx < gone.below),
@@ -39,7 +42,8 @@ SELECT log, name, below,
 FROM (
     SELECT log, name, CASE WHEN standing < below THEN standing ELSE below END / {TILE_WIDTH} * {TILE_WIDTH} AS below
     FROM (
-        SELECT l.id AS log, l.name, max(p.below) AS below, (SELECT min(e.idx) FROM events AS e WHERE e.log = l.id) AS standing
+        SELECT l.id AS log, l.name, max(p.below) AS below,
+            (SELECT min(e.idx) FROM events AS e WHERE e.log = l.id) AS standing
         FROM retention_purges AS p JOIN logs AS l ON l.name = p.of_log GROUP BY l.id, l.name
     ) AS purged
 ) AS gone
@@ -66,7 +70,9 @@ def tiles_to_thin(connection: Connection) -> list[tuple[str, ExpiredLeaves]]:
     """The leaves of each log's tiles that are gone, with its name, where hashes inside them are left (rule 3)."""
     found = []
     for log, name, end, kept, half in fetch_all(connection, _TO_THIN, ()):
-        starts = [idx << height for idx, (_, height) in zip((kept, half), _INSIDE, strict=True) if idx is not None]
+        starts = [
+            idx << height for idx, (_, height) in zip((kept, half), _INSIDE, strict=True) if idx is not None
+        ]
         if starts:
             found.append((name, ExpiredLeaves(log, min(starts) // TILE_WIDTH * TILE_WIDTH, end)))
     return found

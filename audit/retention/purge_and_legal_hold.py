@@ -162,8 +162,7 @@ def purge(
 
     Raises `RetentionError` where the export does not hold it, or where one person is both actor and approver.
     """
-    if not approver or actor == approver:
-        raise RetentionError("a purge needs an approver who is not the actor", actor=actor, approver=approver)
+    check_people(actor, approver)
     verdict = verify_export(export, keys)
     if not verdict.ok:
         raise RetentionError(f"export `{export}` is not sound: {verdict.problems[0]}", path=export)
@@ -171,7 +170,7 @@ def purge(
     with engine.connect() as connection:
         plans = [plan for plan in plan_purge(connection, before_us) if plan.leaves]
     for plan in plans:
-        _check_exported(plan, verdict)
+        check_exported(plan, verdict)
     facts = PurgeFacts(verdict.root.size, digest, actor, approver, reason)
     clock = clock or SystemClock()
     with recorder(engine, clock) as writer:
@@ -184,6 +183,12 @@ def purge(
     return tuple(plans)
 
 
+def check_people(actor: str, approver: str) -> None:
+    """Raise `RetentionError` where one person is both actor and approver, or there is no approver."""
+    if not approver or actor == approver:
+        raise RetentionError("a purge needs an approver who is not the actor", actor=actor, approver=approver)
+
+
 class PurgeFacts(NamedTuple):
     """What is on record of a purge, whatever the log: checkpoint and digest of the export, and who answers for it."""
 
@@ -194,9 +199,7 @@ class PurgeFacts(NamedTuple):
     reason: str
 
 
-def record_purges(
-    writer: LedgerWriter, clock: Clock, plans: Sequence[LogPlan], facts: PurgeFacts
-) -> None:
+def record_purges(writer: LedgerWriter, clock: Clock, plans: Sequence[LogPlan], facts: PurgeFacts) -> None:
     """Commit one `RetentionPurged` for each log before anything of it goes, many in a transaction."""
     at_us = clock.now_us()
     submit_all_durable(
@@ -258,7 +261,8 @@ def thin_dropped(engine: Engine) -> None:
                 dialect_of(connection).as_long_as_it_takes(connection)
                 check_no_holds(connection, [name])
                 thin_tiles(
-                    connection, tiles._replace(first=first, below=min(tiles.below, first + _TILES * TILE_WIDTH))
+                    connection,
+                    tiles._replace(first=first, below=min(tiles.below, first + _TILES * TILE_WIDTH)),
                 )
 
 
@@ -283,7 +287,8 @@ def _oldest_kept(connection: Connection, log: int, before_us: int, signed: int) 
     return min((idx, why) for idx, why in limits if idx is not None)
 
 
-def _check_exported(plan: LogPlan, verdict: ExportVerdict) -> None:
+def check_exported(plan: LogPlan, verdict: ExportVerdict) -> None:
+    """Raise `RetentionError` unless a verified export holds every leaf that would go."""
     held = next((log for log in verdict.logs if log.name == plan.log), None)
     if held is None or held.first > plan.first or held.end < plan.below:
         raise RetentionError(

@@ -75,7 +75,7 @@ def _empty(
     if not gone or 2 * gone < leaves:
         return 0
     run(
-        "INSERT INTO tree_nodes (log, level, idx, hash)"  # of a tile that goes whole its root is there
+        "INSERT INTO tree_nodes (log, level, idx, hash)"  # noqa: S608 - our own names; a tile that goes whole has its root
         " SELECT log, 0, idx, sha256('\\x00'::bytea || leaf) FROM (SELECT leaf.log, leaf.idx, leaf.leaf,"
         f" count(*) OVER (PARTITION BY leaf.log, leaf.idx / {TILE_WIDTH}) AS of_tile {dropped}) AS going"
         f" WHERE of_tile < {TILE_WIDTH}"

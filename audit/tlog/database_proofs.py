@@ -170,6 +170,11 @@ class LedgerProofs:
         idx, opening, note = self._noted(log, as_of)
         return HeadProof(opening, idx, tuple(_inclusion(self._halves(None), idx, note.size)), note.note)
 
+    def newest_openings(self, size: int) -> dict[str, tuple[int, RootLeafOpening]]:
+        """The newest root leaf of every sub-log among the first `size`, its place and what opens it, by name."""
+        rows = fetch_all(self._connection, _NEWEST_OPENINGS, (size,))
+        return {row[1]: (row[0], _opening(row)) for row in rows}
+
     def inclusion(self, log: str, idx: int, *, as_of: int | None = None) -> LeafProof:
         """Shows that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (rule 3)."""
         return self._inclusion(log, idx, as_of)[0]
@@ -266,6 +271,8 @@ _FIRST_NOTE = _NOTES + "WHERE size >= ? ORDER BY size LIMIT 1"
 _OPENINGS = (
     "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log "
 )
+_NEWEST_OF_EACH = "(SELECT max(b.idx) FROM root_leaves AS b WHERE b.idx < ? GROUP BY b.log)"
+_NEWEST_OPENINGS = _OPENINGS + "WHERE r.idx IN " + _NEWEST_OF_EACH
 _NOTED = """
 SELECT n.size, n.note, n.at_us, l.id, r.idx, l.name, r.size, r.root, r.salt
 FROM ({}) AS n LEFT JOIN logs AS l ON l.name = ? LEFT JOIN root_leaves AS r ON r.idx = (

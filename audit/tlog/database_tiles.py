@@ -60,8 +60,8 @@ class DroppedTileError(ProofError):
 
     def __init__(self, log: str, first: int, begins: int) -> None:
         super().__init__(
-            f"retention dropped leaves `{first}` to `{first + TILE_WIDTH - 1}` of log `{log}`, and kept their common hash"
-            f" alone: ask for leaves from `{begins}` on, and for sizes from there on or that are multiples of {TILE_WIDTH}",
+            f"retention dropped leaves `{first}` to `{first + TILE_WIDTH - 1}` of log `{log}` and kept their root"
+            f" alone: ask for leaves from `{begins}` on, for sizes from there on, or multiples of {TILE_WIDTH}",
             log=log,
             first=first,
             begins=begins,
