@@ -15,7 +15,7 @@ from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.events.batch import read_leaves
 
 
-class LeafRun(NamedTuple):
+class DroppedRun(NamedTuple):
     """Leaves of a log, the first of them at `first`."""
 
     log: int
@@ -25,10 +25,10 @@ class LeafRun(NamedTuple):
 
 def uncount(connection: Connection, log: int, first: int, leaves: Sequence[bytes]) -> None:
     """Take off what these leaves of a log counted, the first of them at `first`; verdicts over them go too."""
-    uncount_runs(connection, [LeafRun(log, first, leaves)])
+    uncount_runs(connection, [DroppedRun(log, first, leaves)])
 
 
-def uncount_runs(connection: Connection, runs: Sequence[LeafRun]) -> None:
+def uncount_runs(connection: Connection, runs: Sequence[DroppedRun]) -> None:
     """The same for a run of each of several logs."""
     drop_verdicts(connection)
     leaves = [leaf for run in runs for leaf in run.leaves]

@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, func, select
 
-from kvcustody.audit.counters.uncount import LeafRun, uncount_runs
+from kvcustody.audit.counters.uncount import DroppedRun, uncount_runs
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.bulk_insert import insert_rows
 from kvcustody.audit.database.dialect import dialect_of
@@ -59,7 +59,7 @@ def drop_leaves(connection: Connection, runs: Sequence[ExpiredLeaves]) -> None:
         rows = sorted(_delete(connection, events, runs, ", leaf"))
         _delete_inside(connection, tiles)
     found = {
-        log: LeafRun(log, of_log[0][1], [bytes(row[2]) for row in of_log])
+        log: DroppedRun(log, of_log[0][1], [bytes(row[2]) for row in of_log])
         for log, of_log in ((log, list(some)) for log, some in groupby(rows, key=lambda row: int(row[0])))
     }
     insert_rows(connection, tree_nodes, _partial(rows, found, tiles))
@@ -95,7 +95,7 @@ def _dropped_tiles(connection: Connection, run: ExpiredLeaves) -> ExpiredLeaves:
 
 
 def _partial(
-    rows: Sequence[Any], found: dict[int, LeafRun], tiles: Sequence[ExpiredLeaves]
+    rows: Sequence[Any], found: dict[int, DroppedRun], tiles: Sequence[ExpiredLeaves]
 ) -> Iterator[tuple[int, int, int, bytes]]:
     """The rows of `tree_nodes` for leaves that went from a tile in which others are left."""
     gone = {tile.log: tile for tile in tiles}

@@ -1,10 +1,11 @@
 """How long the ledger keeps the content of its leaves, and legal holds, which win.
 
 1. Only the content of a prefix of a tenant's log is dropped: leaves older than the limit, of processes that ended
-   before it, under a signed checkpoint. Their hashes stay, so every proof of what remains, and the roots, stay what
-   they were. The system log (policies, keys, workers, holds, purges) is kept whole.
+   before it, under a signed checkpoint. The roots of their tiles stay, and the hashes in the tile where what is left
+   begins, so every proof of what remains, and the roots, stay what they were (`drop_leaves`). The system log (policies,
+   keys, workers, holds, purges) is kept whole.
 2. Before that it was exported, and the export was verified here by the keys that were given: an export that does not
-   hold every leaf that would go is refused.
+   hold every leaf that would go is refused. `streamed_purge` writes one of just what goes.
 3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. A crash after
    it is finished by asking again.
 4. What was dropped is in no figure any more (`counters`), as in no row.
@@ -33,9 +34,8 @@ from kvcustody.audit.subjects.subject_key_store import empty_wal
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.verify.verify_export import ExportVerdict, verify_export
-from kvcustody.audit.writer.event_writer import LedgerWriter
-from kvcustody.audit.writer.record_operator_act import record_operator_act, recorder, submit_all_durable
-from kvcustody.clock import Clock, SystemClock
+from kvcustody.audit.writer.record_operator_act import record_operator_act, record_operator_acts
+from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 
 PLACED, LIFTED = "placed", "lifted"
@@ -172,9 +172,8 @@ def purge(
     for plan in plans:
         check_exported(plan, verdict)
     facts = PurgeFacts(verdict.root.size, digest, actor, approver, reason)
-    clock = clock or SystemClock()
-    with recorder(engine, clock) as writer:
-        record_purges(writer, clock, plans, facts)
+    if plans:
+        record_purges(engine, plans, facts, clock)
     _purge_months(engine, plans, before_us)
     for plan in plans:
         _purge_log(engine, plan, progress)
@@ -199,11 +198,14 @@ class PurgeFacts(NamedTuple):
     reason: str
 
 
-def record_purges(writer: LedgerWriter, clock: Clock, plans: Sequence[LogPlan], facts: PurgeFacts) -> None:
+def record_purges(
+    engine: Engine, plans: Sequence[LogPlan], facts: PurgeFacts, clock: Clock | None = None
+) -> None:
     """Commit one `RetentionPurged` for each log before anything of it goes, many in a transaction."""
-    at_us = clock.now_us()
-    submit_all_durable(
-        writer, [RetentionPurged(at_us, plan.log, plan.first, plan.below, *facts) for plan in plans]
+    record_operator_acts(
+        engine,
+        lambda at_us: [RetentionPurged(at_us, plan.log, plan.first, plan.below, *facts) for plan in plans],
+        clock=clock,
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +48,6 @@ from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.subjects.subject_key_store import empty_wal
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.verify.verify_export import verify_export
-from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.files import evidence_folder
 
@@ -121,6 +121,8 @@ def purge_to(
     if parts:
         contents = CheckpointContents(LedgerSource(engine))
         evidence_folder(folder)
+        for draft in folder.glob(".part-*.partial"):  # of a try that was killed; nothing reads it
+            shutil.rmtree(draft)
         people = (actor, approver, reason)
         purge = _Purge(engine, contents, keys, people, parts, progress, clock or SystemClock())
         made = purge.run(jobs)
@@ -313,8 +315,7 @@ class _Purge:
             if known.get(run.log, -1) < run.end
         ]
         if plans:
-            with recorder(self._engine, self._clock) as writer:
-                record_purges(writer, self._clock, plans, facts)
+            record_purges(self._engine, plans, facts, self._clock)
 
     def _drop(self, part: _Part) -> None:
         group: dict[str, ExpiredLeaves] = {}

@@ -19,17 +19,31 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.events import Event
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.writer.event_writer import EventWriter, LedgerWriter
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
 
-_ACTS = 1000  # that are waited for as long as one
+_TOGETHER = 1000  # acts that are waited for as long as one
 
 
 def record_operator_act(engine: Engine, make: Callable[[int], Event], *, clock: Clock | None = None) -> None:
     """Commit the event that `make(at_us)` gives; `at_us` is the boot-time moment (rule 1)."""
+    record_operator_acts(engine, lambda at_us: [make(at_us)], clock=clock)
+
+
+def record_operator_acts(
+    engine: Engine, make: Callable[[int], Sequence[Event]], *, clock: Clock | None = None
+) -> None:
+    """The same for several events that one act stands on, in few transactions: where this raises, some may be there."""
     clock = clock or SystemClock()
     with recorder(engine, clock) as writer:
-        writer.submit_durable(make(clock.now_us()))
+        acts = make(clock.now_us())
+        decided = [threading.Event() for _ in acts]
+        awaited = [writer.begin_durable(act, each.set) for act, each in zip(acts, decided, strict=True)]
+        deadline = time.monotonic() + writer.durable_seconds * (1 + len(acts) // _TOGETHER)
+        for each in decided:
+            each.wait(max(0.0, deadline - time.monotonic()))
+        for act in awaited:
+            writer.end_durable(act)
 
 
 @contextmanager
@@ -53,17 +67,3 @@ def recorder(
             clear_names=clear_names,
         ) as writer:
             yield writer
-
-
-def submit_all_durable(writer: LedgerWriter, acts: Sequence[Event]) -> None:
-    """Record class A events that one act stands on, as `submit_durable` does, with one wait and few transactions.
-
-    Raises `LedgerUnavailable` where any of them is not committed: the act must not happen, though others may be.
-    """
-    decided = threading.Semaphore(0)
-    awaited = [writer.begin_durable(act, decided.release) for act in acts]
-    deadline = time.monotonic() + writer.durable_seconds * (1 + len(acts) // _ACTS)
-    for _ in awaited:
-        decided.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    for each in awaited:
-        writer.end_durable(each)
