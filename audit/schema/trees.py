@@ -3,8 +3,8 @@
 1. Every row here is a function of the leaves and of the salts of the root log; `fsck` computes all of it again.
 2. Rows are only inserted, but for hashes that retention lets go (rule 3), for the one row of `root_log`, which is the
    root log's place to lock and its frontier, and for `unsealed_heads`: each commit says there to what size it brought a
-   sub-log, and whoever seals deletes what the new checkpoint covers. `newest_us` is the time of the newest leaf that the
-   commit added to the sub-log, `grown_us` when it did.
+   sub-log, and whoever seals deletes what the new checkpoint covers. `newest_us` is the time of the newest leaf that
+   the commit added to the sub-log, `grown_us` when it did.
 3. `tree_nodes` holds the hashes of tile level 1 and above, one a row: hash `idx` of `level` is the root of the leaves
    `idx * 256**level` up to `(idx + 1) * 256**level`. Levels from 16 on are half levels (`merkle.Grown`): a proof
    reads 16 of them instead of hashing 256 below, as it does where they are absent. Level 0 is hashed again from the
