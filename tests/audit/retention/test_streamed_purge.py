@@ -25,11 +25,14 @@ from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.manifest import MANIFEST, VERIFIER, parse_manifest
 from kvcustody.audit.retention import purge_and_legal_hold, streamed_purge
 from kvcustody.audit.retention.purge_and_legal_hold import (
+    LogPlan,
+    PurgeFacts,
     RetentionError,
     drop_runs,
     lift_hold,
     place_hold,
     purge,
+    record_purges,
     thin_dropped,
 )
 from kvcustody.audit.retention.streamed_purge import PurgeResult, purge_to
@@ -247,14 +250,18 @@ def test_a_hash_that_is_missing_is_no_purge(aged_file: Aged, tmp_path: Path, ung
         assert any("are missing before" in problem.what for problem in report.problems), report.problems
 
 
-def test_leaves_that_are_gone_beyond_what_is_on_record_are_found(aged: Aged, unguarded: Any) -> None:
-    """A purge of the whole tile, but for its record; the control is the record."""
+@pytest.mark.parametrize("below", [200, 300])
+def test_leaves_that_are_gone_without_a_purge_on_record_are_found(aged: Aged, below: int) -> None:
+    """All of a purge, of a part of a tile or of more, but for its record; the record is the control."""
     with aged.store.connect() as connection:
         log = connection.scalars(select(logs.c.id).where(logs.c.name == ACME)).one()
-    drop_runs(aged.store, {ACME: ExpiredLeaves(log, 0, 300)})
+    drop_runs(aged.store, {ACME: ExpiredLeaves(log, 0, below)})
     with aged.store.connect() as connection:
-        problems = [str(problem) for problem in fsck(connection).problems]
-    assert any(ACME in problem for problem in problems)
+        assert ACME in {problem.log for problem in fsck(connection).problems}
+    facts = PurgeFacts(aged.size, "sha256", "one", "two", "age")
+    record_purges(aged.store, [LogPlan(ACME, 0, below, "")], facts)
+    with aged.store.connect() as connection:
+        assert fsck(connection).ok
 
 
 def test_later_purges_pass_the_tile_that_was_left(
