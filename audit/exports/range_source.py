@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count, takewhile
 
 from sqlalchemy import Connection
 
@@ -146,12 +147,7 @@ class RangeSource:
         found = {}
         for each, (log, first, _) in zip(ranges, asked, strict=True):
             there = by_log.get(log, {})
-            places = range(first, first + len(there))
-            found[each.log] = [there[idx] for idx in places if idx in there]
-            if len(found[each.log]) != len(there):  # a gap: what is before it
-                found[each.log] = [
-                    there[idx] for idx in range(first, next(i for i in places if i not in there))
-                ]
+            found[each.log] = [there[idx] for idx in takewhile(there.__contains__, count(first))]
         return found
 
 

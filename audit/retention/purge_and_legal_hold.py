@@ -30,6 +30,7 @@ from kvcustody.audit.retention.drop_leaves import drop_leaves, thin_tiles, tiles
 from kvcustody.audit.retention.truncate_month import ExpiredLeaves, empty_old_months
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.schema.retention import legal_holds
+from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.subjects.subject_key_store import empty_wal
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
@@ -163,15 +164,11 @@ def purge(
     Raises `RetentionError` where the export does not hold it, or where one person is both actor and approver.
     """
     check_people(actor, approver)
-    verdict = verify_export(export, keys)
-    if not verdict.ok:
-        raise RetentionError(f"export `{export}` is not sound: {verdict.problems[0]}", path=export)
-    digest = hashlib.sha256((export / MANIFEST).read_bytes()).hexdigest()
+    verdict, facts = read_back(engine, export, keys, (actor, approver, reason))
     with engine.connect() as connection:
         plans = [plan for plan in plan_purge(connection, before_us) if plan.leaves]
     for plan in plans:
         check_exported(plan, verdict)
-    facts = PurgeFacts(verdict.root.size, digest, actor, approver, reason)
     if plans:
         record_purges(engine, plans, facts, clock)
     _purge_months(engine, plans, before_us)
@@ -196,6 +193,22 @@ class PurgeFacts(NamedTuple):
     actor: str
     approver: str
     reason: str
+
+
+def read_back(
+    engine: Engine, export: Path, keys: Sequence[str], people: tuple[str, str, str]
+) -> tuple[ExportVerdict, PurgeFacts]:
+    """The verdict on a sound export of this very ledger, and what is recorded of it; else raises `RetentionError`."""
+    manifest = export / MANIFEST
+    digest = hashlib.sha256(manifest.read_bytes() if manifest.is_file() else b"").hexdigest()
+    verdict = verify_export(export, keys)
+    if not verdict.ok:
+        raise RetentionError(f"export `{export}` is not sound: {verdict.problems[0]}", path=export)
+    mine = select(checkpoints.c.root).where(checkpoints.c.size == verdict.root.size)
+    with engine.connect() as connection:
+        if bytes(connection.scalar(mine) or b"") != verdict.root.root:
+            raise RetentionError(f"export `{export}` is of another ledger than this one", path=export)
+    return verdict, PurgeFacts(verdict.root.size, digest, *people)
 
 
 def record_purges(

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import threading
@@ -40,6 +39,7 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
     check_people,
     drop_runs,
     plan_purge,
+    read_back,
     record_purges,
     thin_dropped,
 )
@@ -47,7 +47,6 @@ from kvcustody.audit.retention.truncate_month import ExpiredLeaves
 from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.subjects.subject_key_store import empty_wal
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
-from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.files import evidence_folder
 
@@ -293,13 +292,10 @@ class _Purge:
 
     def _verify(self, part: _Part) -> PurgeFacts:
         """Read the part back, by the caller's keys (rule 1); raises `RetentionError`."""
-        digest = hashlib.sha256((part.path / MANIFEST).read_bytes()).hexdigest()
-        verdict = verify_export(part.path, self._keys)
-        if not verdict.ok:
-            raise RetentionError(f"export `{part.path}` is not sound: {verdict.problems[0]}", path=part.path)
+        verdict, facts = read_back(self._engine, part.path, self._keys, self._people)
         for run in part.runs.values():
             check_exported(LogPlan(run.log, run.first, run.end, ""), verdict)
-        return PurgeFacts(verdict.root.size, digest, *self._people)
+        return facts
 
     def _record(self, part: _Part, facts: PurgeFacts) -> None:
         """Put on record what goes, but for what an interrupted purge already did (rule 3)."""

@@ -307,7 +307,7 @@ class Killed(BaseException):
 POINTS: dict[str, tuple[Any, str]] = {
     "write": (streamed_purge, "write_export"),
     "publish": (export_writer, "publish_folder"),
-    "verify": (streamed_purge, "verify_export"),
+    "verify": (streamed_purge, "read_back"),
     "record": (streamed_purge, "record_purges"),
     "drop": (streamed_purge, "drop_runs"),
     "drop-transaction": (purge_and_legal_hold, "drop_leaves"),
@@ -472,6 +472,29 @@ def test_a_part_of_another_key_a_foreign_folder_and_one_person_are_refused(
         ask(aged_file, tmp_path)
     with aged_file.store.connect() as connection:
         assert {log: _leaves(connection, log) for log in aged_file.leaves} == aged_file.leaves
+
+
+def test_an_export_of_another_ledger_of_the_same_key_drops_nothing(
+    aged_file: Aged, postgres_store: Engine, make_writer: Any, tmp_path: Path
+) -> None:
+    """The same logs, as long: the leaves are others. Either way of a purge; its own export is the control."""
+    (tmp_path / "elsewhere").mkdir()
+    other = age(postgres_store, make_writer, tmp_path / "elsewhere")
+    people = {"actor": "a", "approver": "b", "reason": "r"}
+    write_export(tmp_path / "theirs", LedgerSource(other.store), made_at_us=1)
+    with pytest.raises(RetentionError, match="another ledger"):
+        purge(aged_file.store, aged_file.limit_us, tmp_path / "theirs", [VKEY], **people)
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, "record", "before", 1)
+        with pytest.raises(Killed):
+            purge_to(other.store, other.limit_us, tmp_path / "purged", [VKEY], **people)
+    with pytest.raises(RetentionError, match="another ledger"):
+        ask(aged_file, tmp_path)
+    with aged_file.store.connect() as connection:
+        assert {log: _leaves(connection, log) for log in aged_file.leaves} == aged_file.leaves
+    shutil.rmtree(tmp_path / "purged")
+    ask(aged_file, tmp_path)
+    check_purged(aged_file, tmp_path)
 
 
 def test_a_hold_that_comes_midway_stops_it_and_is_asked_again(aged: Aged, tmp_path: Path) -> None:
