@@ -47,6 +47,8 @@ from kvcustody.audit.retention.truncate_month import ExpiredLeaves
 from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.subjects.subject_key_store import empty_wal
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
+from kvcustody.audit.tlog.tiles import read_plain_file
+from kvcustody.audit.verify.verify_export import MANIFEST_BYTES_MAX
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.files import evidence_folder
 
@@ -153,7 +155,7 @@ def _plan_parts(
     parts = []
     for number in numbers:
         part = _Part(folder / f"part-{number:06d}", {}, True)
-        for log in parse_manifest((part.path / MANIFEST).read_bytes()).logs:
+        for log in parse_manifest(read_plain_file(part.path, MANIFEST, MANIFEST_BYTES_MAX)).logs:
             left: list[LeafRange] = []
             for run in rest.get(log.name, ()):
                 first, end = max(run.first, log.range.first), min(run.end, log.range.end)

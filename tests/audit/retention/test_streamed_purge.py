@@ -455,6 +455,13 @@ def test_an_export_that_was_changed_before_it_was_read_back_drops_nothing(
         assert connection.scalar(select(func.count()).select_from(retention_purges)) == 0
     with pytest.raises(RetentionError, match="not sound"):  # nor when asked again: the part stays as it is
         ask(aged_file, tmp_path)
+    (tmp_path / "purged" / "part-000001" / MANIFEST).unlink()
+    with pytest.raises(LedgerError, match="cannot be read"):
+        ask(aged_file, tmp_path)
+    shutil.rmtree(tmp_path / "purged" / "part-000001")  # what its place says: nothing of it went
+    monkeypatch.setattr(streamed_purge, "write_export", real)
+    ask(aged_file, tmp_path)
+    check_purged(aged_file, tmp_path)
 
 
 def test_a_part_of_another_key_a_foreign_folder_and_one_person_are_refused(
