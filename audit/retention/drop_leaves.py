@@ -34,19 +34,20 @@ _INSIDE = (
     (0, 0),
     (HALF, HALF_HEIGHT),
 )  # levels below a tile's root, and how many leaves are under each hash (log2)
+# Materialized: what was just dropped is passed over once for each log, to find the first leaf that is there.
 _TO_THIN = f"""
+WITH purged AS MATERIALIZED (
+    SELECT l.id AS log, l.name, max(p.below) AS below, (SELECT min(e.idx) FROM events AS e WHERE e.log = l.id) AS first
+    FROM retention_purges AS p JOIN logs AS l ON l.name = p.of_log GROUP BY l.id, l.name
+), gone AS MATERIALIZED (
+    SELECT log, name, CASE WHEN first < below THEN first ELSE below END / {TILE_WIDTH} * {TILE_WIDTH} AS below
+    FROM purged
+)
 SELECT log, name, below,
     (SELECT min(n.idx) FROM tree_nodes AS n WHERE n.log = gone.log AND n.level = 0 AND n.idx < gone.below),
     (SELECT min(n.idx) FROM tree_nodes AS n WHERE n.log = gone.log AND n.level = {HALF}
         AND n.idx < gone.below / {1 << HALF_HEIGHT})
-FROM (
-    SELECT log, name, CASE WHEN standing < below THEN standing ELSE below END / {TILE_WIDTH} * {TILE_WIDTH} AS below
-    FROM (
-        SELECT l.id AS log, l.name, max(p.below) AS below,
-            (SELECT min(e.idx) FROM events AS e WHERE e.log = l.id) AS standing
-        FROM retention_purges AS p JOIN logs AS l ON l.name = p.of_log GROUP BY l.id, l.name
-    ) AS purged
-) AS gone
+FROM gone
 """  # noqa: S608 - our own numbers
 
 
