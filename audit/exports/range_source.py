@@ -51,6 +51,7 @@ class CheckpointContents:
     def ranges(self, ranges: Sequence[LeafRange]) -> Iterator[RangeSource]:
         """These runs, at most one of each log, read through one connection."""
         with self._source.connect() as connection:
+            dialect_of(connection).look_up_by_index(connection)
             yield RangeSource(connection, self, ranges)
 
 

@@ -260,6 +260,7 @@ def drop_runs(engine: Engine, runs: Mapping[str, ExpiredLeaves]) -> None:
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
         dialect_of(connection).as_long_as_it_takes(connection)
         check_no_holds(connection, runs)
+        dialect_of(connection).look_up_by_index(connection)
         drop_leaves(connection, list(runs.values()))
 
 

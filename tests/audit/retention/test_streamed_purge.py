@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, delete, event, func, insert, select, 
 
 from kvcustody.audit.counters.fold import fold
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.postgres_roles import RETENTION, set_up_roles
 from kvcustody.audit.events import Event, ResidencyOpened, WorkerStarted, WorkerStopped, log_of
@@ -365,6 +366,7 @@ def test_a_process_that_is_really_gone(aged_file: Aged, tmp_path: Path, point: s
     program = f"""
 import os, sys
 from pathlib import Path
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.retention import streamed_purge
 import {module.__name__} as module
@@ -603,6 +605,32 @@ def test_many_small_logs_go_in_few_transactions(any_store: Engine, make_writer: 
     check_purged(aged, tmp_path, tenants)
     with any_store.connect() as connection:
         assert connection.scalar(select(func.count()).select_from(retention_purges)) == 200
+
+
+def test_what_is_left_of_a_large_ledger_is_not_read_again(
+    postgres_store: Engine, make_writer: Any, tmp_path: Path
+) -> None:
+    """No table is scanned for a group of runs, whatever the statistics say; the control is what the planner would."""
+    aged = age(postgres_store, make_writer, tmp_path, {f"tenant-{n}": 600 for n in range(6)})
+    with postgres_store.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("ANALYZE")
+    with postgres_store.connect() as connection:
+        of = list(connection.scalars(select(logs.c.id).where(logs.c.name != "system")))[:4]
+        runs = "unnest(%s::int4[], %s::int8[], %s::int8[]) AS run (log, a, b)"
+        asked = f"EXPLAIN DELETE FROM residencies AS t USING {runs}"
+        where = " WHERE t.log = run.log AND t.idx >= run.a AND t.idx < run.b"
+        plans = []
+        for by_index in (False, True):
+            if by_index:
+                dialect_of(connection).look_up_by_index(connection)
+            rows = connection.exec_driver_sql(asked + where, (of, [0] * 4, [256] * 4)).scalars()
+            plans.append("Seq Scan on residencies" in "\n".join(rows))
+    assert plans == [True, False]
+    statements: list[str] = []
+    event.listen(postgres_store, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    ask(aged, tmp_path)
+    drops = [n for n, text in enumerate(statements) if text.startswith("DELETE FROM events")]
+    assert drops and all("SET LOCAL enable_seqscan = off" in statements[max(0, n - 120) : n] for n in drops)
 
 
 def test_retention_lets_go_of_no_root_of_a_tile(aged: Aged, tmp_path: Path) -> None:
