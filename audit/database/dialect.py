@@ -68,6 +68,11 @@ class Dialect:
         """No statement of this transaction is ended for its time."""
         connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
 
+    def look_up_by_index(self, connection: Connection) -> None:
+        """Joins of this transaction go by indexes: how few rows a range of places has, the planner cannot know."""
+        for way in ("seqscan", "hashjoin", "mergejoin"):
+            connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
+
     def wait_for_locks_at_most(self, connection: Connection, milliseconds: int) -> None:
         """The transaction fails where a lock takes longer."""
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
@@ -130,6 +135,9 @@ class _Sqlite(Dialect):
 
     def as_long_as_it_takes(self, connection: Connection) -> None:
         """As every statement here may."""
+
+    def look_up_by_index(self, connection: Connection) -> None:
+        """As every range here is."""
 
     def wait_for_locks_at_most(self, connection: Connection, milliseconds: int) -> None:
         """A writer has locked everything when it begins."""

@@ -101,7 +101,7 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     yield f"GRANT DELETE ON coverage_hours, coverage_pass TO {RETENTION}"
     yield f"GRANT INSERT ON signed_checkpoints TO {SIGNER}"
     yield f"GRANT INSERT ON tree_nodes TO {RETENTION}"
-    yield f"GRANT DELETE ON {', '.join(('events', *derived))} TO {RETENTION}"
+    yield f"GRANT DELETE ON {', '.join(('events', 'tree_nodes', *derived))} TO {RETENTION}"
     seen = ", ".join((*by_tenant, "logs", "checkpoints", "signed_checkpoints", "coverage_pass", *_LIVES))
     yield f"GRANT SELECT ON {seen} TO {READER}"
     yield from _policies(by_tenant)

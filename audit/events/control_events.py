@@ -95,7 +95,7 @@ class GrantsRevoked(LifecycleEvent, frozen=True, tag="grants-revoked"):
 
 
 class RetentionPurged(GuardingEvent, frozen=True, tag="retention-purged"):
-    """The content of a log's leaves below `below` is about to be dropped; their hashes stay (class A).
+    """The content of a log's leaves below `below` is about to be dropped; hashes over them stay (class A).
 
     `first` is the first of them that still had content. `size` and `digest` name what was exported before: the
     checkpoint by its root leaves, and SHA-256 of the export's manifest. `approver` is another person than `actor`.

@@ -48,12 +48,24 @@ _ROOT_LINES = 1 << 12
 Progress = Callable[[str, int, int], None]  # log, leaves done, leaves in all
 
 
+class LeafRange(NamedTuple):
+    """Leaves of a log from `first` up to and without `end`."""
+
+    log: str
+    first: int
+    end: int
+
+
 class ExportSelection(NamedTuple):
-    """Which leaves to export: of these logs (empty: all), between these times (None: no bound)."""
+    """Which leaves to export: of these logs (empty: all), between these times (None: no bound).
+
+    `ranges` names them by their places instead, one run of each log at most.
+    """
 
     logs: tuple[str, ...] = ()
     since_us: int | None = None
     until_us: int | None = None
+    ranges: tuple[LeafRange, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -71,6 +83,7 @@ class _Ask:
     logs: list[str]
     since_us: int | None
     until_us: int | None
+    ranges: list[list[Any]]
 
 
 def write_export(
@@ -82,13 +95,19 @@ def write_export(
     made_at_us: int,
     progress: Progress | None = None,
     chunk_leaves: int = CHUNK_LEAVES,
+    resumable: bool = True,
 ) -> ExportManifest:
-    """Write the export and return its manifest; raises `ExportError`, leaving what is done for the next try."""
+    """Write the export and return its manifest; raises `ExportError`, leaving what is done for the next try.
+
+    Without `resumable` a next try begins anew, and files are made durable together, when the export is whole: for one
+    of many small files.
+    """
     if os.path.lexists(folder):
         raise ExportError(f"export `{folder}` is there already; choose another place", path=folder)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
-        made = _Export(partial, source, selection, form, progress or _silent, chunk_leaves).write(made_at_us)
+        export = _Export(partial, source, selection, form, progress or _silent, chunk_leaves, resumable)
+        made = export.write(made_at_us)
         publish_folder(partial, folder)
     except OSError as problem:
         raise ExportError(f"export `{folder}`: {problem.strerror}", path=folder) from problem
@@ -114,6 +133,7 @@ class _Export:
         form: LeafFormat,
         progress: Progress,
         chunk_leaves: int,
+        resumable: bool,
     ) -> None:
         note = parse_note(source.note)
         self._checkpoint = parse_checkpoint(note.text)
@@ -125,12 +145,15 @@ class _Export:
         self._form = form
         self._progress = progress
         self._chunk_leaves = chunk_leaves
+        self._resumable = resumable
+        self._put = _write if resumable else _write_plain
+        self._ranges = {each.log: (each.first, each.end) for each in selection.ranges}
         self._done: dict[str, list[dict[str, Any]]] = {}
 
     def write(self, made_at_us: int) -> ExportManifest:
         logs = self._chosen()
         self._open()
-        _write(self._partial / CHECKPOINT, self._source.note)
+        self._put(self._partial / CHECKPOINT, self._source.note)
         exported = tuple(self._log(log, f"logs/{number:06d}") for number, log in enumerate(logs, 1))
         if self._selection.whole:
             _write_lines(self._partial / OPENINGS, self._source.root_leaves())
@@ -138,7 +161,7 @@ class _Export:
         stamps, stamped = stamp_files(self._source.stamps())
         for path, data in (key_files | stamped).items():
             (self._partial / path).parent.mkdir(exist_ok=True)
-            _write(self._partial / path, data)
+            self._put(self._partial / path, data)
         manifest = ExportManifest(
             self._checkpoint.origin,
             self._checkpoint.head,
@@ -151,13 +174,14 @@ class _Export:
             stamps,
             self._source.marked(),
         )
-        _write(self._partial / VERIFIER, standalone())
-        _write(self._partial / MANIFEST, manifest_bytes(manifest))
-        (self._partial / _STATE).unlink()
+        self._put(self._partial / VERIFIER, standalone())
+        self._put(self._partial / MANIFEST, manifest_bytes(manifest))
+        (self._partial / _STATE).unlink(missing_ok=True)
         return manifest
 
     def _chosen(self) -> Sequence[SubLog]:
-        wanted, found = self._selection.logs, self._source.logs()
+        found = self._source.logs()
+        wanted = self._selection.logs or tuple(self._ranges)
         missing = sorted(set(wanted) - {log.name for log in found})
         if missing:
             raise ExportError(
@@ -176,10 +200,11 @@ class _Export:
                 sorted(self._selection.logs),
                 self._selection.since_us,
                 self._selection.until_us,
+                [list(each) for each in self._selection.ranges],
             )
         )
         state = self._partial / _STATE
-        if state.is_file():
+        if self._resumable and state.is_file():
             kept = json.loads(state.read_bytes())
             if kept["ask"] == ask:
                 self._done = kept["done"]
@@ -191,6 +216,8 @@ class _Export:
         self._save(ask)
 
     def _save(self, ask: dict[str, Any] | None = None) -> None:
+        if not self._resumable:
+            return
         path = self._partial / _STATE
         ask = ask or json.loads(path.read_bytes())["ask"]
         _write(path, json.dumps({"ask": ask, "done": self._done}).encode())
@@ -215,12 +242,14 @@ class _Export:
             at = frontier.size
             self._progress(log.name, at - first, end - first)
         self._check(log, proof, frontier)
-        _write(self._partial / folder / HEAD_PROOF, log.proof.to_bytes())
+        self._put(self._partial / folder / HEAD_PROOF, log.proof.to_bytes())
         return ExportedLog(
             log.name, folder, log.head, proof, log.purged_below, digest.hexdigest(), tuple(files)
         )
 
     def _range(self, log: SubLog) -> tuple[int, int]:
+        if self._ranges:
+            return self._ranges[log.name]
         first, end = log.purged_below, log.head.size
         if self._selection.since_us is not None or self._selection.until_us is not None:
             low, high = self._source.span(log.name, self._selection.since_us, self._selection.until_us)
@@ -230,7 +259,7 @@ class _Export:
     def _chunk(self, name: str, folder: str, first: int, leaves: list[bytes]) -> ExportFile:
         path = f"{folder}/{first:012d}.{self._form}"
         data = encode(self._form, name, first, leaves)
-        _write(self._partial / path, data)
+        self._put(self._partial / path, data)
         made = ExportFile(path, first, len(leaves), len(data), hashlib.sha256(data).hexdigest())
         self._done.setdefault(name, []).append(asdict(made))
         self._save()
@@ -264,6 +293,13 @@ def _write_lines(path: Path, root_leaves: Iterator[RootLeaf]) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     write_file(path, data, mode=evidence_mode())
+
+
+def _write_plain(path: Path, data: bytes) -> None:
+    """Put a new file there; `publish_folder` makes it durable with the others."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(path, flags, evidence_mode()), "wb") as file:  # noqa: PTH123 - a descriptor
+        file.write(data)
 
 
 def _silent(log: str, done: int, total: int) -> None:

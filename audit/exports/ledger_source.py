@@ -38,7 +38,11 @@ class LedgerSource:
                 raise ExportError(f"the checkpoint of `{as_of}` root leaves is not signed", as_of=as_of)
             self.size, self._note = signed.size, witnessed_note(connection, signed.size)
             query = select(logs.c.id, logs.c.name)
-            self._ids: dict[str, int] = {row.name: row.id for row in connection.execute(query)}
+            self.ids: dict[str, int] = {row.name: row.id for row in connection.execute(query)}
+
+    def connect(self) -> Connection:
+        """A connection to the ledger, for the caller to close."""
+        return self._engine.connect()
 
     @property
     def note(self) -> bytes:
@@ -69,7 +73,7 @@ class LedgerSource:
         while at < end:
             query = (
                 select(column.idx, column.leaf)
-                .where(column.log == self._ids[name], column.idx >= at, column.idx < min(end, at + _PAGE))
+                .where(column.log == self.ids[name], column.idx >= at, column.idx < min(end, at + _PAGE))
                 .order_by(column.idx)
             )
             with self._engine.connect() as connection:
@@ -93,7 +97,7 @@ class LedgerSource:
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
         """The shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
         column = events.c
-        query = select(func.min(column.idx), func.max(column.idx)).where(column.log == self._ids[name])
+        query = select(func.min(column.idx), func.max(column.idx)).where(column.log == self.ids[name])
         if since_us is not None:
             query = query.where(column.at_us >= since_us)
         if until_us is not None:
@@ -112,7 +116,7 @@ class LedgerSource:
         """Every handover of the signing key under the checkpoint, in order."""
         with self._engine.connect() as connection:
             proofs = LedgerProofs(connection)
-            if SYSTEM not in self._ids:
+            if SYSTEM not in self.ids:
                 return ()
             below = proofs.head(SYSTEM, as_of=self.size).size
             return [
@@ -142,7 +146,7 @@ class LedgerSource:
 
     def _purged_below(self, connection: Connection, name: str) -> int:
         below = select(func.max(retention_purges.c.below)).where(retention_purges.c.of_log == name)
-        first = select(func.min(events.c.idx)).where(events.c.log == self._ids[name])
+        first = select(func.min(events.c.idx)).where(events.c.log == self.ids[name])
         planned = connection.scalar(below)
         if planned is None:
             return 0  # a leaf that is missing all the same is a fault, and the export will say so

@@ -1,10 +1,11 @@
 """How long the ledger keeps the content of its leaves, and legal holds, which win.
 
 1. Only the content of a prefix of a tenant's log is dropped: leaves older than the limit, of processes that ended
-   before it, under a signed checkpoint. Their hashes stay, so every proof of what remains, and the roots, stay what
-   they were. The system log (policies, keys, workers, holds, purges) is kept whole.
+   before it, under a signed checkpoint. The roots of their tiles stay, and the hashes in the tile where what is left
+   begins, so every proof of what remains, and the roots, stay what they were (`drop_leaves`). The system log (policies,
+   keys, workers, holds, purges) is kept whole.
 2. Before that it was exported, and the export was verified here by the keys that were given: an export that does not
-   hold every leaf that would go is refused.
+   hold every leaf that would go is refused. `streamed_purge` writes one of just what goes.
 3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. A crash after
    it is finished by asking again.
 4. What was dropped is in no figure any more (`counters`), as in no row.
@@ -20,36 +21,36 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, and_, func, or_, select
 
-from kvcustody.audit.counters.uncount import uncount
-from kvcustody.audit.database.append_only_triggers import triggers_lifted
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
 from kvcustody.audit.exports.manifest import MANIFEST
 from kvcustody.audit.processes.open_processes import may_hold_custody
 from kvcustody.audit.processes.work_periods import ENDS, RETURNED, LifeLeaf, about, life_leaves
+from kvcustody.audit.retention.drop_leaves import drop_leaves, thin_tiles, tiles_to_thin
 from kvcustody.audit.retention.free_space import free_space
 from kvcustody.audit.retention.truncate_month import ExpiredLeaves, empty_old_months
-from kvcustody.audit.schema.all_tables import projections
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.schema.retention import legal_holds
-from kvcustody.audit.schema.trees import tree_nodes
+from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.merkle import leaf_hash
+from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.verify.stated_times import LedgerTimes
 from kvcustody.audit.verify.verify_export import ExportVerdict, verify_export
-from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.audit.writer.record_operator_act import record_operator_act, record_operator_acts
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 from kvcustody.times import SECOND_US
 
 PLACED, LIFTED = "placed", "lifted"
-_STEP = 2000
+_STEP_TILES = 8  # of one transaction that drops leaves
+_TILES = 256  # of one that thins
 
 
 class RetentionError(LedgerError):
@@ -98,6 +99,15 @@ def check_no_hold(connection: Connection, tenant: str | None) -> None:
     """Raise `RetentionError` under a hold on this tenant, or on everything."""
     for hold in active_holds(connection):
         if hold.tenant in (None, tenant):
+            raise RetentionError(f"legal hold `{hold.hold}` ({hold.reason}) forbids it", hold=hold.hold)
+
+
+def check_no_holds(connection: Connection, names: Iterable[str]) -> None:
+    """The same for these logs, by name."""
+    holds = {hold.tenant: hold for hold in active_holds(connection)}
+    for name in names if holds else ():
+        hold = holds.get(None) or holds.get(_tenant(name))
+        if hold is not None:
             raise RetentionError(f"legal hold `{hold.hold}` ({hold.reason}) forbids it", hold=hold.hold)
 
 
@@ -164,31 +174,62 @@ def purge(
 
     Raises `RetentionError` where the export does not hold it, or where one person is both actor and approver.
     """
-    if not approver or actor == approver:
-        raise RetentionError("a purge needs an approver who is not the actor", actor=actor, approver=approver)
-    verdict = verify_export(export, keys)
-    if not verdict.ok:
-        raise RetentionError(f"export `{export}` is not sound: {verdict.problems[0]}", path=export)
-    digest = hashlib.sha256((export / MANIFEST).read_bytes()).hexdigest()
+    check_people(actor, approver)
+    verdict, facts = read_back(engine, export, keys, (actor, approver, reason))
     with engine.connect() as connection:
         plans = [plan for plan in plan_purge(connection, before_us) if plan.leaves]
     for plan in plans:
-        _check_exported(plan, verdict)
-    for plan in plans:
-        facts = (verdict.root.size, digest, actor, approver, reason)
-        _record(engine, plan, facts, clock)
+        check_exported(plan, verdict)
+    if plans:
+        record_purges(engine, plans, facts, clock)
     _purge_months(engine, plans, before_us)
     for plan in plans:
         _purge_log(engine, plan, progress)
+    thin_dropped(engine)
     free_space(engine, before_us)
     return tuple(plans)
 
 
-def _record(
-    engine: Engine, plan: LogPlan, facts: tuple[int, str, str, str, str], clock: Clock | None
+def check_people(actor: str, approver: str) -> None:
+    """Raise `RetentionError` where one person is both actor and approver, or there is no approver."""
+    if not approver or actor == approver:
+        raise RetentionError("a purge needs an approver who is not the actor", actor=actor, approver=approver)
+
+
+class PurgeFacts(NamedTuple):
+    """What is on record of a purge, whatever the log: checkpoint and digest of the export, and who answers for it."""
+
+    size: int
+    digest: str
+    actor: str
+    approver: str
+    reason: str
+
+
+def read_back(
+    engine: Engine, export: Path, keys: Sequence[str], people: tuple[str, str, str]
+) -> tuple[ExportVerdict, PurgeFacts]:
+    """The verdict on a sound export of this very ledger, and what is recorded of it; else raises `RetentionError`."""
+    manifest = export / MANIFEST
+    digest = hashlib.sha256(manifest.read_bytes() if manifest.is_file() else b"").hexdigest()
+    verdict = verify_export(export, keys)
+    if not verdict.ok:
+        raise RetentionError(f"export `{export}` is not sound: {verdict.problems[0]}", path=export)
+    mine = select(checkpoints.c.root).where(checkpoints.c.size == verdict.root.size)
+    with engine.connect() as connection:
+        if bytes(connection.scalar(mine) or b"") != verdict.root.root:
+            raise RetentionError(f"export `{export}` is of another ledger than this one", path=export)
+    return verdict, PurgeFacts(verdict.root.size, digest, *people)
+
+
+def record_purges(
+    engine: Engine, plans: Sequence[LogPlan], facts: PurgeFacts, clock: Clock | None = None
 ) -> None:
-    record_operator_act(
-        engine, lambda at_us: RetentionPurged(at_us, plan.log, plan.first, plan.below, *facts), clock=clock
+    """Commit one `RetentionPurged` for each log before anything of it goes, many in a transaction."""
+    record_operator_acts(
+        engine,
+        lambda at_us: [RetentionPurged(at_us, plan.log, plan.first, plan.below, *facts) for plan in plans],
+        clock=clock,
     )
 
 
@@ -199,54 +240,61 @@ def _purge_months(engine: Engine, plans: Sequence[LogPlan], before_us: int) -> N
     going = [ExpiredLeaves(ids[plan.log], plan.first, plan.below) for plan in plans]
 
     def allowed(connection: Connection) -> None:
-        for plan in plans:
-            check_no_hold(connection, _tenant(plan.log))
+        check_no_holds(connection, [plan.log for plan in plans])
 
     empty_old_months(engine, going, before_us, allowed)
 
 
 def _purge_log(engine: Engine, plan: LogPlan, progress: Callable[[str, int, int], None] | None) -> None:
     """What is there of a log's part that goes, some at a time."""
+    with engine.connect() as connection:
+        log = int(connection.scalar(select(logs.c.id).where(logs.c.name == plan.log)) or 0)
     at = plan.first
-    while (found := _next_there(engine, plan, at)) is not None:
-        at = found
-        end = min(plan.below, at + _STEP)
-        with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            check_no_hold(connection, _tenant(plan.log))
-            _drop(connection, plan.log, at, end)
+    while (found := _next_there(engine, log, at, plan.below)) is not None:
+        end = min(plan.below, (found // TILE_WIDTH + _STEP_TILES) * TILE_WIDTH)
+        drop_runs(engine, {plan.log: ExpiredLeaves(log, found, end)})
         if progress is not None:
             progress(plan.log, end - plan.first, plan.leaves)
         at = end
 
 
-def _next_there(engine: Engine, plan: LogPlan, at: int) -> int | None:
+def _next_there(engine: Engine, log: int, at: int, below: int) -> int | None:
     with engine.connect() as connection:
-        log = select(logs.c.id).where(logs.c.name == plan.log).scalar_subquery()
         column = events.c.idx
-        first = select(func.min(column)).where(events.c.log == log, column >= at, column < plan.below)
+        first = select(func.min(column)).where(events.c.log == log, column >= at, column < below)
         found: int | None = connection.scalar(first)
     return found
 
 
+def drop_runs(engine: Engine, runs: Mapping[str, ExpiredLeaves]) -> None:
+    """Drop runs of leaves, by the names of their logs, in one transaction; raises `RetentionError` under a hold."""
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        dialect_of(connection).as_long_as_it_takes(connection)
+        check_no_holds(connection, runs)
+        dialect_of(connection).look_up_by_index(connection)
+        drop_leaves(connection, list(runs.values()))
+
+
+def thin_dropped(engine: Engine) -> None:
+    """Let go of hashes inside tiles whose leaves are gone, in every log that no hold keeps: some at a time."""
+    with engine.connect() as connection:
+        found = tiles_to_thin(connection)
+        held = {hold.tenant for hold in active_holds(connection)}
+    for name, tiles in found if None not in held else ():
+        for first in range(tiles.first, tiles.below, _TILES * TILE_WIDTH):
+            if _tenant(name) in held:
+                continue
+            with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                dialect_of(connection).as_long_as_it_takes(connection)
+                check_no_holds(connection, [name])
+                thin_tiles(
+                    connection,
+                    tiles._replace(first=first, below=min(tiles.below, first + _TILES * TILE_WIDTH)),
+                )
+
+
 def _tenant(log: str) -> str:
     return log.removeprefix("tenant/")
-
-
-def _drop(connection: Connection, name: str, first: int, end: int) -> None:
-    """Keep the hashes, drop leaves and what was derived from them, in one transaction."""
-    log = connection.scalar(select(logs.c.id).where(logs.c.name == name))
-    inside = (events.c.log == log, events.c.idx >= first, events.c.idx < end)
-    rows = connection.execute(select(events.c.idx, events.c.leaf).where(*inside)).all()
-    if rows:
-        hashes = [
-            {"log": log, "level": 0, "idx": row.idx, "hash": leaf_hash(bytes(row.leaf))} for row in rows
-        ]
-        connection.execute(insert(tree_nodes), hashes)
-    uncount(connection, int(log or 0), first, [bytes(row.leaf) for row in rows])
-    for table in projections():
-        connection.execute(delete(table).where(table.c.log == log, table.c.idx >= first, table.c.idx < end))
-    with triggers_lifted(connection):
-        connection.execute(delete(events).where(*inside))
 
 
 class _Ends:
@@ -299,7 +347,8 @@ def _oldest_kept(
     return min((idx, why) for idx, why in limits if idx is not None)
 
 
-def _check_exported(plan: LogPlan, verdict: ExportVerdict) -> None:
+def check_exported(plan: LogPlan, verdict: ExportVerdict) -> None:
+    """Raise `RetentionError` unless a verified export holds every leaf that would go."""
     held = next((log for log in verdict.logs if log.name == plan.log), None)
     if held is None or held.first > plan.first or held.end < plan.below:
         raise RetentionError(

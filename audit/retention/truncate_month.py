@@ -28,6 +28,7 @@ from kvcustody.audit.database.monthly_partitions import (
     partitions,
 )
 from kvcustody.audit.schema.all_tables import projections
+from kvcustody.audit.tlog.proofs import TILE_WIDTH
 
 _AT_ONCE = 4096
 
@@ -85,8 +86,10 @@ def _empty(
     if not gone or 2 * gone < leaves:
         return 0
     run(
-        "INSERT INTO tree_nodes (log, level, idx, hash)"
-        f" SELECT leaf.log, 0, leaf.idx, sha256('\\x00'::bytea || leaf.leaf) {dropped}"
+        "INSERT INTO tree_nodes (log, level, idx, hash)"  # noqa: S608 - our own names; a tile that goes whole has its root
+        " SELECT log, 0, idx, sha256('\\x00'::bytea || leaf) FROM (SELECT leaf.log, leaf.idx, leaf.leaf,"
+        f" count(*) OVER (PARTITION BY leaf.log, leaf.idx / {TILE_WIDTH}) AS of_tile {dropped}) AS going"
+        f" WHERE of_tile < {TILE_WIDTH}"
     )
     _uncount(connection, dropped)
     for derived in projections():

@@ -1,14 +1,15 @@
 """The tables of the ledger's trees: what makes proofs from stored hashes, and the checkpoints that seal them.
 
 1. Every row here is a function of the leaves and of the salts of the root log; `fsck` computes all of it again.
-2. Rows are only inserted, but for the one row of `root_log`, which is the root log's place to lock and its frontier,
-   and for `unsealed_heads`: each commit says there to what size it brought a sub-log, and whoever seals deletes what
-   the new checkpoint covers. `newest_us` is the time of the newest leaf that the commit added to the sub-log,
-   `grown_us` when it did.
+2. Rows are only inserted, but for hashes that retention lets go (rule 3), for the one row of `root_log`, which is the
+   root log's place to lock and its frontier, and for `unsealed_heads`: each commit says there to what size it brought a
+   sub-log, and whoever seals deletes what the new checkpoint covers. `newest_us` is the time of the newest leaf that
+   the commit added to the sub-log, `grown_us` when it did.
 3. `tree_nodes` holds the hashes of tile level 1 and above, one a row: hash `idx` of `level` is the root of the leaves
    `idx * 256**level` up to `(idx + 1) * 256**level`. Levels from 16 on are half levels (`merkle.Grown`): a proof
    reads 16 of them instead of hashing 256 below, as it does where they are absent. Level 0 is hashed again from the
-   leaves; where retention dropped the leaves, their hashes are here as level 0. The root log has the log id 0.
+   leaves; of a tile from which retention dropped some, their hashes are here as level 0, and of one that it dropped
+   whole neither those nor its half level are. The root log has the log id 0.
 4. A root leaf's columns open it: name by `log`, size, root and salt give the commitment.
 """
 

@@ -17,9 +17,17 @@ from sqlalchemy import Connection, func, select
 from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.schema.trees import checkpoints, root_leaves
-from kvcustody.audit.tlog.database_tiles import HalfTiles, LogTiles, RootTiles, StoredTiles, read_ahead
+from kvcustody.audit.tlog.database_tiles import (
+    DroppedTileError,
+    HalfTiles,
+    LogTiles,
+    RootTiles,
+    StoredTiles,
+    read_ahead,
+)
 from kvcustody.audit.tlog.merkle import EMPTY_ROOT, HALF_HEIGHT, TreeHead
 from kvcustody.audit.tlog.proofs import (
+    TILE_WIDTH,
     ProofError,
     TileSource,
     consistency_proof,
@@ -138,9 +146,17 @@ class LedgerProofs:
         return self._stored(log)
 
     def consistency(self, log: str, old_size: int, size: int) -> list[bytes]:
-        """The path that shows that a sub-log of `size` leaves extends the one of `old_size`."""
+        """The path that shows that a sub-log of `size` leaves extends the one of `old_size`.
+
+        Raises `ProofError` also for a size that ends inside a tile whose leaves retention dropped.
+        """
         self._covered(log, size)
-        return consistency_proof(self._halves(log), old_size, size, HALF_HEIGHT)
+        try:
+            return consistency_proof(self._halves(log), old_size, size, HALF_HEIGHT)
+        except DroppedTileError as problem:
+            inside = [each for each in (old_size, size) if each < problem.begins and each % TILE_WIDTH]
+            what = f"the tree of `{inside[0]}` leaves cannot be made again: {problem.message}"
+            raise ProofError(what, log=log, size=inside[0], begins=problem.begins) from None
 
     def root_consistency(self, old_size: int, size: int) -> list[bytes]:
         """The same for the root log: what a witness and a reader with an older checkpoint ask for."""
@@ -153,6 +169,11 @@ class LedgerProofs:
         """Shows a sub-log's head under a signed checkpoint: the newest, or the one of this size."""
         idx, opening, note = self._noted(log, as_of)
         return HeadProof(opening, idx, tuple(_inclusion(self._halves(None), idx, note.size)), note.note)
+
+    def newest_openings(self, size: int) -> dict[str, tuple[int, RootLeafOpening]]:
+        """The newest root leaf of every sub-log among the first `size`, its place and what opens it, by name."""
+        rows = fetch_all(self._connection, _NEWEST_OPENINGS, (size,))
+        return {row[1]: (row[0], _opening(row)) for row in rows}
 
     def inclusion(self, log: str, idx: int, *, as_of: int | None = None) -> LeafProof:
         """Shows that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (rule 3)."""
@@ -250,6 +271,8 @@ _FIRST_NOTE = _NOTES + "WHERE size >= ? ORDER BY size LIMIT 1"
 _OPENINGS = (
     "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log "
 )
+_NEWEST_OF_EACH = "(SELECT max(b.idx) FROM root_leaves AS b WHERE b.idx < ? GROUP BY b.log)"
+_NEWEST_OPENINGS = _OPENINGS + "WHERE r.idx IN " + _NEWEST_OF_EACH
 _NOTED = """
 SELECT n.size, n.note, n.at_us, l.id, r.idx, l.name, r.size, r.root, r.salt
 FROM ({}) AS n LEFT JOIN logs AS l ON l.name = ? LEFT JOIN root_leaves AS r ON r.idx = (

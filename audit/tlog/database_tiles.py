@@ -1,6 +1,7 @@
 """The stored hashes of a tree as tiles: rows of `tree_nodes`, and level 0 hashed from what the tree is over.
 
-1. What is not there, or not whole, is `TreeError`. What is there is not checked: who gets a proof checks it.
+1. What is not there, or not whole, is `TreeError`. What is there is not checked: who gets a proof checks it. Of a tile
+   whose leaves retention dropped the root alone is there (`DroppedTileError`).
 2. `read_ahead` has the hashes of paths at hand: one question for all upper levels, and one a tree for its leaves,
    asked together.
 """
@@ -27,7 +28,7 @@ from kvcustody.audit.tlog.merkle import (
     parents,
     split_hashes,
 )
-from kvcustody.audit.tlog.proofs import TILE_WIDTH
+from kvcustody.audit.tlog.proofs import TILE_WIDTH, ProofError
 from kvcustody.audit.tlog.root_log import commitment
 
 _Range = tuple[int, int, int]  # of a level: start and end
@@ -43,6 +44,29 @@ _STORED = "SELECT idx, hash FROM tree_nodes WHERE level = 0 AND log = ? AND "
 _OPENED = (
     "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log WHERE "
 )
+_PURGED = """
+SELECT l.name, l.size, (SELECT max(p.below) FROM retention_purges AS p WHERE p.of_log = l.name)
+FROM logs AS l WHERE l.id = ?"""
+_STANDING = """
+SELECT min(idx) FROM events WHERE log = ? AND idx >= ?
+UNION ALL SELECT min(idx) FROM tree_nodes WHERE level = 0 AND log = ? AND idx >= ?"""
+
+
+class DroppedTileError(ProofError):
+    """A proof would need hashes inside a tile whose leaves retention dropped: its root alone is there.
+
+    `log` by name; `first` is the tile's first leaf, `begins` the leaf from which on places can be proved.
+    """
+
+    def __init__(self, log: str, first: int, begins: int) -> None:
+        super().__init__(
+            f"retention dropped leaves `{first}` to `{first + TILE_WIDTH - 1}` of log `{log}` and kept their root"
+            f" alone: ask for leaves from `{begins}` on, for sizes from there on, or multiples of {TILE_WIDTH}",
+            log=log,
+            first=first,
+            begins=begins,
+        )
+        self.begins = begins
 
 
 def node_rows(log: int, grown: Iterable[Grown]) -> list[tuple[int, int, int, bytes]]:
@@ -84,12 +108,7 @@ class StoredTiles(ABC):
         """The hashes [start, end) of a level; raises `TreeError` when they are not there."""
         hashes = self.stored(level, start, end)
         if len(hashes) != (end - start) * HASH_BYTES:
-            index = start // TILE_WIDTH
-            raise TreeError(
-                f"tile `{level}/{index}` of log `{self.log}` is incomplete; run `kvcustody audit fsck`",
-                level=level,
-                index=index,
-            )
+            raise self._incomplete(level, start // TILE_WIDTH)
         return hashes
 
     def stored(self, level: int, start: int, end: int) -> bytes:
@@ -107,6 +126,10 @@ class StoredTiles(ABC):
             places = range(start, end)
             row = [nodes.get((self.log, level, idx)) if level else leaves.get(idx) for idx in places]
             self._ahead[(level, start, end)] = b"".join(filter(None, row))
+
+    def _incomplete(self, level: int, index: int) -> TreeError:
+        problem = f"tile `{level}/{index}` of log `{self.log}` is incomplete; run `kvcustody audit fsck`"
+        return TreeError(problem, level=level, index=index)
 
     def _listed(self, statement: str, of: tuple[int, ...], name: str, ranges: _Leaves) -> Question:
         """What asks a statement where the column `name` is in these ranges; answers are in any order."""
@@ -155,7 +178,7 @@ class HalfTiles:
 
 
 class LogTiles(StoredTiles):
-    """Level 0 is hashed from the leaves; where retention dropped some, their stored hashes stand for them."""
+    """Level 0 is hashed from the leaves; where retention dropped some of a tile, their stored hashes stand for them."""
 
     def __init__(self, connection: Connection, log: int) -> None:
         super().__init__(connection, log)
@@ -175,6 +198,19 @@ class LogTiles(StoredTiles):
             stored = fetch_all(self.connection, *self._listed(_STORED, (self.log,), "idx", ranges))
             found = {idx: bytes(hash_) for idx, hash_ in stored} | found
         return found
+
+    def _incomplete(self, level: int, index: int) -> TreeError:
+        """Where retention dropped every leaf of the tile and thinned it, what can be asked instead is said."""
+        first, end = index * TILE_WIDTH, (index + 1) * TILE_WIDTH
+        found = fetch_all(self.connection, _PURGED, (self.log,))
+        if level or not found or end > (found[0][2] or 0):
+            return super()._incomplete(level, index)
+        name, size, _ = found[0]
+        standing = [row[0] for row in fetch_all(self.connection, _STANDING, 2 * (self.log, first))]
+        begins = min((idx for idx in standing if idx is not None), default=size)
+        if begins < end:
+            return super()._incomplete(level, index)
+        return DroppedTileError(name, first, begins)
 
 
 class RootTiles(StoredTiles):

@@ -130,6 +130,18 @@ class Frontier(NamedTuple):
         peaks, grown = extend(hashes, HALF_HEIGHT if halves else TILE_HEIGHT)
         return Extended(Frontier(size, tuple(peaks)), tuple(grown))
 
+    def extend_tiles(self, hashes: Sequence[bytes], *, halves: bool = False) -> Extended:
+        """This tree with whole tiles appended, each given by its root alone: what is inside them is not known.
+
+        Raises `TreeError` where this tree does not end with a tile.
+        """
+        if self.size % (1 << TILE_HEIGHT):
+            raise TreeError(f"a tree of `{self.size}` leaves does not end with a tile", size=self.size)
+        # The peaks of whole tiles are those of the tree whose leaves are the tiles' roots.
+        above, grown = Frontier(self.size >> TILE_HEIGHT, self.peaks).extend(hashes, halves=halves)
+        made = [Grown(level + 1, first, nodes) for level, first, nodes in grown]
+        return Extended(Frontier(above.size << TILE_HEIGHT, above.peaks), tuple(made))
+
     def to_bytes(self, root: bytes | None = None) -> bytes:
         """Size (8 bytes, big-endian), root, peaks. A caller that has the root already saves hashing it again."""
         return b"".join((self.size.to_bytes(8, "big"), root or self.root(), *self.peaks))

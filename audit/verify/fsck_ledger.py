@@ -74,6 +74,7 @@ class FsckReport:
     signed: int = 0
     verified: int = 0
     purged: int = 0
+    segmented: int = 0  # of those, leaves that stand by the roots of their tiles
     problems: list[FsckFinding] = field(default_factory=list)
     unproved: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)  # neither wrong nor unproved, and good to know
@@ -131,6 +132,7 @@ def fsck(
         report.leaves += check.size
         report.unsealed += check.unsealed
         report.purged += check.purged
+        report.segmented += check.segmented
         report.problems += check.problems
         report.unproved += check.unproved
         sealed_us |= check.sealed_us
@@ -265,7 +267,7 @@ def _check_root(
             grown += made
             heads[mark] = frontier.root()
         report.problems += check_nodes(connection, ROOT, _ROOT_NAME, grown)
-    report.problems += check_node_rows(connection, ROOT, _ROOT_NAME, len(seen), kept=0, broken=False)
+    report.problems += check_node_rows(connection, ROOT, _ROOT_NAME, len(seen), broken=False)
     report.problems += _check_commits(kept, seen, known, sealed_us)
     before = 0
     for size, root in stated.items():

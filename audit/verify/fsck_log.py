@@ -1,4 +1,9 @@
-"""One sub-log computed again from its leaves: hashes, nodes, sealed heads, columns, projections and figures."""
+"""One sub-log computed again from its leaves: hashes, nodes, sealed heads, columns, projections and figures.
+
+Where retention dropped leaves, their hashes stand for them, and of a tile that it dropped whole its root: what is
+above is computed from that, and a sealed head that ends inside such a tile is compared with nothing here (the root log
+still holds it). Leaves may be gone only where a purge is on record.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +20,18 @@ from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
 from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.schema.trees import tree_nodes
-from kvcustody.audit.tlog.merkle import EMPTY, HALF, Grown, TreeHead, leaf_hashes
+from kvcustody.audit.tlog.merkle import (
+    EMPTY,
+    HALF,
+    HALF_HEIGHT,
+    HASH_BYTES,
+    Grown,
+    TreeHead,
+    leaf_hashes,
+)
+from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.verify.figure_rows import wrong_figures
 from kvcustody.audit.verify.life_rows import LifeRows
 from kvcustody.audit.writer.projection import TABLES, IncarnationRow, project
@@ -86,7 +101,12 @@ class LogCheck:
         self._unread = False  # a leaf could not be counted
         self.unproved: list[str] = []
         self.size = 0
-        self.purged = 0
+        below = select(func.max(retention_purges.c.below)).where(retention_purges.c.of_log == name)
+        self._dropped_below = int(connection.scalar(below) or 0)  # as far as a purge is on record
+        self._dropped_tiles: list[range] = []
+        self._purged_end = 0
+        self.purged = 0  # leaves without content
+        self.segmented = 0  # of those, leaves that stand by the roots of their tiles
         self.unsealed = 0
         self.problems: list[FsckFinding] = []
 
@@ -95,7 +115,10 @@ class LogCheck:
         while True:
             rows = self._read()
             if not rows:
-                return
+                if not self._take_dropped_tiles():
+                    return
+                yield self.size
+                continue
             hashes = self._hashes(rows)
             if hashes is None:
                 return
@@ -136,8 +159,17 @@ class LogCheck:
             for what in wrong_figures(self._connection, self._log, self._figures):
                 self._say(None, None, what)
         self.problems += check_node_rows(
-            self._connection, self._log, self._name, self.size, kept=self.purged, broken=self._broken
+            self._connection,
+            self._log,
+            self._name,
+            self.size,
+            kept=self.purged - self.segmented,
+            dropped=self._dropped_tiles,
+            broken=self._broken,
         )
+        if self.purged and self._dropped_below < self._purged_end:
+            what = f"leaves are gone, and no purge on record is of any from `{self._dropped_below}` on"
+            self._say(self._dropped_below, self._purged_end - 1, what)
         for table in TABLES:
             rows = select(table.c.idx).where(table.c.log == self._log, table.c.idx >= self.size).limit(1)
             for idx in self._connection.scalars(rows):
@@ -192,20 +224,60 @@ class LogCheck:
     def _hashes(self, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> list[bytes] | None:
         made = iter(leaf_hashes(as_bytes(row.leaf) for _, row, _ in rows if row is not None))
         hashes = [hash_ if hash_ is not None else next(made) for _, _, hash_ in rows]
-        self.purged += sum(hash_ is not None for _, _, hash_ in rows)
+        gone = [idx for idx, _, hash_ in rows if hash_ is not None]
+        self.purged += len(gone)
+        self._purged_end = max(self._purged_end, gone[-1] + 1) if gone else self._purged_end
         self.size += len(rows)
-        if {*map(len, hashes)} != {32}:
+        if {*map(len, hashes)} != {HASH_BYTES}:
             self._say(rows[0][0], rows[-1][0], "a kept hash is not 32 bytes long")
             return None
         return hashes
 
-    def _grow(self, hashes: list[bytes]) -> None:
-        """Extend the tree seal by seal, and compare each sealed head."""
+    def _take_dropped_tiles(self) -> bool:
+        """Go on by the roots of whole tiles whose leaves retention dropped; False where there is none here."""
+        start = self.size // TILE_WIDTH
+        end = min(self._standing(), self._dropped_below) // TILE_WIDTH
+        if self.size % TILE_WIDTH or start >= end:
+            return False
+        table = tree_nodes
+        query = select(table.c.idx, table.c.hash).where(
+            table.c.log == self._log, table.c.level == 1, table.c.idx >= start, table.c.idx < end
+        )
+        roots: list[bytes] = []
+        for row in self._connection.execute(query.order_by(table.c.idx).limit(_AT_ONCE)):
+            root = as_bytes(row.hash)
+            if row.idx != start + len(roots) or len(root) != HASH_BYTES:
+                break
+            roots.append(root)
+        if not roots:
+            return False
+        tiles = range(start, start + len(roots))
+        self._dropped_tiles.append(tiles)
+        self.size = self._purged_end = tiles.stop * TILE_WIDTH
+        self.purged += len(tiles) * TILE_WIDTH
+        self.segmented += len(tiles) * TILE_WIDTH
+        self._newest_us = None
+        self._grow(roots, TILE_WIDTH)
+        return True
+
+    def _standing(self) -> int:
+        """The next leaf that is there, or whose own hash is; where there is none, the end of what was sealed."""
+        found: list[int] = []
+        for table, where in ((events, ()), (tree_nodes, (tree_nodes.c.level == 0,))):
+            column = table.c.idx
+            query = select(func.min(column)).where(table.c.log == self._log, column >= self.size, *where)
+            idx = self._connection.scalar(query)
+            found += [] if idx is None else [int(idx)]
+        return min(found, default=max((seal.size for seal in self._seals), default=0))
+
+    def _grow(self, hashes: list[bytes], width: int = 1) -> None:
+        """Extend the tree seal by seal, and compare each sealed head; each hash is over so many leaves."""
         start = self._frontier.size
+        end = start + width * len(hashes)
         self._grown = []
-        for seal in [seal for seal in self._seals if start < seal.size <= start + len(hashes)]:
+        for seal in [seal for seal in self._seals if start < seal.size <= end and not seal.size % width]:
             before = self._frontier.size
-            self._extend(hashes[before - start : seal.size - start])
+            self._extend(hashes[(before - start) // width : (seal.size - start) // width], width)
             if not self._broken and self._frontier.root() != seal.root:
                 self._broken = True
                 what = (
@@ -214,7 +286,7 @@ class LogCheck:
                     else "one of these is not what was sealed"
                 )
                 self._say(before, seal.size - 1, what)
-        self._extend(hashes[self._frontier.size - start :])
+        self._extend(hashes[(self._frontier.size - start) // width :], width)
         self.problems += check_nodes(self._connection, self._log, self._name, self._grown)
 
     def _note_times(self, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> None:
@@ -227,8 +299,10 @@ class LogCheck:
             self._newest_us, start = 0, size - first
         self._newest_us = _newest(self._newest_us, rows[start:])
 
-    def _extend(self, hashes: list[bytes]) -> None:
-        self._frontier, grown = self._frontier.extend(hashes, halves=True)
+    def _extend(self, hashes: list[bytes], width: int) -> None:
+        extend = self._frontier.extend if width == 1 else self._frontier.extend_tiles
+        grown: Sequence[Grown]
+        self._frontier, grown = extend(hashes, halves=True)
         if not self._broken:
             self._grown += grown
 
@@ -353,23 +427,37 @@ def _newest(before: int | None, rows: list[tuple[int, Row[Any] | None, bytes | N
 
 
 def check_node_rows(
-    connection: Connection, log: int, name: str, size: int, *, kept: int, broken: bool
+    connection: Connection,
+    log: int,
+    name: str,
+    size: int,
+    *,
+    kept: int = 0,
+    dropped: Sequence[range] = (),
+    broken: bool,
 ) -> list[FsckFinding]:
     """How many nodes a log of this size has at each level: none too many, none too few; `kept` are of level 0.
 
-    A tree that grew before there were half levels has them from some node on, and from there each of them.
+    A tree that grew before there were half levels has them from some node on, and from there each of them, but for
+    those inside `dropped` tiles.
     """
     problems = []
     column = tree_nodes.c
+    inside = TILE_WIDTH >> HALF_HEIGHT
     query = select(column.level, func.count(), func.min(column.idx), func.max(column.idx))
     for level, count, first, last in connection.execute(
         query.where(column.log == log).group_by(column.level).order_by(column.level)
     ):
         due = kept if level == 0 else size // Grown(level, 0, []).width
         begun = first if level >= HALF else 0
+        final = due - 1
+        for tiles in reversed(dropped) if level == HALF else ():
+            absent = range(max(first, inside * tiles.start), inside * tiles.stop)
+            final = inside * tiles.start - 1 if final in absent else final
+            begun += len(absent)
         if level == 0 and count != due:
             what = f"`tree_nodes` keeps `{count}` hashes of leaves, and the content of `{due}` is gone"
-        elif level and not broken and (count != due - begun or last != due - 1):
+        elif level and not broken and (count != due - begun or last != final):
             what = f"`tree_nodes` has `{count}` nodes of level `{level}`, and the leaves give `{due - begun}`"
         else:
             continue

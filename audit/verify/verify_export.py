@@ -72,7 +72,7 @@ from kvcustody.errors import LedgerError
 _STEP = 1 << 12
 _LIVES = frozenset(LIVES)
 _STRAYS_MAX = 100
-_MANIFEST_BYTES_MAX = 1 << 28
+MANIFEST_BYTES_MAX = 1 << 28
 _TOKEN_BYTES_MAX = 1 << 18
 NO_WITNESS = (
     "split views and cut tails are undetected: no witness's signature was checked, so whoever kept no "
@@ -260,7 +260,7 @@ class _Check:
         verdict = self._verdict
         self._note = self._file(CHECKPOINT, NOTE_BYTES_MAX)
         self._text = parse_note(self._note).text
-        manifest = parse_manifest(self._file(MANIFEST, _MANIFEST_BYTES_MAX))
+        manifest = parse_manifest(self._file(MANIFEST, MANIFEST_BYTES_MAX))
         signed = self._open_signed(manifest.handovers, trusted, cosigners, witness_threshold)
         verdict.signed, verdict.handovers = signed, len(manifest.handovers)
         verdict.origin, verdict.root = signed.checkpoint.origin, signed.checkpoint.head

@@ -70,6 +70,7 @@ def check(
                 "leaves",
                 "unsealed",
                 "purged",
+                "segmented",
                 "checkpoints",
                 "signed",
                 "verified",
@@ -82,7 +83,9 @@ def check(
         for problem in found.problems:
             print(f"not sound: {problem}")
         verdict = "sound" if found.ok else f"{len(found.problems)} problems"
-        by_hash = f" ({found.purged} by their hashes alone)" if found.purged else ""
+        by_hash = f" ({found.purged} by their hashes alone" if found.purged else ""
+        by_hash += f", {found.segmented} of them by the roots of their tiles" if found.segmented else ""
+        by_hash += ")" if found.purged else ""
         print(f"{verdict}: {found.leaves} leaves of {found.logs} logs{by_hash}")
         print(
             f"{found.checkpoints} checkpoints, {found.signed} signed, {found.verified} verified by your keys"

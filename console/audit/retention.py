@@ -16,6 +16,7 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
     plan_purge,
     purge,
 )
+from kvcustody.audit.retention.streamed_purge import JOBS, PurgedPart, purge_to
 from kvcustody.audit.retention.unlink_subject import unlink_subject
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.console.opening import key_texts, reading, subject_store, writing
@@ -30,8 +31,12 @@ _Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 def drop(
     before: Annotated[str, typer.Option(help="Content from before this time (ISO 8601, UTC) is dropped.")],
     ledger: Ledger = DEFAULT,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Export what goes to this folder, verify it, drop it: some at a time."),
+    ] = None,
     exported: Annotated[
-        Path | None, typer.Option("--export", help="A sound export of what is to go.")
+        Path | None, typer.Option("--export", help="A sound export of what is to go, made before.")
     ] = None,
     key: Annotated[
         list[str] | None, typer.Option("--key", help="Public key by which the export is verified.")
@@ -39,47 +44,72 @@ def drop(
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")] = "",
     approver: Annotated[str, typer.Option(help="Who approved it; somebody else.")] = "",
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "retention schedule",
+    jobs: Annotated[int, typer.Option(min=1, help="Parts of --to beside each other, on PostgreSQL.")] = JOBS,
     *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and drop nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Drop old content of tenants' logs; hashes stay, so every proof does. Without --export: show what would go.
+    """Drop old content of tenants' logs; proofs of what is left stay. Without --to or --export: show what would go.
 
-    Legal holds win. The content must be in an export that verifies, and two people must answer for it.
+    Legal holds win. What goes has to be in an export that verifies, and two people must answer for it. What --to was
+    cut off in is finished by asking again with the same folder.
     """
     before_us = moment_us(before, "--before") or 0
-    if exported is None:
+    if to is not None and exported is not None:
+        raise ConfigError("--to writes the export that --export would name: give one of them")
+    parts: tuple[PurgedPart, ...] = ()
+    dropping = not dry_run and (to or exported) is not None
+    if not dropping:
         with reading(ledger) as engine, engine.connect() as connection:
             plans = plan_purge(connection, before_us)
     else:
         if not actor:
             raise ConfigError("--actor is needed: who drops the content")
+        keys = key_texts(key or [])
         with writing(ledger) as engine, progress_bar() as bar:
             tasks: dict[str, Any] = {}
 
-            def show(log: str, done: int, total: int) -> None:
-                if log not in tasks:
-                    tasks[log] = bar.add_task(log, total=total)
-                bar.update(tasks[log], completed=done)
+            def show(what: str, done: int, total: int) -> None:
+                if what not in tasks:
+                    tasks[what] = bar.add_task(what, total=total)
+                bar.update(tasks[what], completed=done)
 
-            plans = purge(
-                engine,
-                before_us,
-                exported,
-                key_texts(key or []),
-                actor=actor,
-                approver=approver,
-                reason=reason,
-                progress=show,
-            )
+            if exported is not None:
+                plans = purge(
+                    engine,
+                    before_us,
+                    exported,
+                    keys,
+                    actor=actor,
+                    approver=approver,
+                    reason=reason,
+                    progress=show,
+                )
+            else:
+                assert to is not None
+                plans, parts = purge_to(
+                    engine,
+                    before_us,
+                    to,
+                    keys,
+                    actor=actor,
+                    approver=approver,
+                    reason=reason,
+                    jobs=jobs,
+                    progress=show,
+                )
     if as_json:
-        print_json({"dropped": exported is not None, "logs": [plan._asdict() for plan in plans]})
+        found = {"dropped": dropping, "logs": [plan._asdict() for plan in plans]}
+        print_json(found | ({"parts": [part._asdict() for part in parts]} if to is not None else {}))
         return
     table = make_table(
-        "dropped" if exported else "would be dropped", "log", "stops at", "from", "below", left=2
+        "dropped" if dropping else "would be dropped", "log", "stops at", "from", "below", left=2
     )
     for plan in plans:
         table.add_row(plan.log, plan.kept_by, str(plan.first), str(plan.below))
     stdout().print(table)
+    for part in parts:
+        print(f"{part.path}: {part.leaves} leaves, manifest {part.digest}")
 
 
 hold = typer.Typer(no_args_is_help=True, help="Place, lift and list legal holds on ledger content.")

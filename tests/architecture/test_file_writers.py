@@ -26,6 +26,10 @@ ALLOWED = {
         "audit/tlog/tiles.py",
         "_write",
     ): "in a draft folder, which `publish_folder` syncs and puts in its place",
+    (
+        "audit/exports/export_writer.py",
+        "_write_plain",
+    ): "in a draft folder, which `publish_folder` syncs and puts in its place",
     ("audit/witness/state.py", "__init__"): "claims the name for SQLite, which makes its own content durable",
     (
         "audit/writer/spill_file.py",

@@ -150,7 +150,17 @@ def check(caller: CallerDep, service: ServiceDep, what: CheckRequest) -> dict[st
 
 
 def _found(report: FsckReport) -> dict[str, Any]:
-    names = ("logs", "leaves", "root_leaves", "checkpoints", "signed", "verified", "purged", "unproved")
+    names = (
+        "logs",
+        "leaves",
+        "root_leaves",
+        "checkpoints",
+        "signed",
+        "verified",
+        "purged",
+        "segmented",
+        "unproved",
+    )
     problems = [problem._asdict() for problem in report.problems[:_PROBLEMS_MAX]]
     first = None if report.first is None else report.first._asdict()
     facts = {name: getattr(report, name) for name in names}

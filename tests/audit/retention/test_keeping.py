@@ -31,6 +31,7 @@ from kvcustody.audit.subjects.subject_key_store import SubjectKeys, empty_wal
 from kvcustody.audit.subjects.subject_table import names_of, session_names, store_names, subject_names, unlink
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.database_tiles import DroppedTileError
 from kvcustody.audit.tlog.root_log import check_leaf
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.fsck_ledger import fsck
@@ -323,8 +324,9 @@ def test_a_purged_ledger_is_moved_with_the_hashes_that_are_left(
     with aged.connect() as one, postgres_store.connect() as other:
         here, there = LedgerProofs(one), LedgerProofs(other)
         assert moved.head == here.checkpoint().head == there.checkpoint().head
-        for idx in (0, 350):  # its content is gone, and there
+        for idx in (256, 350):  # its content is gone, and there
             assert there.inclusion("tenant/acme", idx) == here.inclusion("tenant/acme", idx)
+        assert fsck(other).segmented == fsck(one).segmented == 512
         assert fsck(other).purged == fsck(one).purged == 700
         assert there.logs() == here.logs()
 
@@ -350,7 +352,7 @@ def test_a_legal_hold_wins(aged_any: Engine, tmp_path: Path) -> None:
 def test_a_hold_that_comes_while_a_purge_runs_stops_it(
     aged: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvcustody.audit.retention.purge_and_legal_hold._STEP", 100)
+    monkeypatch.setattr("kvcustody.audit.retention.purge_and_legal_hold._STEP_TILES", 1)
     calls: list[int] = []
 
     def hold(log: str, done: int, total: int) -> None:
@@ -362,7 +364,12 @@ def test_a_hold_that_comes_while_a_purge_runs_stops_it(
         drop(aged, tmp_path, progress=hold)
     with aged.connect() as connection:
         rows = connection.scalar(select(func.count()).select_from(residencies))
-        assert rows == 701 - 100 and LedgerProofs(connection).tiles("tenant/acme").tile(0, 0, 256)
+        assert rows == 701 - 256
+        with pytest.raises(DroppedTileError, match="ask for leaves from `256` on"):
+            LedgerProofs(connection).tiles("tenant/acme").tile(0, 0, 256)
+        assert LedgerProofs(connection).tiles("tenant/acme").tile(0, 1, 95)
+        report = fsck(connection)
+        assert report.ok and (report.purged, report.segmented) == (256, 256)
 
 
 def test_what_was_not_exported_is_not_dropped(aged: Engine, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -248,6 +249,23 @@ def test_holds_purges_and_redaction(run: Run) -> None:
     gone = answer(run(f"audit purge {later} --export evidence --key ledger.vkey {both} --json"))
     assert gone["dropped"] and {log["log"]: log["below"] for log in gone["logs"]}["tenant/beta"] == 1
     assert "sound" in run("audit fsck --key ledger.vkey").stdout
+
+
+def test_a_purge_that_writes_its_own_export(run: Run, place: Path) -> None:
+    asked = "audit purge --before 2090-01-01 --key ledger.vkey --actor ops --approver dpo"
+    shown = answer(run(f"{asked} --to purged --dry-run --json"))
+    assert shown["dropped"] is False and shown["parts"] == [] and not (place / "purged").exists()
+    assert "give one of them" in run(f"{asked} --to purged --export evidence", exits=2).stderr
+    assert "approver" in run("audit purge --before 2090-01-01 --to purged --actor ops", exits=2).stderr
+    gone = answer(run(f"{asked} --to purged --json"))
+    assert gone["dropped"] and gone["logs"] == shown["logs"]
+    assert [part["path"] for part in gone["parts"]] == ["part-000001"]
+    manifest = (place / "purged" / "part-000001" / "manifest.json").read_bytes()
+    assert gone["parts"][0]["digest"] == hashlib.sha256(manifest).hexdigest()
+    assert answer(run("audit verify purged/part-000001 --key ledger.vkey --json"))["sound"]
+    found = answer(run("audit fsck --key ledger.vkey --json"))
+    assert found["sound"] and found["purged"] == gone["parts"][0]["leaves"] and found["segmented"] == 0
+    assert "dropped" in run(f"{asked} --to purged").stdout  # asked again: nothing is left
 
 
 class Receiver(HTTPServer):
