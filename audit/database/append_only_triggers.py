@@ -1,8 +1,8 @@
 """Leaves and trees are only ever inserted: the database itself refuses to change or delete them.
 
 1. On both databases a trigger (migrations 0010, 0012, 0023) refuses every UPDATE and DELETE of leaves, nodes, root
-   leaves and checkpoints (and TRUNCATE, which SQLite has not), and every change of a log but its growth. Nobody is exempt,
-   the owner included, short of dropping the trigger, which leaves the trees to tell.
+   leaves and checkpoints (and TRUNCATE, which SQLite has not), and every change of a log but its growth. Nobody is
+   exempt, the owner included, short of dropping the trigger, which leaves the trees to tell.
 2. Retention alone deletes leaves, and the hashes inside tiles whose leaves are gone, inside `triggers_lifted`, for one
    transaction; on PostgreSQL its role needs the right to it, and no other level of a tree is let go (migration 0024).
 """

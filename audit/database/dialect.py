@@ -87,8 +87,7 @@ class Dialect:
 
     def spans(self, connection: Connection, spans: Sequence[tuple[int, int, int]]) -> FromClause:
         """Numbers (log, first, below) as rows to be joined: each is looked up, however large the other table is."""
-        for way in ("seqscan", "hashjoin", "mergejoin"):
-            connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
+        self.look_up_by_index(connection)
         columns = [list(column) for column in zip(*spans, strict=True)] or [[], [], []]
         arrays = (cast(literal(column, ARRAY(BigInteger)), ARRAY(BigInteger)) for column in columns)
         return func.unnest(*arrays).table_valued("log", "first", "below").render_derived(name="span")

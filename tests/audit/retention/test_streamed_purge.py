@@ -601,7 +601,7 @@ def test_many_small_logs_go_in_few_transactions(any_store: Engine, make_writer: 
     commits: list[int] = []
     event.listen(any_store, "commit", lambda _: commits.append(1))
     made = ask(aged, tmp_path)
-    assert len(made.plans) == 200 and len(commits) < 40
+    assert len(made.plans) == 200 and len(commits) < 80
     check_purged(aged, tmp_path, tenants)
     with any_store.connect() as connection:
         assert connection.scalar(select(func.count()).select_from(retention_purges)) == 200
