@@ -2,18 +2,21 @@
 
 1. What is asked of the ledger is asked through the API's own function: the same filters of rows, the same cursors.
 2. A log that is not the caller's is absent, the system log too.
-3. `summary_of` and `facts_of` put a leaf in words and leave nothing out: run lists appear by their count, and the
+3. How many events there are of each kind and outcome is read from figures, of the hours that the period touches.
+4. `summary_of` and `facts_of` put a leaf in words and leave nothing out: run lists appear by their count, and the
    canonical bytes stand beside these words.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
 from kvcustody import times
+from kvcustody.audit.counters.read_figures import event_counts
 from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.report.number_format import count, duration, moment
@@ -27,6 +30,7 @@ from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 _PAGE = 50
+_OUTCOMES = 12
 _TEXTS = ("outcome", "actor", "rule", "grant", "incarnation", "block", "trace")
 _NUMBERS = ("revision", "residency")
 
@@ -56,11 +60,20 @@ def explore(visit: PageRequest) -> Response:
     found = orjson.loads(bytes(answer.body))
     for item in found["items"]:
         item["summary"] = summary_of(item["leaf"])
+    mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, tenant)
+    with visit.service.reading(mine) as connection:
+        counts = event_counts(connection, tenant=mine, since_us=since_us, until_us=until_us)
+    by_kind, by_outcome = Counter[str](), Counter[str]()
+    for row in counts:
+        by_kind[row.kind] += row.events
+        by_outcome[row.outcome] += row.events if kind in (None, row.kind) else 0
     return visit.page(
         "audit/audit.html",
         "Audit explorer",
         found=found,
         kinds=sorted(LEAF_KEYS),
+        by_kind=by_kind,
+        by_outcome=[each for each in by_outcome.most_common(_OUTCOMES) if each[0]],
         all_tenants=sees_all(visit),
         filtered=any(value for name, value in visit.query.items() if name != "cursor"),
     )

@@ -11,6 +11,7 @@ from sqlalchemy import event
 from web_world import World
 
 from kvcustody.audit.counters.judge_hours import judge
+from kvcustody.audit.counters.read_figures import event_counts
 
 CUSTODY = ("custody_ends", "receipts", "releases", "residencies", "attachments", "decisions", "hit_counters")
 
@@ -41,3 +42,19 @@ def test_the_overview_reads_figures(world: World, who: str) -> None:
     assert re.search(r"deletion coverage, last 24 hours, judged .+ ago", page) and "acme" in page
     assert any("counters" in statement for statement in figures) and not asked(figures)
     assert asked(heard) >= {"custody_ends", "releases"}  # control: the page that computes is heard
+
+
+def test_the_explorer_counts_kinds_and_outcomes_by_figures(world: World) -> None:
+    with httpx.Client(base_url=world.url, timeout=30) as client:
+        assert client.post("/console/login", data={"key": world.keys["auditor"]}).status_code == 303
+        page = client.get("/console/audit", params={"tenant": "acme", "kind": "residency-released"}).text
+        every = client.get("/console/audit").text
+    with world.service.reading() as connection:
+        mine, whole = event_counts(connection, tenant="acme"), event_counts(connection)
+    released = {row.outcome: row.events for row in mine if row.kind == "residency-released"}
+    assert f">residency-released ({sum(released.values()):,})</option>" in page and released
+    for outcome, number in released.items():
+        assert re.search(rf"outcome={outcome}[^>]*>{outcome}</a> \({number:,}\)", page), outcome
+    opened = sum(row.events for row in whole if row.kind == "residency-opened")
+    assert f">residency-opened ({opened:,})</option>" in every
+    assert opened > sum(row.events for row in mine if row.kind == "residency-opened")  # of others too
