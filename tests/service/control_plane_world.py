@@ -90,6 +90,7 @@ class ControlPlane:
             "listen": self.address,
             "signing_key_path": str(folder / "signing.key"),
             "checkpoint_seconds": 0.05,
+            "root_interval_seconds": 0.2,
             "policy_trust": str(folder / "trust.toml"),
             "log_level": "error",
             "console": "false",
