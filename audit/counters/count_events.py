@@ -37,7 +37,10 @@ class FigureName(NamedTuple):
     classification: str = ""
 
 
-Figures = Counter[tuple[int, FigureName]]
+Figure = tuple[
+    int, str, str, str, str, str
+]  # a `FigureName`, and equal to one; made for every tenant of a batch
+Figures = Counter[tuple[int, Figure]]
 _Who = tuple[int, int, str, str]  # log, hour, outcome, classification
 
 OUTCOMES = {
@@ -59,7 +62,7 @@ def count_events(batch: LeafBatch, logs: Sequence[int]) -> Figures:
     for (log, hour, kind), leaves in Counter(
         zip(logs, _hours(batch.at_us), batch.kinds, strict=True)
     ).items():
-        found[log, FigureName(hour, kind, LEAVES)] += leaves
+        found[log, (hour, kind, LEAVES, "", "", "")] += leaves
     for group in batch.groups:
         if group.kind != CHANGED:
             _count_group(found, group, [logs[place] for place in group.places])
@@ -82,7 +85,7 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
     who = list(zip(logs, hours, named, classes, strict=True))
     first = who if max(parts) == 1 else compress(who, [part == 1 for part in parts])
     for (log, hour, outcome, classification), events in Counter(first).items():
-        found[log, FigureName(hour, kind, EVENTS, outcome, "", classification)] += events
+        found[log, (hour, kind, EVENTS, outcome, "", classification)] += events
     if kind in _ACTING:
         _count_requests(found, group, who)
     elif kind == "receipt":
@@ -114,7 +117,7 @@ def _count_requests(found: Figures, group: LeafGroup, who: Sequence[_Who]) -> No
     each = zip(acting, who, rules, columns["owner"], columns["revision"], requests, strict=True)
     for counts, (log, hour, effect, classification), rule, owner, revision, number in each:
         if counts and effect == "deny":
-            found[log, FigureName(hour, kind, DENIED, rule, f"{revision} {owner}", classification)] += number
+            found[log, (hour, kind, DENIED, rule, f"{revision} {owner}", classification)] += number
 
 
 def _add(found: Figures, kind: str, measure: str, who: Sequence[_Who], values: Sequence[int]) -> None:
@@ -123,7 +126,7 @@ def _add(found: Figures, kind: str, measure: str, who: Sequence[_Who], values: S
         sums[key] = sums.get(key, 0) + value
     for (log, hour, outcome, classification), total in sums.items():
         if total:
-            found[log, FigureName(hour, kind, measure, outcome, "", classification)] += total
+            found[log, (hour, kind, measure, outcome, "", classification)] += total
 
 
 def _opened(group: LeafGroup) -> Mapping[str, Sequence[int]]:

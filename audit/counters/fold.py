@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+import orjson
 from sqlalchemy import Connection, Engine, delete, select, tuple_
 
-from kvcustody.audit.counters.count_events import FigureName
+from kvcustody.audit.counters.count_events import Figure, FigureName
 from kvcustody.audit.counters.packed_figures import is_scraped, pack, unpack
 from kvcustody.audit.database.bulk_insert import Inserts, replace_rows
 from kvcustody.audit.database.dialect import dialect_of
@@ -24,15 +25,17 @@ _FOLDING = 7_215_411  # the number of the lock
 _Place = tuple[bool, int, int]  # the key of a sum
 
 
-def write_deltas(
-    inserts: Inserts, found: Mapping[tuple[int, FigureName], int], sizes: Mapping[int, int]
-) -> int:
+def write_deltas(inserts: Inserts, found: Mapping[tuple[int, Figure], int], sizes: Mapping[int, int]) -> int:
     """Insert what a transaction changes, given the size that each log has afterwards; how many rows that is."""
-    by_place: dict[_Place, list[tuple[FigureName, int]]] = {}
-    for (log, figure), value in found.items():
-        by_place.setdefault((is_scraped(figure), figure.hour_us, log), []).append((figure, value))
+    by_place: dict[_Place, list[tuple[str | int, ...]]] = {}
+    for (log, (hour_us, kind, measure, *rest)), value in found.items():
+        place = (is_scraped(kind, measure), hour_us, log)
+        some = by_place.get(place)
+        if some is None:
+            some = by_place[place] = []
+        some.append((kind, measure, *rest, value))
     rows = [
-        (scraped, log, sizes[log], hour_us, pack(figures))
+        (scraped, log, sizes[log], hour_us, orjson.dumps(figures).decode())
         for (scraped, hour_us, log), figures in by_place.items()
     ]
     if rows:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.counters.hourly_coverage import (
     JUDGING,
@@ -104,13 +105,31 @@ def judge(reader: Engine, writer: Engine, *, now_us: int) -> JudgedState | None:
 class HourlyJudge:
     """What is known between two passes; for one thread."""
 
-    def __init__(self, reader: Engine, writer: Engine, *, others_us: int = 0) -> None:
-        """Nothing is done where somebody else has stored a state within the last `others_us`."""
-        self._reader, self._writer, self._others_us = reader, writer, others_us
+    def __init__(self, reader: Engine, writer: Engine) -> None:
+        self._reader, self._writer = reader, writer
+        self._leading: Connection | None = None
         self.behind = False  # there was more than one step takes
         self._stored: JudgedState | None = None
         self._hours: dict[int, list[HourRow]] = {}  # the rows of that state
         self._forget()
+
+    def leads(self) -> bool:
+        """Whether this is the one that judges: of all on a ledger one is, for as long as its connection lasts."""
+        try:
+            if self._leading is None:
+                made = self._reader.connect()
+                self._leading = made.execution_options(isolation_level="AUTOCOMMIT")
+            return dialect_of(self._leading).leads(self._leading, JUDGING)
+        except SQLAlchemyError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another one judge; may be called again."""
+        leading, self._leading = self._leading, None
+        if leading is not None:
+            leading.invalidate()  # the pool's next user must not lead
+            leading.close()
 
     def _forget(self) -> None:
         """Begin anew."""
@@ -130,8 +149,6 @@ class HourlyJudge:
                 dialect_of(connection).begin_reading(connection)
                 dialect_of(connection).as_long_as_it_takes(connection)
                 before = judged_state(connection)
-                if before not in (None, self._stored) and now_us - before.at_us < self._others_us:
-                    return before
                 grown = self._grown(connection)
                 if grown is None:
                     return before

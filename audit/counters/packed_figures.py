@@ -13,9 +13,9 @@ from kvcustody.errors import LedgerError
 ORPHANS: Final = "orphan-found"
 
 
-def is_scraped(figure: FigureName) -> bool:
-    """Whether every scrape reads this figure, over all tenants."""
-    return figure.measure == DENIED or figure.kind == ORPHANS
+def is_scraped(kind: str, measure: str) -> bool:
+    """Whether every scrape reads such a figure, over all tenants."""
+    return measure == DENIED or kind == ORPHANS
 
 
 def pack(figures: Iterable[tuple[FigureName, int]]) -> str:

@@ -85,6 +85,16 @@ class Dialect:
         """Whether this transaction is the one that goes on; another that has the number is not waited for."""
         return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({number})").scalar())
 
+    def leads(self, connection: Connection, number: int) -> bool:
+        """Whether this connection is the one of all with the number that leads, for as long as it lasts."""
+        held = (
+            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+            f" AND classid = 1 AND objid = {number} AND objsubid = 2"
+        )
+        if connection.exec_driver_sql(held).first() is not None:
+            return True
+        return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_lock(1, {number})").scalar())
+
     def spans(self, connection: Connection, spans: Sequence[tuple[int, int, int]]) -> FromClause:
         """Numbers (log, first, below) as rows to be joined: each is looked up, however large the other table is."""
         self.look_up_by_index(connection)
@@ -146,6 +156,10 @@ class _Sqlite(Dialect):
 
     def alone(self, connection: Connection, number: int) -> bool:
         """As every writer is here."""
+        return True
+
+    def leads(self, connection: Connection, number: int) -> bool:
+        """A ledger in a file has one service."""
         return True
 
     def spans(self, connection: Connection, spans: Sequence[tuple[int, int, int]]) -> FromClause:

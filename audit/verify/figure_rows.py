@@ -37,7 +37,7 @@ def wrong_figures(connection: Connection, log: int, counted: Figures) -> Iterato
                 yield f"`{table.name}`: {problem.message}"
                 continue
             for figure, value in found.items():
-                if is_scraped(figure) != scraped:
+                if is_scraped(figure.kind, figure.measure) != scraped:
                     yield f"`{table.name}` has `{figure.kind}` of the hour `{hour_us}` where it is not read"
                 stored[figure] += value
                 if table is counter_deltas:
@@ -83,7 +83,8 @@ def wrong_verdicts(connection: Connection) -> Iterator[str]:
 def _both(counted: Figures) -> Counter[FigureName]:
     """Figures by hour, and in all."""
     made = Counter[FigureName]()
-    for (_, figure), value in counted.items():
+    for (_, of), value in counted.items():
+        figure = FigureName(*of)
         made[figure] += value
         made[figure._replace(hour_us=ALL_HOURS)] += value
     return made

@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -38,7 +39,7 @@ from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.compression import ENCODING, compress
 from kvcustody.errors import ServiceError
-from kvcustody.governance.api.app import create_app
+from kvcustody.governance.api.http.server import serve
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.ingest.check_leaves import write_batch
@@ -221,15 +222,13 @@ def _serve_plane(
 ) -> None:
     """A control plane, whose log nobody reads."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    import uvicorn
-
     place = Path(folder) / name
     place.mkdir(mode=0o700, exist_ok=True)
     settings = ServiceSettings(
         name=name,
         database_url=url,
         state_path=place / "state",
-        listen=f"unix:{place}/api.sock",
+        listen=f"127.0.0.1:{port}",
         signing_key_path=Path(folder) / "signing.key",
         subject_names="clear",
         requests_per_second=1e6,
@@ -248,15 +247,14 @@ def _serve_plane(
             )
             service.principals.enrol(worker, [role], tenant=None, by="bench")
             keys[worker] = service.principals.issue_key(worker, days=1, by="bench").key
-        server = uvicorn.Server(
-            uvicorn.Config(create_app(service), port=port, log_config=None, lifespan="off", ws="none")
-        )
-        threading.Thread(target=server.run, daemon=True).start()
-        while not server.started:
-            time.sleep(0.01)
-        told.send((f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", keys))
-        told.recv()
-        server.should_exit = True
+        address = f"http://127.0.0.1:{port}"
+        threading.Thread(target=_end_when_told, args=(told,), daemon=True).start()
+        serve(service, ready=lambda: told.send((address, keys)))
+
+
+def _end_when_told(told: Connection) -> None:
+    told.recv()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Plane:

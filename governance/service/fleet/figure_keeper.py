@@ -3,7 +3,7 @@
 1. Nobody waits for it. Until its first pass there are no verdicts, and a reader is told so; a pass that fails leaves
    those that are there, with their age.
 2. A pass costs what coverage of the new leaves costs, so the pause after it grows with it: it takes at most a twentieth
-   of the time, and half of it while it is behind.
+   of the time, and a fifth of it while it is behind.
 3. Any number of control planes may do this over one ledger (`counters.fold`, `counters.judge_hours`): verdicts are one
    plane's to make for as long as it goes on.
 """
@@ -19,11 +19,9 @@ from sqlalchemy import Engine
 from kvcustody.audit.counters.fold import DELTAS_MAX, fold
 from kvcustody.audit.counters.judge_hours import HourlyJudge
 from kvcustody.clock import Clock
-from kvcustody.times import SECOND_US
 
 _TURNS_MAX = 64  # between two looks at whether the service ends
-_REST, _REST_BEHIND = 20, 1  # a pass rests so many times as long as it took
-_OTHERS = 4  # where somebody else judged within so many turns, nothing is done here
+_REST, _REST_BEHIND = 20, 4  # a pass rests so many times as long as it took
 
 _log = structlog.get_logger(__name__)
 
@@ -37,7 +35,7 @@ class FigureKeeper:
         self._seconds = seconds
         self._ending = threading.Event()
         self._judge_at = 0.0
-        self._judging = HourlyJudge(reader, engine, others_us=int(_OTHERS * seconds * SECOND_US))
+        self._judging = HourlyJudge(reader, engine)
         self._thread = threading.Thread(target=self._run, name="kvcustody-figures", daemon=True)
         self._thread.start()
 
@@ -46,7 +44,7 @@ class FigureKeeper:
         for _ in range(_TURNS_MAX):
             if fold(self._engine) < DELTAS_MAX or self._ending.is_set():
                 break
-        if time.monotonic() >= self._judge_at:
+        if time.monotonic() >= self._judge_at and self._judging.leads():
             started = time.monotonic()
             self._judging.judge(now_us=self._clock.utc_us())
             now = time.monotonic()
@@ -60,6 +58,7 @@ class FigureKeeper:
         """End the thread once its turn is over; may be called again."""
         self._ending.set()
         self._thread.join()
+        self._judging.close()
 
     def _run(self) -> None:
         while not self._ending.is_set():

@@ -456,6 +456,15 @@ def assert_judged(engine: Engine) -> None:
             assert [tuple(row) for row in stored] == sorted(judged_rows(connection, state))
 
 
+def test_one_of_all_judges(postgres_store: Engine) -> None:
+    one, other = (HourlyJudge(postgres_store, postgres_store) for _ in range(2))
+    assert one.leads() and one.leads() and not other.leads()
+    one.close()
+    assert other.leads() and not one.leads()
+    other.close()
+    one.close()
+
+
 def test_spans_are_a_set() -> None:
     chance, spans, every = np.random.default_rng(3), Spans(), set[int]()
     for _ in range(50):

@@ -131,8 +131,9 @@ class Attack:
             found = count_events(read_leaves([bytes(leaf) for (leaf,) in leaves]), [log] * size)
             rows: dict[tuple[bool, int, int, int], list[tuple[FigureName, int]]] = {}
             for (_, figure), value in found.items():
-                place = (is_scraped(figure), log, size, figure.hour_us)
-                rows.setdefault(place, []).append((figure, value))
+                name = FigureName(*figure)
+                place = (is_scraped(name.kind, name.measure), log, size, name.hour_us)
+                rows.setdefault(place, []).append((name, value))
             packed = [(*place, pack(figures)) for place, figures in rows.items()]
             self.database.executemany("INSERT INTO counter_deltas VALUES (?, ?, ?, ?, ?)", packed)
 
