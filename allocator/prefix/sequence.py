@@ -109,6 +109,15 @@ class RunningSequence:
             parts.append((first, last, self.domain))
         return parts
 
+    def foreign_blocks(self) -> int:
+        """How many blocks of its path are of another domain than its own."""
+        count, node = 0, self.leaf
+        while node is not None:
+            if node.domain is not self.domain:
+                count += node.length
+            node = node.parent
+        return count
+
     def append(self, blocks: Blocks) -> None:
         """Extend the table; capacity doubles, so a decoding sequence copies its table rarely."""
         count = self.block_count + len(blocks)

@@ -1,7 +1,8 @@
 """The engine-side agent: tells the control plane how this worker is and asks what is to be scanned, on its own thread.
 
-1. Counters are taken on the thread that owns the state, between steps. An engine that takes no step is reported with
-   the last ones and their age, so that being heard and counting anew are told apart.
+1. Counters are taken on the thread that owns the state: when it opens, at the first step after each report, and when
+   a Governor has nothing to do any more, for nobody may step it then. They are reported with their age, counted from
+   when they were taken, so that being heard and counting anew are told apart.
 2. What a worker says of itself decides nothing there: a report that is lost is followed by the next.
 3. Where the control plane is away or refuses, the agent asks less and less often, up to `_WAIT_SECONDS_MAX`, and
    never disturbs the engine.
@@ -29,7 +30,7 @@ from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.observability.metrics import worker_status
-from kvcustody.governance.observability.stats import Stats
+from kvcustody.governance.observability.stats import Counted
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -49,8 +50,10 @@ class AgentFacade(Protocol):
     def call(self, command: Any) -> Future[Any]:
         """Run a command on the owning thread."""
 
-    def stats(self) -> Stats:
-        """Counters, on the owning thread."""
+    counted: Counted | None
+
+    def count(self) -> None:
+        """Take the counters anew, on the owning thread."""
 
     def scan_and_recover(self) -> Scanned:
         """A full scan with repair, on the owning thread."""
@@ -73,9 +76,7 @@ class Agent:
         self._ledger = ledger
         self._clock = clock
         self._bytes_per_block = bytes_per_block
-        self._pending: Future[Stats] | None = None
-        self._stats: Stats | None = None
-        self._counted = 0.0
+        self._pending: Future[None] | None = None
         self._wait_seconds = _WAIT_SECONDS
         self._scans: dict[str, Future[Scanned]] = {}  # by order, those that were not answered
         self.problem = ""  # why the control plane was told nothing last time; empty when it was
@@ -120,13 +121,13 @@ class Agent:
 
     def _report(self) -> None:
         self._count()
-        stats = self._stats
+        counted = self._facade.counted
         report: dict[str, Any] = {
             "policy_revision": self._facade.table.revision,
-            "status": self._status(stats),
+            "status": self._status(counted),
         }
-        if stats is not None:
-            most = sorted(stats.charged.items(), key=lambda item: (-item[1], item[0]))
+        if counted is not None:
+            most = sorted(counted.stats.charged.items(), key=lambda item: (-item[1], item[0]))
             report["charged"] = dict(most[:CHARGED_MAX])
         heard = self._connection.put(f"/v1/worker/incarnations/{self._ledger.incarnation}/status", report)
         self._ledger.note_unlinkings(int(heard["unlinkings"]))
@@ -164,17 +165,16 @@ class Agent:
 
     def _count(self) -> None:
         """Take the counters anew, where the engine steps within a second (rule 1)."""
-        if self._pending is None:
-            self._pending = self._facade.call(lambda facade: facade.stats())
+        if self._pending is None or self._pending.done():  # what was late is of an earlier moment
+            self._pending = self._facade.call(lambda facade: facade.count())
         try:
-            self._stats = self._pending.result(_SNAPSHOT_SECONDS)
+            self._pending.result(_SNAPSHOT_SECONDS)
         except NotYet:
             return
         except Exception:
             _log.error("counters could not be taken", exc_info=True)
-        self._pending, self._counted = None, time.monotonic()
 
-    def _status(self, stats: Stats | None) -> dict[str, float]:
+    def _status(self, counted: Counted | None) -> dict[str, float]:
         ledger = self._ledger.status()
         found: dict[str, float] = {
             "ledger.backlog": float(ledger.backlog),
@@ -186,10 +186,10 @@ class Agent:
         }
         if ledger.spill_seconds is not None:
             found["ledger.spill_seconds"] = ledger.spill_seconds
-        if stats is not None:
-            found["status_age_seconds"] = time.monotonic() - self._counted
-            counted = worker_status(stats, self._facade.block_tokens, self._bytes_per_block)
-            found |= {name: float(value) for name, value in counted.items()}
+        if counted is not None:
+            found["status_age_seconds"] = time.monotonic() - counted.at
+            said = worker_status(counted.stats, self._facade.block_tokens, self._bytes_per_block)
+            found |= {name: float(value) for name, value in said.items()}
         return dict(list(found.items())[:STATUS_MAX])
 
 
@@ -206,6 +206,7 @@ def start_agent(
     if connection is None:
         return None
     assert isinstance(ledger, RemoteLedger)
+    facade.count()  # whoever opens it owns it yet
     agent = Agent(connection, facade, ledger, clock, bytes_per_block=bytes_per_block)
     agent.start()
     stack.callback(agent.stop)

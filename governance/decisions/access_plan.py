@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar, Unpack
 from weakref import WeakValueDictionary
@@ -177,6 +177,16 @@ class Plan(OwnerData, Generic[PoolT_co]):
         self.priorities: tuple[tuple[int, int | None, int, int | None], ...] = ()
         self.waits_for_ledger = False  # no new custody while events are spilled (`lifecycle: deny`)
         self.hits_need_ledger = False  # nor any reuse (`own_hits: deny`)
+
+    @property
+    def session(self) -> Hashable | None:
+        """Whose session its requests are of; None where they are of none."""
+        return None if self.principal.session is None else self.subject_key
+
+    @property
+    def has_keys(self) -> bool:
+        """Something may be looked up under it."""
+        return self.own.state is not None or self.matcher is not None
 
     def forget_keys(self) -> None:
         """Drop every primed state. What a residency keeps of a plan names its holder and keys nothing."""

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
@@ -45,6 +46,7 @@ from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_or
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.attempts import Attempts
+from kvcustody.governance.observability.stats import Counted, Stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.request import Hints
 from kvcustody.ids import TenantId
@@ -89,6 +91,8 @@ class Authority(ABC, Generic[PoolT_co]):
             tuple[Action, str, int], Decision
         ] = {}  # what is on record under this revision
         self.tenant_counters: dict[str, TenantCounters] = {}
+        self._departed = TenantCounters()
+        self.counted: Counted | None = None  # the newest counters, for any thread; None: nobody asked yet
         self._names = TenantNames(ledger, keyring, self._clock, table.policy.issuers)
         self._shares = ledger.shares
         self._share_ledger(table)
@@ -113,6 +117,14 @@ class Authority(ABC, Generic[PoolT_co]):
     def _limit(self, table: DecisionTable) -> None:
         """Apply a revision's quotas."""
 
+    @abstractmethod
+    def stats(self) -> Stats:
+        """A snapshot of counters; consistent between steps."""
+
+    def count(self) -> None:
+        """Take the counters now, for `counted`; on the owning thread. From then on they are kept."""
+        self.counted = Counted(self.stats(), time.monotonic())
+
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def _plan(
@@ -136,7 +148,9 @@ class Authority(ABC, Generic[PoolT_co]):
         for domain in self._domains.values():
             if domain.owner.name == tenant:
                 domain.is_open = False
-        self.tenant_counters.pop(tenant, None)
+        left = self.tenant_counters.pop(tenant, None)
+        if left is not None:
+            self._departed.add(left)
 
     def _came_once(self, tenant: str) -> bool:
         """Whether a tenant has not come back since its first request, as names that somebody invents do not."""

@@ -109,6 +109,7 @@ class EnginePort(Authority[ExternalPool]):
         self.copies_leave = False  # something beside the engine keeps copies of whatever it computes
         self._active = ActiveDeadlines()
         self._flush_deferred: Callable[[], None] = _nothing
+        self._are_hits_leading = True
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
@@ -177,6 +178,8 @@ class EnginePort(Authority[ExternalPool]):
             residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch)
         else:
             residency.publishes = False
+        if groups > 1:
+            self._are_hits_leading = False
         self._running[request_id] = residency
         return residency
 
@@ -657,16 +660,19 @@ class EnginePort(Authority[ExternalPool]):
     def stats(self) -> Stats:
         """A snapshot of counters; consistent between steps."""
         self._flush_deferred()
+        self._record_starting()  # whoever has blocks is counted
         pools = (port_stats(self.pool, self._clock.now_us()),)
         charged = charged_blocks(self.pool.accounts.values())
         charged.pop(ANONYMOUS, None)
         return Stats(
             dict(self.tenant_counters),
             pools,
-            len(self._running),
+            sum(residency.is_opened for residency in self._running.values()),
             self._orphans.drift_blocks,
             charged,
             dict(self.attempts.totals),
+            self._departed,
+            self._are_hits_leading,
         )
 
     def counts(self) -> PoolCounts:
@@ -718,17 +724,18 @@ class EnginePort(Authority[ExternalPool]):
             self._count(residency)
 
     def _count(self, residency: ExternalResidency) -> None:
-        counters = self._counters(residency.tenant)
-        counters.requests += 1
-        if isinstance(residency.keys, KeyChain):
-            counters.prompt_tokens += residency.keys.prompt.tokens
-        if len(residency.attached):
-            counters.hit_requests += 1
-            counters.hit_blocks += len(residency.attached)
-            plan = residency.facts
-            if isinstance(plan, Plan) and (plan.grants or plan.segments):
-                for tag in set(self.pool.tag[residency.attached].tolist()) - {residency.domain.tag}:
-                    self._reuse.crossed(plan, self.pool.domains[tag])
+        counters, plan, chain = self._counters(residency.tenant), residency.facts, residency.keys
+        counters.count_start(
+            plan.session if isinstance(plan, Plan) else None,
+            chain.prompt.tokens if isinstance(chain, KeyChain) else None,
+            len(residency.attached),
+        )
+        if len(residency.attached) and isinstance(plan, Plan) and (plan.grants or plan.segments):
+            tags = self.pool.tag[residency.attached]
+            crossed = tags[tags != residency.domain.tag].tolist()
+            counters.granted_hit_blocks += len(crossed)
+            for tag in set(crossed):
+                self._reuse.crossed(plan, self.pool.domains[tag])
 
     def _drain(self, now_us: int) -> None:
         self._record_starting()

@@ -10,18 +10,20 @@ from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.governance.external.residency_events import unreported
 from kvcustody.governance.observability.stats import PoolStats
 
+_NO_EVICTIONS = ("erased", "orphan")  # nobody needed the room
+
 
 def port_stats(pool: ExternalPool, now_us: int) -> PoolStats:
-    """The snapshot of one pool; `nodes` counts the domains that have blocks."""
+    """The snapshot of one pool; the prefix index is the engine's."""
     due_us = pool.hold_table.next_due_us()
     return PoolStats(
         pool.partition.size,
         pool.counts(),
         pool.next_generation - 1,
         tuple(pool.queue.device_blocks),
-        len(pool.domains),
+        None,
         len(pool.hold_table),
-        dict(pool.evicted),
+        {cause: blocks for cause, blocks in pool.evicted.items() if cause not in _NO_EVICTIONS},
         pool.expired_residencies,
         pool.hold_table.overdue(now_us),
         0 if due_us is None else max(0, now_us - due_us),

@@ -192,14 +192,11 @@ class Governor(Authority[BlockManager]):
             raise
         self._live[handle] = begun
         if crossed is not None:
-            counters.granted_hit_blocks += begun.hit_blocks
             self._reuse.crossed(plan, crossed)
         self._outbox.append(opening)
-        counters.requests += 1
-        counters.prompt_tokens += prompt.tokens
-        if begun.hit_blocks:
-            counters.hit_requests += 1
-            counters.hit_blocks += begun.hit_blocks
+        counters.count_start(plan.session, prompt.tokens if plan.has_keys else None, begun.hit_blocks)
+        if begun.hit_blocks and (plan.grants or plan.segments):
+            counters.granted_hit_blocks += begun.foreign_blocks()
         return answer
 
     def _without_plan(
@@ -357,6 +354,7 @@ class Governor(Authority[BlockManager]):
         if sequence is None:
             return False
         self.finish(sequence, cause)
+        self._count_when_idle()
         return True
 
     def finish(self, sequence: RunningSequence, cause: str, *, handle: Hashable = None) -> None:
@@ -417,6 +415,7 @@ class Governor(Authority[BlockManager]):
         if self.erasures.pending:
             self.erasures.poll()
         self._drain(now_us)
+        self._count_when_idle()
         return tuple(sequence.id for sequence in over) if over else ()
 
     def _drain(self, now_us: int) -> None:
@@ -514,6 +513,11 @@ class Governor(Authority[BlockManager]):
         """From now on every step scans a slice of one pool; findings go on record, for a full scan to repair."""
         self._orphans.scan_online()
 
+    def _count_when_idle(self) -> None:
+        """Nobody may step an engine that has nothing to do: its counters are taken when it comes to that."""
+        if self.counted is not None and not self._live:
+            self.count()
+
     def check(self) -> list[str]:
         """Recompute every invariant from scratch; an empty list when all hold."""
         return [problem for manager in self._pools.managers for problem in check(manager)]
@@ -532,6 +536,7 @@ class Governor(Authority[BlockManager]):
             self._orphans.drift_blocks,
             charged,
             dict(self.attempts.totals),
+            self._departed,
         )
 
     def counts(self) -> PoolCounts:

@@ -37,29 +37,34 @@ MEASURES: tuple[Measure, ...] = (
     Measure("kv_cache_usage_ratio", "gauge", "Share of blocks in use or cached.", _WORKER, "usage_ratio"),
     Measure("kv_cache_capacity_blocks", "gauge", "Blocks that a worker governs.", _WORKER, "blocks.total"),
     Measure("kv_cache_allocated_blocks_total", "counter", "Blocks handed out.", _WORKER, "allocated"),
-    Measure("kv_cache_bytes_per_block", "gauge", "Bytes of a block, measured.", _WORKER, "bytes_per_block"),
+    Measure("kv_cache_bytes_per_block", "gauge", "Bytes of a block on a shard, where they are known.", _WORKER,
+            "bytes_per_block"),
     Measure("kv_cache_charged_blocks", "gauge", "Blocks that tenants are charged for, on all workers, as these said.",
             _TENANT),
     Measure("kv_cache_active_tokens", "gauge", "Tokens of running requests, in our own pools.", _WORKER,
             "active_tokens"),
     Measure("requests_running", "gauge", "Requests that hold blocks.", _WORKER, "running"),
-    Measure("requests_deferred_total", "counter", "Requests that had to wait, by reason.", ("worker", "reason"),
-            "deferred.{reason}"),
+    Measure("requests_deferred_total", "counter", "Times that a request was told to wait, by reason; one that asks "
+            "again is told again.", ("worker", "reason"), "deferred.{reason}"),
     Measure("requests_refused_total", "counter", "Requests that policy refused, by reason.", ("worker", "reason"),
             "refused.{reason}"),
     # prefix reuse (PRE-3)
-    Measure("prefix_cache_queries_tokens_total", "counter", "Prompt tokens looked up.", _WORKER, "prompt_tokens"),
-    Measure("prefix_cache_hits_tokens_total", "counter", "Prompt tokens not prefilled again.", _WORKER, "hit_tokens"),
+    Measure("prefix_cache_queries_tokens_total", "counter", "Prompt tokens of requests that were looked up.", _WORKER,
+            "prompt_tokens"),
+    Measure("prefix_cache_hits_tokens_total", "counter", "Prompt tokens found in the pool, not prefilled again.",
+            _WORKER, "hit_tokens"),
     Measure("prefix_cache_hit_requests_total", "counter", "Requests with a hit.", _WORKER, "hit_requests"),
-    Measure("prefix_cache_requests_total", "counter", "Requests that were looked up.", _WORKER, "requests"),
+    Measure("prefix_cache_requests_total", "counter", "Requests that began and had something to be looked up.", _WORKER,
+            "requests"),
+    Measure("prefix_cache_first_requests_total", "counter", "First requests of a session.", _WORKER, "first_requests"),
     Measure("prefix_cache_first_request_hits_total", "counter", "First requests of a session with a hit.", _WORKER,
             "first_request_hits"),
     Measure("prefix_cache_granted_hit_blocks_total", "counter", "Blocks attached through a grant or segment.", _WORKER,
             "granted_hit_blocks"),
-    Measure("prefix_cache_nodes", "gauge", "Runs in the prefix tree.", _WORKER, "nodes"),
+    Measure("prefix_cache_nodes", "gauge", "Runs in the prefix tree, of our own pools.", _WORKER, "nodes"),
     # eviction (EVI-3)
-    Measure("kv_cache_evicted_blocks_total", "counter", "Blocks that were evicted, by reason.", ("worker", "reason"),
-            "evicted.{reason}"),
+    Measure("kv_cache_evicted_blocks_total", "counter", "Cached blocks that made room, by reason.",
+            ("worker", "reason"), "evicted.{reason}"),
     # isolation (ISO-1)
     Measure("reuse_denied_requests_total", "counter", "Reuses that policy denied, on record.", ("tenant", "rule")),
     Measure("identities_refused_total", "counter", "Requests without an identity, with a false one, or of a tenant "
@@ -99,8 +104,8 @@ MEASURES: tuple[Measure, ...] = (
     # the fleet (FLE-3)
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),
     Measure("worker_policy_revision", "gauge", "Policy revision that a worker enforces.", _WORKER),
-    Measure("worker_status_age_seconds", "gauge", "Age of a worker's counters when it sent them; an idle engine counts "
-            "nothing.", _WORKER, "status_age_seconds"),
+    Measure("worker_status_age_seconds", "gauge", "Age of a worker's counters when it sent them; nothing was counted "
+            "since on an engine that takes no step.", _WORKER, "status_age_seconds"),
     Measure("worker_ledger_backlog_events", "gauge", "Events of a worker that are not handed in.", _WORKER,
             "ledger.backlog"),
     Measure("worker_ledger_spilled_bytes", "gauge", "Bytes in a worker's spill.", _WORKER, "ledger.spilled_bytes"),
@@ -119,6 +124,13 @@ MEASURES: tuple[Measure, ...] = (
     Measure("http_request_seconds_total", "counter", "Time spent on them.", ("operation", "status")),
 )  # fmt: skip
 BY_NAME = {measure.name: measure for measure in MEASURES}
+_TALLIES = (
+    "hit_requests",
+    "prompt_tokens",
+    "first_requests",
+    "first_request_hits",
+    "granted_hit_blocks",
+)
 Sample = tuple[str, tuple[str, ...], float]
 
 
@@ -176,9 +188,10 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
     """What a worker reports of a facade's `stats()`: counters by the keys of the measures, bounded in number."""
     found: dict[str, float] = {
         "running": stats.running,
-        "bytes_per_block": bytes_per_block,
         "drift": stats.drift_blocks,
     }
+    if bytes_per_block:
+        found["bytes_per_block"] = bytes_per_block
 
     def add(name: str, value: float) -> None:
         found[name] = found.get(name, 0) + value
@@ -193,22 +206,25 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
         for name, value in (
             ("blocks.total", pool.total),
             ("allocated", pool.allocated),
-            ("nodes", pool.nodes),
             ("residencies", pool.residencies),
             ("expired", pool.expired_residencies),
             ("overdue", pool.overdue_residencies),
         ):
             add(name, value)
+        if pool.nodes is not None:
+            add("nodes", pool.nodes)
         if pool.active_tokens is not None:
             add("active_tokens", pool.active_tokens)
         found["overdue_seconds"] = max(found.get("overdue_seconds", 0), pool.overdue_us / 1_000_000)
-    for tally in stats.tenants.values():
-        for name in ("requests", "hit_requests", "prompt_tokens", "first_request_hits", "granted_hit_blocks"):
+    for tally in (stats.departed, *stats.tenants.values()):
+        add("requests", tally.looked_up)
+        for name in _TALLIES:
             add(name, getattr(tally, name))
-        add("hit_tokens", tally.hit_blocks * block_tokens)
-        for reason, count in tally.deferred.items():
+        if stats.are_hits_leading:
+            add("hit_tokens", tally.hit_blocks * block_tokens)
+        for reason, count in list(tally.deferred.items()):  # the engine goes on counting
             add(f"deferred.{reason}", count)
-        for reason, count in tally.refused.items():
+        for reason, count in list(tally.refused.items()):
             add(f"refused.{_word(reason)}", count)
     for reason, count in stats.attempts.items():
         add(f"identity.{reason}", count)

@@ -19,7 +19,7 @@ class PoolStats(NamedTuple):
     by_state: dict[str, int]
     allocated: int
     scrubbed: tuple[int, ...]
-    nodes: int
+    nodes: int | None  # None where the engine alone has an index
     residencies: int
     evicted: dict[str, int]
     expired_residencies: int
@@ -29,7 +29,7 @@ class PoolStats(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """A snapshot of one Governor, consistent between steps."""
+    """A snapshot of one Governor, consistent between steps; `tenants` and `departed` go on counting."""
 
     tenants: dict[str, TenantCounters]
     pools: tuple[PoolStats, ...]
@@ -37,6 +37,15 @@ class Stats(NamedTuple):
     drift_blocks: int = 0  # found by scans and not repaired: in custody, and nothing accounts for them
     charged: Mapping[str, int] = MappingProxyType({})  # blocks by the tenant that pays for them
     attempts: Mapping[str, int] = MappingProxyType({})  # identities that proved nobody, by reason
+    departed: TenantCounters = TenantCounters()  # of tenants that have left, added up
+    are_hits_leading: bool = True  # False: hit blocks are of several layer groups, not of so many tokens
+
+
+class Counted(NamedTuple):
+    """Counters with the time at which they were taken, by `time.monotonic`."""
+
+    stats: Stats
+    at: float
 
 
 def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+_TABLES = ("deferred", "refused", "denials")
+SESSIONS_MAX = (
+    4096  # of one tenant that are remembered: one that comes back after as many others is a new one
+)
+
 
 class TenantCounters:
     """One tenant's counts since the Governor started."""
@@ -14,14 +21,17 @@ class TenantCounters:
         "granted_hit_blocks",
         "hit_blocks",
         "hit_requests",
+        "looked_up",
         "numbered",
         "prompt_tokens",
         "refused",
         "requests",
+        "sessions",
     )
 
     def __init__(self) -> None:
-        self.requests = 0
+        self.requests = 0  # that began
+        self.looked_up = 0  # of them, those whose prompt has keys
         self.numbered = 0  # requests that came without an id of their own
         self.prompt_tokens = 0
         self.hit_requests = 0
@@ -29,6 +39,7 @@ class TenantCounters:
         self.granted_hit_blocks = 0
         self.first_requests = 0
         self.first_request_hits = 0
+        self.sessions: dict[int, None] = {}  # digests of them, the one that asked last at the end
         self.deferred: dict[str, int] = {}
         self.refused: dict[str, int] = {}
         self.denials: dict[str, int] = {}
@@ -36,3 +47,40 @@ class TenantCounters:
     def count(self, table: dict[str, int], reason: str, by: int = 1) -> None:
         """Add to one of the tables of reasons."""
         table[reason] = table.get(reason, 0) + by
+
+    def add(self, other: TenantCounters) -> None:
+        """Add what another tenant's counters say; who its sessions were is left out."""
+        for name in _NUMBERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _TABLES:
+            table: dict[str, int] = getattr(self, name)
+            theirs: dict[str, int] = getattr(other, name)
+            for reason, count in theirs.items():
+                self.count(table, reason, count)
+
+    def count_session(self, session: Hashable, *, hit: bool) -> None:
+        """A request of `session` began: its first one is counted."""
+        digest = hash(session)
+        if digest not in self.sessions:
+            self.first_requests += 1
+            self.first_request_hits += hit
+            if len(self.sessions) >= SESSIONS_MAX:
+                del self.sessions[next(iter(self.sessions))]
+        else:
+            del self.sessions[digest]
+        self.sessions[digest] = None
+
+    def count_start(self, session: Hashable | None, prompt_tokens: int | None, hit_blocks: int) -> None:
+        """A request began. `session`: None where it has none; `prompt_tokens`: None where it cannot be looked up."""
+        self.requests += 1
+        if prompt_tokens is not None:
+            self.looked_up += 1
+            self.prompt_tokens += prompt_tokens
+        if hit_blocks:
+            self.hit_requests += 1
+            self.hit_blocks += hit_blocks
+        if session is not None:
+            self.count_session(session, hit=hit_blocks > 0)
+
+
+_NUMBERS = tuple(name for name in TenantCounters.__slots__ if name not in (*_TABLES, "sessions"))

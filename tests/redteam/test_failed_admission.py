@@ -13,6 +13,7 @@ from two_worlds import BLOCK, World, table, tokens
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.errors import HandleError
+from kvcustody.governance.observability.tenant_counters import TenantCounters
 
 PROMPT = tokens(Random(1), 12 * BLOCK + 5)
 CACHED = PROMPT[: 4 * BLOCK + 3]
@@ -33,6 +34,7 @@ STEPS = (
     "governance.governor.governor:Admission",
     "governance.governor.sequence_events:residency_opened",
 )
+NOBODY = TenantCounters()
 BEFORE_ANY_EFFECT = {"Pool.move", "BlockManager.allocate"}  # after them their caller cannot know what to undo
 
 
@@ -59,7 +61,7 @@ def standing(world: World) -> object:
             stack.append(child)
             child = child.next_sibling
     return (
-        repr(governor.stats()._replace(tenants={})),
+        repr(governor.stats()._replace(tenants={}, departed=NOBODY)),
         pool.state.tolist(),
         pool.next_generation,
         [(p.clean_count, p.over_blocks, p.charged_over) for p in pool.partitions],

@@ -78,6 +78,41 @@ def test_an_engine_that_stands_still_is_heard_with_the_age_of_its_counters(
         until(lambda: known(plane, life)["status"].get("requests") == 1, worker)  # control: with steps
 
 
+def test_a_governor_that_nobody_steps_when_it_is_idle_is_known_as_it_is(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
+    with plane.worker() as worker:
+        life, governor = worker.writer.incarnation, worker.governor
+        until(lambda: known(plane, life)["status"].get("allocated") == 0)  # without a first step
+        governor.step()
+        for _ in range(2):
+            answer = governor.admit(identify(issuer="idp", tenant="holder"), MODEL, PROMPT)
+            assert isinstance(answer, Admission)
+            governor.commit([answer.request_id], [len(PROMPT)])
+            governor.release(answer.request_id)
+        allocated = governor.stats().pools[0].allocated
+        until(lambda: known(plane, life)["status"]["allocated"] == allocated > 0)  # and nobody steps it
+        assert known(plane, life)["status"]["hit_requests"] == 1
+
+
+def test_counters_that_come_late_are_as_old_as_they_are(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
+    with plane.worker() as worker:
+        made = agents.Agent(plane.connect("gpu-0"), worker.governor, worker.writer, None, bytes_per_block=1)  # type: ignore[arg-type]
+        made._count()
+        waits = made._pending
+        made._count()
+        assert made._pending is waits and waits is not None, "asked once"
+        worker.governor.step()
+        at = worker.governor.counted
+        made._count()
+        assert waits.done() and made._pending is not waits, "and anew, once that was answered"
+        assert at is not None and worker.governor.counted is at
+
+
 def test_a_worker_that_is_told_nothing_waits_longer_each_time(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,8 @@ def test_its_counters_are_fresh(plane: ControlPlane, idle: IdleEngine) -> None:
     life = idle.worker.writer.incarnation
     until(lambda: "status_age_seconds" in known(plane, life)["status"])
     assert known(plane, life)["status"]["status_age_seconds"] < agent.REPORT_SECONDS
+    allocated = idle.port.pool.next_generation - 1
+    until(lambda: known(plane, life)["status"]["allocated"] == allocated)
 
 
 def test_last_of_all_a_revocation(plane: ControlPlane, idle: IdleEngine) -> None:
