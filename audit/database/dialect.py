@@ -88,8 +88,8 @@ class Dialect:
     def leads(self, connection: Connection, number: int) -> bool:
         """Whether this connection is the one of all with the number that leads, for as long as it lasts."""
         held = (
-            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
-            f" AND classid = 1 AND objid = {number} AND objsubid = 2"  # noqa: S608 - our own number
+            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"  # noqa: S608 - our own number
+            f" AND classid = 1 AND objid = {number} AND objsubid = 2"
         )
         if connection.exec_driver_sql(held).first() is not None:
             return True

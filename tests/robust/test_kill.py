@@ -33,6 +33,7 @@ from kvcustody.audit.schema.ledger import (
     outages,
     releases,
     residencies,
+    workers,
 )
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.domain_spec import tenant_owner
@@ -189,7 +190,12 @@ def dead_are_closed(store: Engine, survivor: str) -> None:
     """Every dead incarnation: no residency open, no listed block without an end, and none of that end covered."""
     with store.connect() as connection:
         lives = connection.execute(select(incarnations).where(incarnations.c.uuid != survivor)).all()
-        assert {life.end for life in lives} == {"died"}
+        closers = workers.c.name.endswith(":closing")  # each a process of one transaction, whole or not there
+        closing = connection.scalars(
+            select(incarnations.c.end).join(workers, workers.c.id == incarnations.c.worker).where(closers)
+        ).all()
+        assert {life.end for life in lives} == {"died", "stopped"}
+        assert set(closing) == {"stopped"} and sum(life.end == "stopped" for life in lives) == len(closing)
         unproven = 0
         for life in lives:
             opened = set(
