@@ -88,7 +88,8 @@ def kill_postgres(server: Any, postmaster: int) -> None:
         try:
             server.ensure_postgres_running()
             return
-        except subprocess.SubprocessError:  # what was killed is not gone yet, or recovery goes on
+        except (subprocess.SubprocessError, AssertionError):
+            # What was killed is not gone yet, or recovery goes on.
             if time.monotonic() > end:
                 raise
             time.sleep(0.5)
