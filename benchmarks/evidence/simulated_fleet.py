@@ -19,9 +19,10 @@ import uuid
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from service_restart import until_taken
 
 from kvcustody.audit.events import (
     Context,
@@ -38,7 +39,6 @@ from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.compression import ENCODING, compress
-from kvcustody.errors import ServiceError
 from kvcustody.governance.api.http.server import serve
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access.roles import Role
@@ -50,7 +50,6 @@ LEAVES_A_REQUEST = 2
 RARE_KIND, RARE = "key-event", 0.002  # of batches: something to look for over all tenants
 _MEDIA = "application/x-ndjson"
 _BLOCKS, _BLOCK_BYTES = 16, 65_536
-_TRIES_SECONDS = 0.05
 
 
 class SimulatedWorker:
@@ -115,28 +114,17 @@ class SimulatedWorker:
         path = f"/v1/worker/incarnations/{self.incarnation}"
         ready, self._ready = self._ready, []
         with ControlPlaneConnection(address, key, timeout_seconds=60) as connection:
-            self._until(lambda: connection.put(path, {"offset_us": self.offset_us}))
+            self.retries += until_taken(lambda: connection.put(path, {"offset_us": self.offset_us}))
             for first, last, body in ready:
                 start = time.perf_counter()
                 place = f"{path}/batches/{first}"
-                self._until(
+                self.retries += until_taken(
                     lambda place=place, body=body: connection.put_bytes(
                         place, body, _MEDIA, encoding=ENCODING
                     )
                 )
                 self.waits_ms.append(1e3 * (time.perf_counter() - start))
                 self.acknowledged = last
-
-    def _until(self, act: Any) -> None:
-        while True:
-            try:
-                act()
-                return
-            except ServiceError as error:
-                if error.operands.get("problem") not in ("unreachable", "unavailable"):
-                    raise
-                self.retries += 1
-                time.sleep(_TRIES_SECONDS)
 
 
 class Sent(NamedTuple):

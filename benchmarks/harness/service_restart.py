@@ -21,6 +21,7 @@ from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 
 _BATCH_LEAVES = 50
+_TRIES_SECONDS = 0.05
 _MEDIA = "application/x-ndjson"
 Batches = Callable[[str, str, int, int], list[tuple[int, bytes]]]
 
@@ -39,22 +40,27 @@ class _Sender(threading.Thread):
     def run(self) -> None:
         path = f"/v1/worker/incarnations/{self.incarnation}"
         with ControlPlaneConnection(self._server, self._key, timeout_seconds=20) as connection:
-            self._until(lambda: connection.put(path, {"offset_us": self._offset_us}))
+            self.retries += until_taken(lambda: connection.put(path, {"offset_us": self._offset_us}))
             for first, body in self._batches:
                 place = f"{path}/batches/{first}"
-                self._until(lambda place=place, body=body: connection.put_bytes(place, body, _MEDIA))
+                self.retries += until_taken(
+                    lambda place=place, body=body: connection.put_bytes(place, body, _MEDIA)
+                )
                 self.acknowledged += range(first, first + _BATCH_LEAVES)
 
-    def _until(self, act: Callable[[], Any]) -> None:
-        while True:
-            try:
-                act()
-                return
-            except ServiceError as error:
-                if error.operands.get("problem") not in ("unreachable", "unavailable"):
-                    raise
-                self.retries += 1
-                time.sleep(0.05)
+
+def until_taken(act: Callable[[], Any]) -> int:
+    """Ask a control plane until it answers; how often it did not. Raises what it refuses."""
+    retries = 0
+    while True:
+        try:
+            act()
+            return retries
+        except ServiceError as error:
+            if error.operands.get("problem") not in ("unreachable", "unavailable"):
+                raise
+            retries += 1
+            time.sleep(_TRIES_SECONDS)
 
 
 def measure(
