@@ -328,10 +328,19 @@ def files_up_to(size: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+def without_warnings(errors: str) -> str:
+    """What a command said itself: on a slow machine a checkpoint falls due meanwhile, and its log warns first."""
+    own = [
+        line for line in errors.splitlines(keepends=True) if "leaves are under no checkpoint yet" not in line
+    ]
+    return "".join(own)
+
+
 def test_a_disk_that_is_full_at_once(place: Path) -> None:
     before = leaves(place / "ledger.db")
     size = (place / "ledger.db").stat().st_size
     code, _, errors = process(place, *REPLAY, condition=files_up_to(min(size, 100_000)))
+    errors = without_warnings(errors)
     assert code == 2 and errors.count("\n") == 1
     assert re.fullmatch(r"error: KVC6\d\d: .*the disk (is full|refused a read or write).*\n", errors), errors
     after = leaves(place / "ledger.db")
@@ -344,6 +353,7 @@ def test_a_disk_that_fills_up_under_a_replay(place: Path) -> None:
     size = (place / "ledger.db").stat().st_size
     arguments = ("replay", "--limit", "60", "--pool-blocks", "512", *REPLAY[5:], "--json")
     code, out, errors = process(place, *arguments, condition=files_up_to(size + 60_000))
+    errors = without_warnings(errors)
     document = json.loads(out)
     assert code == 2 and document["totals"]["requests"] == 60
     assert re.fullmatch(
