@@ -81,6 +81,11 @@ COMMANDS = {
         "kvcustody.console.worker:app",
         "Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
     ),
+    "top": Lazy(
+        "kvcustody.console.top:top",
+        "Watch workers and tenants: hits, time to first token, evictions, thrash, waste.",
+        "EPILOG",
+    ),
     "clock": Lazy(
         "kvcustody.console.clock:app",
         "The time by which deadlines are compared: where it is, and confirming this machine's clock.",

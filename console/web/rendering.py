@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvcustody.console.report import number_format as words
+from kvcustody.governance.observability.serving_summary import seconds_text, share_text
 
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -73,6 +74,7 @@ environment.filters |= {
     "coordinate": _coordinate,
     "percent": lambda pair: words.percent(*pair),
 }
+environment.filters |= {"seconds": seconds_text, "share": share_text}
 
 
 def render(template: str, **context: Any) -> str:

@@ -12,6 +12,7 @@ from kvcustody.console.web.pages.overview import witnesses
 from kvcustody.governance.api.models.scan_orders import ScanWanted
 from kvcustody.governance.api.operations import fleet as orders_api
 from kvcustody.governance.api.operations import health as health_api
+from kvcustody.governance.observability.serving_summary import ServingSummary, summary
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import not_found
 
@@ -24,9 +25,12 @@ def show(visit: PageRequest) -> Response:
     visit.caller.must(Permission.READ_HEALTH)
     visit.record("consoleHealth")
     workers, orders = None, []
+    serving: list[tuple[str, ServingSummary]] = []
     if visit.may(Permission.READ_OPERATIONS):
         workers = [worker for _, worker in visit.service.fleet.listed(limit=_WORKERS_MAX)]
         workers.sort(key=lambda worker: (worker.ended_us is not None, worker.worker, -worker.started_us))
+        at_work = [worker for worker in workers if worker.ended_us is None and worker.status]
+        serving = [(worker.worker, summary(worker.status)) for worker in at_work]
         orders = visit.service.scans.orders.listed(limit=_ORDERS_SHOWN)
     return visit.page(
         "operate/health.html",
@@ -34,6 +38,7 @@ def show(visit: PageRequest) -> Response:
         health=health_api.health(visit.service),
         witnesses=witnesses(visit),
         workers=workers,
+        serving=serving,
         orders=orders,
         asked={order.worker for order in orders if order.is_open},
         operates=visit.may(Permission.OPERATE),

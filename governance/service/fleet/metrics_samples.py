@@ -24,13 +24,15 @@ from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.observability.attempts import AttemptsReporter
 from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
 from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest
-from kvcustody.governance.service.fleet.workers import Fleet
+from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.settings import ServiceSettings
 
 _FRESH_SECONDS = 10.0
+Place = tuple[str, tuple[str, ...]]
 _BY_TENANT = {
+    "charged": "kv_cache_charged_blocks",
     "active_tokens": "tenant_active_tokens",
     "recomputed_blocks": "tenant_recomputed_blocks",
     "thrashing": "tenant_cache_thrashing",
@@ -62,16 +64,17 @@ class ServiceMetrics:
         self._label_key = service.secret.key("tenant-label")
         self._lock = threading.Lock()
         self._ledger: list[Sample] = []
+        self._shown: set[str] = set()  # tenants with a label of their own
         self._asked = -_FRESH_SECONDS
 
     def samples(self) -> Iterator[Sample]:
         """Everything, now."""
         yield from self._own()
-        yield from self._workers()
         with self._lock:
             if time.monotonic() - self._asked >= _FRESH_SECONDS:
                 self._ledger, self._asked = list(self._of_ledger()), time.monotonic()
             found = self._ledger
+        yield from self._workers()
         yield from found
         for (operation, status), (count, seconds) in sorted(self.requests.items()):
             yield "http_requests_total", (operation, str(status)), count
@@ -94,6 +97,7 @@ class ServiceMetrics:
                 yield "ledger_checkpoint_age_seconds", (), age_us / MICROSECONDS
 
     def _workers(self) -> Iterator[Sample]:
+        by_tenant: Counter[Place] = Counter()
         for worker in self._service.fleet.running():
             name = worker.worker
             if worker.received_sequence or worker.status:
@@ -101,6 +105,21 @@ class ServiceMetrics:
                 yield "worker_policy_revision", (name,), worker.policy_revision
                 yield "worker_received_sequence", (name,), worker.received_sequence
                 yield from of_worker(name, worker.status)
+            self._add_tenants(worker, by_tenant)
+        for (name, labels), value in sorted(by_tenant.items()):
+            yield name, labels, value
+
+    def _add_tenants(self, worker: WorkerRun, found: Counter[Place]) -> None:
+        """What a worker says of tenants: added up, but for what is so or not."""
+        for measure, values in ({"charged": worker.charged} | worker.tenants).items():
+            name = _BY_TENANT.get(measure)
+            if name is None:
+                continue
+            for tenant, value in values.items():
+                place = (name, (self._label(tenant, self._shown),))
+                found[place] = (
+                    max(found[place], int(value)) if measure == "thrashing" else found[place] + int(value)
+                )
 
     def _of_ledger(self) -> Iterator[Sample]:
         now_us = self._service.clock.utc_us()
@@ -111,20 +130,10 @@ class ServiceMetrics:
             orphans = orphans_by_class(connection)
             waiting = unsealed(connection, now_us)
         busiest = sorted(leaves, key=lambda tenant: (-leaves[tenant], tenant))
-        shown = set(busiest[: self._service.settings.tenant_labels_max])
-        added: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        shown = self._shown = set(busiest[: self._service.settings.tenant_labels_max])
+        added: Counter[Place] = Counter()
         for tenant, number in leaves.items():
             added["ledger_leaves", (self._label(tenant, shown),)] += number
-        for worker in self._service.fleet.running():
-            for tenant, blocks in worker.charged.items():
-                added["kv_cache_charged_blocks", (self._label(tenant, shown),)] += blocks
-            for measure, name in _BY_TENANT.items():
-                for tenant, value in worker.tenants.get(measure, {}).items():
-                    place = (name, (self._label(tenant, shown),))
-                    if measure == "thrashing":
-                        added[place] = max(added[place], int(value))
-                    else:
-                        added[place] += int(value)
         due: Counter[str] = Counter()
         covered: Counter[str] = Counter()
         for unit in found.rows:

@@ -15,6 +15,7 @@ from web_world import World
 from kvcustody.audit.erasure.requests_and_answers import request, requests
 from kvcustody.governance.api.models.erasures import ErasureRequest
 from kvcustody.governance.erasure.selector import selector_from
+from kvcustody.governance.observability.serving_measures import ServingMeasures
 
 SignIn = Callable[[str], httpx.Client]
 
@@ -58,6 +59,21 @@ def test_the_workers_page_shows_what_a_worker_says_of_itself(world: World, clien
     world.service.fleet.heard("worker", world.worker.incarnation, revision=7, status=status)
     [row] = _of_worker(operator)
     assert row[3:8] == ["3", "1,090 of 4,096", "2", "5", "7"]
+
+
+def test_the_health_page_shows_how_a_worker_serves(world: World, client: SignIn) -> None:
+    operator = client("operator")
+    measures = ServingMeasures(16)
+    for hit in (0, 0, 512):
+        measures.first_token(1000 - hit, hit, 300_000, 200_000)
+    measures.began(32, 5_000_000, 40_000)
+    status = {"prompt_tokens": 3000.0, "hit_tokens": 750.0, "recomputed": 8.0}
+    status |= {"advised_blocks": 96.0, "fragmentation": 0.05}
+    world.service.fleet.heard("worker", world.worker.incarnation, status=status | measures.figures())
+    [row] = [row for row in rows_of(operator.get("/console/health").text, "Serving") if row[0] == "worker"]
+    assert row[1:5] == ["25%", "500 ms", "500 ms", "50 ms"] and row[7:10] == ["8", "96", "5%"]
+    world.service.fleet.heard("worker", world.worker.incarnation, status={})
+    assert "Serving, since" not in operator.get("/console/health").text
 
 
 def test_an_operator_asks_a_worker_for_a_scan(world: World, client: SignIn) -> None:

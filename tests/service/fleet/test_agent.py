@@ -21,6 +21,7 @@ from kvcustody.governance.control_plane import erasures
 from kvcustody.governance.control_plane.remote_ledger import ControlPlaneSink
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.observability.metrics import worker_status
+from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.release import worker_follow as feed
 from kvcustody.governance.worker.worker import Worker
 
@@ -127,6 +128,47 @@ def test_a_worker_that_is_told_nothing_waits_longer_each_time(
     assert made.problem == "away"
     slow = ServiceError("later", problem="too-many-requests", wait_seconds=300.0)
     assert made._refused(slow) >= 225.0
+
+
+def _top(plane: ControlPlane, worker: Worker, *words: str) -> str:
+    command = plane.command("olive", "top", *words)
+    if "--ledger" in words:
+        command = command[: command.index("--server")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ran:
+        until(lambda: ran.poll() is not None, worker)
+        assert ran.returncode == 0 and ran.stdout is not None
+        return ran.stdout.read()
+
+
+def test_top_shows_workers_and_tenants_as_they_said(plane: ControlPlane) -> None:
+    """From a control plane and from its ledger; a tenant that thrashes stands first."""
+    with plane.worker() as worker:
+        life = worker.writer.incarnation
+        for _ in range(2):
+            ask(worker, "holder")
+        until(lambda: known(plane, life)["status"].get("hit_requests") == 1, worker)
+        worker.governor.tenant_counters["reader"] = TenantCounters()
+        worker.governor.tenant_counters["reader"].recomputed_blocks = 500
+        worker.governor.admit(
+            identify(issuer="idp", tenant="reader"), MODEL, [*range(900, 920)], request_id="r"
+        )
+        until(lambda: known(plane, life)["tenants"].get("thrashing") == {"reader": 1.0}, worker)
+        ledger = str(plane.folder / "ledger.db")
+        for where in ((), ("--ledger", f"sqlite:///{ledger}")):
+            found = orjson.loads(_top(plane, worker, "--json", *where))
+            [said] = found["workers"]
+            assert said["worker"] == "gpu-0" and said["running"] == 1 and said["recomputed_blocks"] == 500
+            assert 0 < said["hit_share"] < 0.5 and not said["silent"]
+            first, second = found["tenants"]
+            assert (first["tenant"], first["thrashing"], first["active_tokens"]) == ("reader", True, 20)
+            assert (second["tenant"], second["charged_blocks"], second["thrashing"]) == ("holder", 4, False)
+            text = _top(plane, worker, "--once", *where)
+            assert "gpu-0" in text and "thrashing" in text and "since each began" in text
+        with plane.connect("olive") as operator:
+            shown = operator.request("GET", "/metrics").text
+        assert 'kvcustody_tenant_cache_thrashing{tenant="' in shown
+        assert 'kvcustody_time_to_first_token_seconds_bucket{cached="hit",le="' in shown
+        worker.governor.release(("reader", "r"))
 
 
 def order_of(plane: ControlPlane, order: str) -> dict[str, Any]:

@@ -1,0 +1,230 @@
+"""`kvcustody top`: what every worker does now, and which tenants it does it for.
+
+1. What is shown is what workers last said of themselves, ten seconds old at most: of a control plane (`--server`), or
+   as the ledger has it. Nothing is asked of an engine.
+2. The first look is since each worker began; later ones are between two looks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvcustody.clock import SystemClock
+from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.opening import connect, reading
+from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server
+from kvcustody.errors import CustodyError
+from kvcustody.governance.observability.serving_summary import (
+    ServingSummary,
+    seconds_text,
+    share_text,
+    summary,
+)
+from kvcustody.governance.service.fleet.workers import Fleet
+from kvcustody.times import SECOND_US
+
+EPILOG = "Example: `kvcustody top --server https://kv.example:8443 --api-key-file olive.key`"
+_PAGE = 1000
+
+
+class _Seen(NamedTuple):
+    """One worker as it was seen."""
+
+    worker: str
+    age_seconds: int
+    silent: bool
+    status: dict[str, float]
+    charged: dict[str, int]
+    tenants: dict[str, dict[str, float]]
+
+
+def top(
+    *,
+    ledger: Ledger = DEFAULT,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    interval: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds between two looks.")] = 5.0,
+    once: Annotated[bool, typer.Option("--once", help="One look, and end.")] = False,
+    tenants: Annotated[
+        int, typer.Option(min=0, max=1000, help="How many tenants to show, the busiest.")
+    ] = 10,
+    as_json: Json = False,
+) -> None:
+    """Watch workers and tenants: hits, time to first token, prefill time avoided, evictions, thrash, waste.
+
+    Until Ctrl-C, or once with `--once`, with `--json` or where the output is no terminal. Behind each table stands what
+    its columns mean.
+    """
+    with _source(ledger, server, key_file, authority) as look:
+        seen = look()
+        if as_json:
+            print_json(_document(seen, tenants))
+            return
+        console = stdout()
+        if once or not console.is_terminal:
+            console.print(_shown(seen, {}, tenants))
+            return
+        with Live(_shown(seen, {}, tenants), console=console, screen=True) as live:
+            try:
+                while True:
+                    time.sleep(interval)
+                    before, seen = {one.worker: one.status for one in seen}, look()
+                    live.update(_shown(seen, before, tenants), refresh=True)
+            except KeyboardInterrupt:
+                return
+
+
+@contextmanager
+def _source(
+    ledger: str, server: str | None, key_file: Any, authority: Any
+) -> Iterator[Callable[[], list[_Seen]]]:
+    """Where workers are looked up (rule 1)."""
+    clock = SystemClock()
+    if server is not None:
+        with connect(server, key_file, authority) as plane:
+
+            def ask() -> list[_Seen]:
+                latest: dict[str, Any] = {}
+                cursor = None
+                while True:
+                    found = plane.get("/v1/workers", limit=_PAGE, cursor=cursor)
+                    latest |= {row["worker"]: row for row in found["items"] if row["ended_us"] is None}
+                    cursor = found["next"]
+                    if cursor is None:
+                        rows = [latest[name] for name in sorted(latest)]
+                        return [_seen(row, clock.utc_us()) for row in rows if row["status"]]
+
+            yield ask
+        return
+    with reading(ledger) as engine:
+        fleet = Fleet(engine, clock, _closes_nothing, apart_us=0)
+
+        def read() -> list[_Seen]:
+            return [_seen(one._asdict(), clock.utc_us()) for one in fleet.running() if one.status]
+
+        yield read
+
+
+def _closes_nothing(worker: str, incarnation: str) -> None:
+    """Whoever looks registers nobody."""
+    raise CustodyError(f"`{worker}` was registered by somebody who only looks")
+
+
+def _seen(row: dict[str, Any], now_us: int) -> _Seen:
+    age = max(0, now_us - row["seen_us"]) // SECOND_US
+    return _Seen(row["worker"], age, row["silent"], row["status"], row["charged"], row["tenants"])
+
+
+def _document(seen: list[_Seen], tenants: int) -> dict[str, Any]:
+    return {
+        "workers": [
+            {"worker": one.worker, "age_seconds": one.age_seconds, "silent": one.silent}
+            | summary(one.status)._asdict()
+            for one in seen
+        ],
+        "tenants": _tenants(seen)[:tenants],
+    }
+
+
+def _tenants(seen: list[_Seen]) -> list[dict[str, Any]]:
+    """What workers say of tenants, added up; whoever thrashes anywhere first, then the busiest."""
+    charged: Counter[str] = Counter()
+    measures: dict[str, Counter[str]] = {"active_tokens": Counter(), "recomputed_blocks": Counter()}
+    thrashing: set[str] = set()
+    for one in seen:
+        charged.update(one.charged)
+        for name, sums in measures.items():
+            sums.update({tenant: int(value) for tenant, value in one.tenants.get(name, {}).items()})
+        thrashing |= {tenant for tenant, value in one.tenants.get("thrashing", {}).items() if value}
+    names = (
+        charged.keys() | thrashing | measures["active_tokens"].keys() | measures["recomputed_blocks"].keys()
+    )
+    rows = [
+        {
+            "tenant": name,
+            "charged_blocks": charged[name],
+            "active_tokens": measures["active_tokens"][name],
+            "recomputed_blocks": measures["recomputed_blocks"][name],
+            "thrashing": name in thrashing,
+        }
+        for name in names
+    ]
+    return sorted(rows, key=lambda row: (not row["thrashing"], -row["charged_blocks"], row["tenant"]))
+
+
+def _shown(seen: list[_Seen], before: dict[str, dict[str, float]], tenants: int) -> Group:
+    if not seen:
+        return Group(
+            "no worker has said anything of itself yet; docs/operate/service.md shows how one is enrolled"
+        )
+    workers = make_table(
+        "workers, " + ("since the last look" if before else "since each began"),
+        *(
+            "worker",
+            "heard",
+            "running",
+            "used",
+            "hits",
+            "first token",
+            "without hit",
+            "waited",
+            "prefill saved",
+        ),
+        *("evicted", "again", "advised", "waste", "cancel"),
+        left=1,
+    )
+    for one in seen:
+        _add(workers, one, summary(one.status, before.get(one.worker, {})))
+    parts: list[Table | str] = [workers]
+    parts.append(
+        "hits: share of prompt tokens · first token: median with a hit · waited, cancel: nine in ten, at most · "
+        "again: blocks computed again after an eviction · advised: pool blocks that would have kept them"
+    )
+    rows = _tenants(seen)
+    if tenants and rows:
+        table = make_table(
+            f"tenants, {min(tenants, len(rows))} of {len(rows)}",
+            *("tenant", "blocks", "active tokens", "computed again", ""),
+            left=1,
+        )
+        for row in rows[:tenants]:
+            state = Text("thrashing", "bold red") if row["thrashing"] else ""
+            table.add_row(
+                Text(row["tenant"]),
+                f"{row['charged_blocks']:,}",
+                f"{row['active_tokens']:,}",
+                f"{row['recomputed_blocks']:,}",
+                state,
+            )
+        parts.append(table)
+    return Group(*parts)
+
+
+def _add(table: Table, one: _Seen, said: ServingSummary) -> None:
+    table.add_row(
+        Text(one.worker),
+        Text(f"{one.age_seconds} s", "red" if one.silent else ""),
+        f"{said.running:,}",
+        share_text(said.usage),
+        share_text(said.hit_share),
+        seconds_text(said.first_token_hit),
+        seconds_text(said.first_token_miss),
+        seconds_text(said.queue),
+        seconds_text(said.avoided_seconds),
+        f"{said.evicted_blocks:,}",
+        Text(f"{said.recomputed_blocks:,}", "red" if said.recomputed_blocks else ""),
+        "–" if said.advised_blocks is None else f"{said.advised_blocks:,}",
+        share_text(said.waste),
+        seconds_text(said.cancel),
+    )

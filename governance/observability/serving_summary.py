@@ -1,0 +1,90 @@
+"""What a worker's measures say in a line, for a terminal and a page: made from its status, which is all that is kept.
+
+    summary(status)                       # since the worker began
+    summary(status, earlier)              # between two of its statuses
+
+1. A quantile is a bucket's bound: at most this. None where nothing was counted.
+2. Counters of a worker that began anew between the two statuses are taken from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kvcustody.governance.observability.histogram import INFINITE
+
+Status = Mapping[str, float]
+_NOTHING: Status = {}
+
+
+class ServingSummary(NamedTuple):
+    """Shares are of 1, times in seconds; None where it was not said, or nothing happened."""
+
+    running: int
+    usage: float | None
+    hit_share: float | None  # of prompt tokens
+    first_token_hit: float | None  # median
+    first_token_miss: float | None
+    queue: float | None  # nine in ten waited at most
+    avoided_seconds: float
+    evicted_blocks: int
+    recomputed_blocks: int
+    advised_blocks: int | None
+    waste: float | None  # of the room in running requests' blocks
+    stale_blocks: int
+    cancel: float | None  # nine in ten
+
+
+def summary(status: Status, earlier: Status = _NOTHING) -> ServingSummary:
+    """The measures of one worker."""
+    before = earlier if _grew(status, earlier) else _NOTHING
+
+    def grown(name: str) -> float:
+        return status.get(name, 0) - before.get(name, 0)
+
+    def quantile(name: str, share: float) -> float | None:
+        start = f"{name}.le."
+        total = grown(start + INFINITE)
+        if not total:
+            return None
+        bounds = [one.removeprefix(start) for one in status if one.startswith(start)]
+        for bound in sorted((float(one), one) for one in bounds):
+            if grown(start + bound[1]) >= share * total:
+                return bound[0]
+        return float(INFINITE)
+
+    prompts = grown("prompt_tokens")
+    return ServingSummary(
+        int(status.get("running", 0)),
+        status.get("usage_ratio"),
+        grown("hit_tokens") / prompts if prompts and "hit_tokens" in status else None,
+        quantile("ttft.hit", 0.5),
+        quantile("ttft.miss", 0.5),
+        quantile("queue", 0.9),
+        grown("prefill_avoided_seconds"),
+        int(sum(grown(name) for name in status if name.startswith("evicted."))),
+        int(grown("recomputed")),
+        int(status["advised_blocks"]) if "advised_blocks" in status else None,
+        status.get("fragmentation"),
+        int(grown("hit_blocks.stale")),
+        quantile("cancel", 0.9),
+    )
+
+
+def share_text(value: float | None) -> str:
+    """A share as it is shown."""
+    return "–" if value is None else f"{value:.0%}"
+
+
+def seconds_text(value: float | None) -> str:
+    """A time as it is shown."""
+    if value is None:
+        return "–"
+    if value == float(INFINITE):
+        return "over a minute"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:,.1f} s"
+
+
+def _grew(status: Status, earlier: Status) -> bool:
+    return status.get("allocated", 0) >= earlier.get("allocated", 0)
