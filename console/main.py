@@ -81,6 +81,11 @@ COMMANDS = {
         "kvcustody.console.worker:app",
         "Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
     ),
+    "showback": Lazy(
+        "kvcustody.console.showback:bill",
+        "What each tenant held of the cache in a period, and what reuse saved it: what to bill with.",
+        "EPILOG",
+    ),
     "top": Lazy(
         "kvcustody.console.top:top",
         "Watch workers and tenants: hits, time to first token, evictions, thrash, waste.",

@@ -38,6 +38,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("kv_cache_usage_ratio", "gauge", "Share of blocks in use or cached.", _WORKER, "usage_ratio"),
     Measure("kv_cache_capacity_blocks", "gauge", "Blocks that a worker governs.", _WORKER, "blocks.total"),
     Measure("kv_cache_allocated_blocks_total", "counter", "Blocks handed out.", _WORKER, "allocated"),
+    Measure("kv_cache_block_tokens", "gauge", "Tokens of a block.", _WORKER, "block_tokens"),
     Measure("kv_cache_bytes_per_block", "gauge", "Bytes of a block on a shard, where they are known.", _WORKER,
             "bytes_per_block"),
     Measure("kv_cache_charged_blocks", "gauge", "Blocks that tenants are charged for, on all workers, as these said.",
@@ -90,6 +91,8 @@ MEASURES: tuple[Measure, ...] = (
             "allocation took.", _WORKER, "queue"),
     Measure("prefill_avoided_seconds_total", "counter", "Prefill time that hits saved, by the measured cost of a "
             "prefill.", _WORKER, "prefill_avoided_seconds"),
+    Measure("prefill_cost_seconds", "gauge", "What a prefill takes: to `start`, for each `token`, for each `pair` of "
+            "a token and one before it.", ("worker", "term"), "prefill_cost.{term}"),
     Measure("prefill_cost_error_ratio", "gauge", "What predictions of that cost were wrong by, as a share of what "
             "was measured.", _WORKER, "prefill_cost_error"),
     # eviction (EVI-3)
@@ -259,6 +262,7 @@ def of_worker(worker: str, status: Mapping[str, Any]) -> Iterator[Sample]:
 def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> dict[str, float]:
     """What a worker reports of a facade's `stats()`: counters by the keys of the measures, bounded in number."""
     found: dict[str, float] = {
+        "block_tokens": block_tokens,
         "running": stats.running,
         "drift": stats.drift_blocks,
     }

@@ -117,6 +117,11 @@ class ServingMeasures:
             found.update(one.figures(name))
         if self.cost.is_known:
             found["prefill_avoided_seconds"] = self.avoided_seconds
+            self.cost.solve()
+            for term, seconds in zip(
+                ("start", "token", "pair"), self.cost.coefficients.tolist(), strict=True
+            ):
+                found[f"prefill_cost.{term}"] = seconds
         if self.cost.error is not None:
             found["prefill_cost_error"] = self.cost.error
         return found

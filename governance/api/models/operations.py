@@ -10,7 +10,7 @@ from kvcustody.audit.query.custody import OrphanFinding
 from kvcustody.audit.query.scans import Scan
 from kvcustody.audit.siem.delivery import PumpStatus
 from kvcustody.deadline_clock import ClockState
-from kvcustody.governance.api.models.base import Model, Whole, example
+from kvcustody.governance.api.models.base import Model, Utc, Whole, example
 from kvcustody.governance.api.models.policies import EFFECTIVE, EffectivePolicyModel
 from kvcustody.governance.api.models.shown import page_of, shown
 
@@ -118,6 +118,47 @@ class Quotas(Model):
     next: str | None
     revision: Whole
     policies: list[EffectivePolicyModel]
+
+
+_SHOWBACK = {
+    "tenant": "acme",
+    "block_seconds": 86_400.0,
+    "blocks_mean": 1.0,
+    "own_hit_blocks": 512,
+    "taken_hit_blocks": 32,
+    "given_hit_blocks": 0,
+    "saved_seconds": 4.5,
+    "taken_seconds": 0.3,
+    "given_seconds": 0.0,
+}
+
+
+class TenantShowback(Model):
+    """What a tenant held and what reuse saved it; seconds are null where no worker has told what a prefill takes."""
+
+    model_config = example(_SHOWBACK)
+
+    tenant: str
+    block_seconds: float
+    blocks_mean: float
+    own_hit_blocks: Whole
+    taken_hit_blocks: Whole
+    given_hit_blocks: Whole
+    saved_seconds: float | None
+    taken_seconds: float | None
+    given_seconds: float | None
+
+
+class Showback(Model):
+    """Every tenant that had anything of the cache in the period."""
+
+    model_config = example(
+        {"since_us": 1_780_000_000_000_000, "until_us": 1_780_086_400_000_000, "items": [_SHOWBACK]}
+    )
+
+    since_us: Utc
+    until_us: Utc
+    items: list[TenantShowback]
 
 
 class WorkerCapacity(Model):

@@ -20,12 +20,13 @@ from fastapi import Path, Query
 from kvcustody.audit.counters.read_figures import tenant_totals
 from kvcustody.audit.events import ClockConfirmed
 from kvcustody.audit.query.scans import scan_of, scans
+from kvcustody.audit.query.showback import costs_of, showback
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Tenant
+from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.models.operations import (
     Capacity,
@@ -34,6 +35,7 @@ from kvcustody.governance.api.models.operations import (
     Quotas,
     ScanDetail,
     Scans,
+    Showback,
     Sink,
     SinkPage,
     SinkReason,
@@ -46,12 +48,13 @@ from kvcustody.governance.api.models.scan_orders import (
     ScanWanted,
 )
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.fleet.workers import WorkerRun
+from kvcustody.governance.service.fleet.workers import WorkerRun, statuses
 from kvcustody.governance.service.jobs import shown
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
+_DAY_US = 86_400 * MICROSECONDS
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Number = Annotated[int, Path(ge=0, lt=LARGE, examples=[3])]
 SinkName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["siem"])]
@@ -71,6 +74,8 @@ def add_fleet(api: Api) -> None:
     api.add(quotas_, quotas, answers=Quotas, problems=("cursor-invalid",))
     capacity_ = _read("getCapacity", path="/v1/capacity")
     api.add(capacity_, capacity, answers=Capacity, problems=("cursor-invalid",))
+    showback_ = _read("getShowback", path="/v1/showback")
+    api.add(showback_, get_showback, answers=Showback)
     api.add(_read("listSinks", path="/v1/sinks"), sinks, answers=SinkPage)
     for act, says in _SINK_ACTS.items():
         operation = _operate(f"{act}Sink", path=f"/v1/sinks/{{name}}/{act}")
@@ -147,6 +152,20 @@ def quotas(
         "revision": policies[0].revision if len(policies) == 1 else 0,
         "policies": [one.data() for one in policies],
     }
+
+
+def get_showback(
+    caller: CallerDep, service: ServiceDep, since: Since = None, until: Until = None, tenant: Tenant = None
+) -> dict[str, Any]:
+    """What each tenant held and what reuse saved it, in [since, until) UTC microseconds; the last day by default."""
+    until_us = service.clock.utc_us() if until is None else until
+    since_us = until_us - _DAY_US if since is None else since
+    if since_us >= until_us:
+        raise ProblemError("invalid", "`since` is not before `until`")
+    with service.reading() as connection:
+        rows = showback(connection, since_us, until_us, costs_of(statuses(connection)))
+    items = [row._asdict() for row in rows if tenant in (None, row.tenant)]
+    return {"since_us": since_us, "until_us": until_us, "items": items}
 
 
 def capacity(

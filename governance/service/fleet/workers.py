@@ -53,6 +53,13 @@ class WorkerRun(NamedTuple):
     origin: str = ""  # empty: an engine at work
 
 
+def statuses(connection: Connection) -> dict[str, dict[str, float]]:
+    """What every worker last said of itself, by its name: of its newest process that said anything."""
+    column = service_workers.c
+    query = select(column.worker, column.status).where(column.status != "{}").order_by(column.seen_us)
+    return {row.worker: orjson.loads(row.status) for row in connection.execute(query)}
+
+
 class Fleet:
     """The register of workers; `close_before` closes a worker's processes before the one that it names."""
 

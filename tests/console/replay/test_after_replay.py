@@ -274,6 +274,8 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "scan ledger": (),
         "size ledger": ("--ledger", "sqlite:///kvcustody.db"),
         "scan findings": (),
+        "showback": ("--from", "2020-01-01"),
+        "top": ("--once",),
     }
 
 

@@ -56,6 +56,10 @@ UNSURE = {
     "look_up_seconds",
     "prefill_avoided_seconds",
     "prefill_cost_error",
+    "prefill_cost.{term}",
+    "prefill_cost.start",
+    "prefill_cost.token",
+    "prefill_cost.pair",
     "advised_blocks",
 }
 EVICTIONS = ("quota", "pressure", "evicted")
@@ -265,6 +269,7 @@ class Counted:
         found |= {
             "blocks.total": BLOCKS,
             "usage_ratio": (states[BlockState.ACTIVE] + states[BlockState.CACHED]) / BLOCKS,
+            "block_tokens": BLOCK_TOKENS,
             "allocated": self.engine.device.hand_outs,
             "bytes_per_block": len(self.engine.device.get(0)),
             "running": len(self.engine.running),
@@ -481,6 +486,8 @@ def test_prefill_time_avoided_is_what_the_prefills_cost() -> None:
     said = measures.figures()
     assert said["prefill_avoided_seconds"] == pytest.approx(saved, rel=0.02)
     assert 0.02 < said["prefill_cost_error"] < 0.06, "five per cent of noise: four on average"
+    assert said["prefill_cost.token"] == pytest.approx(token, rel=0.05)
+    assert said["prefill_cost.pair"] == pytest.approx(pair, rel=0.05)
 
 
 def test_nothing_is_said_to_be_avoided_before_a_prefill_was_measured() -> None:

@@ -1,0 +1,237 @@
+"""Showback: what each tenant had of the cache in a period, and what reuse saved it, from the ledger.
+
+    rows = showback(connection, since_us, until_us, costs)      # by tenant
+
+1. Block-seconds are of whoever the custody was charged to: its end's owner, and until its end the one who wrote it.
+   They count from when a block was handed out, growth of a request from when the request opened, to its end, or to the
+   end of the period or of the process.
+2. A hit is of the reader; where the owner of the blocks is another tenant, it was *taken* from that one, who *gave*
+   it. Requests count in the period in which they opened, later joins in that of the join.
+3. Seconds are what those tokens' prefill would have taken by the measured cost of the worker (`Cost`), each block at
+   its place in the prompt. Where no cost is known, they are None: nothing is guessed.
+4. Every figure is a function of ledger rows and arguments: a bill repeats. Leaves that retention has dropped count no
+   more. What it costs grows with the evidence of the processes that were at work in the period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, and_, select
+
+from kvcustody.audit.events.block_runs import Int64s
+from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.schema.ledger import (
+    attachments,
+    custody_ends,
+    incarnations,
+    releases,
+    residencies,
+    workers,
+)
+from kvcustody.times import SECOND_US
+
+
+class Cost(NamedTuple):
+    """What a prefill takes on a worker: seconds for each token, and for each pair of a token and one before it."""
+
+    block_tokens: int
+    token_seconds: float
+    pair_seconds: float = 0.0
+
+
+class ShowbackRow(NamedTuple):
+    """One tenant's period. `blocks_mean`: block-seconds over the length of the period."""
+
+    tenant: str
+    block_seconds: float
+    blocks_mean: float
+    own_hit_blocks: int
+    taken_hit_blocks: int
+    given_hit_blocks: int
+    saved_seconds: float | None
+    taken_seconds: float | None
+    given_seconds: float | None
+
+
+def costs_of(statuses: Mapping[str, Mapping[str, float]]) -> dict[str, Cost]:
+    """The costs that workers measured, of their statuses by name; those that have measured none are left out."""
+    return {
+        name: Cost(int(said["block_tokens"]), said["prefill_cost.token"], said.get("prefill_cost.pair", 0.0))
+        for name, said in statuses.items()
+        if "block_tokens" in said and "prefill_cost.token" in said
+    }
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+        self.held: list[float] = []
+        self.hits: list[list[float]] = []  # own, taken, given: blocks, then seconds
+        self.unknown: set[int] = set()  # of a worker without a cost
+
+    def code(self, tenant: str) -> int:
+        found = self.names.setdefault(tenant, len(self.names))
+        if found == len(self.held):
+            self.held.append(0.0)
+            self.hits.append([0.0] * 6)
+        return found
+
+
+def showback(
+    connection: Connection, since_us: int, until_us: int, costs: Mapping[str, Cost]
+) -> list[ShowbackRow]:
+    """Every tenant that had anything in [since, until), UTC microseconds; `costs` by worker's name."""
+    sums = _Sums()
+    table = incarnations.c
+    query = select(table.id, table.offset_us, table.ended_us, workers.c.name).join(
+        workers, workers.c.id == table.worker
+    )
+    for life in connection.execute(query.order_by(table.id)).all():
+        if life.ended_us is not None and life.ended_us < since_us:
+            continue
+        ended_us = until_us if life.ended_us is None else min(until_us, life.ended_us)
+        _count_life(
+            connection, life.id, life.offset_us, (since_us, until_us, ended_us), costs.get(life.name), sums
+        )
+    rows = [_row(name, code, sums, until_us - since_us) for name, code in sums.names.items()]
+    return sorted((row for row in rows if any(row[1:6])), key=lambda row: (-row.block_seconds, row.tenant))
+
+
+def _row(name: str, code: int, sums: _Sums, length_us: int) -> ShowbackRow:
+    own, taken, given, *seconds = sums.hits[code]
+    known = [None if code in sums.unknown else value for value in seconds]
+    held = sums.held[code]
+    return ShowbackRow(
+        name, held, held * SECOND_US / max(1, length_us), int(own), int(taken), int(given), *known
+    )
+
+
+def _count_life(
+    connection: Connection,
+    life: int,
+    offset_us: int,
+    period: tuple[int, int, int],
+    cost: Cost | None,
+    sums: _Sums,
+) -> None:
+    since, until, stopped = (at - offset_us for at in period)
+    column = residencies.c
+    attached, handed = read_opened(
+        connection,
+        (column.residency, column.part, column.opened_boot_us, column.tenant),
+        and_(column.incarnation == life, column.opened_us < until + offset_us),
+        ordered=False,
+    )
+    if not attached.size:
+        return
+    joined = read(
+        connection,
+        attachments,
+        (attachments.c.residency, attachments.c.attached_boot_us, attachments.c.tenant),
+        attachments.c.incarnation == life,
+        ordered=False,
+    )
+    grown = read(
+        connection,
+        releases,
+        (releases.c.residency, releases.c.released_boot_us, releases.c.tenant),
+        and_(releases.c.incarnation == life, releases.c.written),
+        ordered=False,
+    )
+    ends = read(
+        connection,
+        custody_ends,
+        (custody_ends.c.ended_boot_us, custody_ends.c.tenant),
+        custody_ends.c.incarnation == life,
+        ordered=False,
+    )
+    keys, begun, owner = _written(attached, handed, grown, sums)
+    order = np.argsort(keys, kind="stable")
+    keys, begun, owner = keys[order], begun[order], owner[order]
+    keys, first = np.unique(keys, return_index=True)
+    begun, owner = begun[first], owner[first]
+    ended = np.full(len(keys), min(until, stopped), dtype=np.int64)
+    end_keys = _keys(ends)
+    at, is_known = _places(keys, end_keys)
+    ended[at] = ends.column("ended_boot_us")[ends.owner[is_known]]
+    owner[at] = _tenants(ends, sums)[ends.owner[is_known]]
+    held_us = np.minimum(ended, until) - np.maximum(begun, since)
+    held = np.bincount(owner, np.maximum(held_us, 0) / SECOND_US, minlength=len(sums.held))
+    for code, seconds in enumerate(held.tolist()):
+        sums.held[code] += seconds
+    for part, moment in ((attached, "opened_boot_us"), (joined, "attached_boot_us")):
+        _count_hits(part, part.column(moment), (since, until), (keys, owner), cost, sums)
+
+
+def _written(
+    attached: Evidence, handed: Evidence, grown: Evidence, sums: _Sums
+) -> tuple[Int64s, Int64s, Int64s]:
+    """The keys of all blocks that were handed out, when, and to whom."""
+    opened = attached.column("opened_boot_us")
+    residency = attached.column("residency")
+    order = np.argsort(residency, kind="stable")
+    place = np.searchsorted(residency[order], grown.column("residency"))
+    place = np.minimum(place, len(order) - 1)
+    found = residency[order][place] == grown.column("residency")
+    since = np.where(found, opened[order][place], grown.column("released_boot_us"))
+    tenants = _tenants(attached, sums)
+    return (
+        np.concatenate((_keys(handed), _keys(grown))),
+        np.concatenate((opened[handed.owner], since[grown.owner])),
+        np.concatenate((tenants[handed.owner], _tenants(grown, sums)[grown.owner])),
+    )
+
+
+def _count_hits(
+    part: Evidence,
+    at_us: Int64s,
+    period: tuple[int, int],
+    owners: tuple[Int64s, Int64s],
+    cost: Cost | None,
+    sums: _Sums,
+) -> None:
+    since, until = period
+    chosen = ((at_us >= since) & (at_us < until))[part.owner]
+    rows, keys = part.owner[chosen], _keys(part)[chosen]
+    if not len(rows):
+        return
+    known, owner = owners
+    at = np.minimum(np.searchsorted(known, keys), max(0, len(known) - 1))
+    reader = _tenants(part, sums)[rows]
+    whose = np.where(known[at] == keys, owner[at], reader) if len(known) else reader
+    crosses = whose != reader
+    # The place of a block in its prompt: the leaf lists them in their order.
+    place = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    seconds = np.zeros(len(rows), dtype=np.float64)
+    if cost is not None:
+        size = cost.block_tokens
+        seconds += size * cost.token_seconds + cost.pair_seconds * size * size * (place + 0.5)
+    else:
+        sums.unknown.update(np.unique(np.concatenate((reader, whose))).tolist())
+    for kind, who, which in ((0, reader, ~crosses), (1, reader, crosses), (2, whose, crosses)):
+        blocks = np.bincount(who[which], minlength=len(sums.held)).tolist()
+        worth = np.bincount(who[which], seconds[which], minlength=len(sums.held)).tolist()
+        for code in range(len(sums.held)):
+            sums.hits[code][kind] += blocks[code]
+            sums.hits[code][3 + kind] += worth[code]
+
+
+def _keys(part: Evidence) -> Int64s:
+    return unit_keys(part.pairs.pools, part.pairs.generations)
+
+
+def _tenants(part: Evidence, sums: _Sums) -> NDArray[np.int64]:
+    return np.array([sums.code(name) for name in part.texts("tenant")], dtype=np.int64)
+
+
+def _places(known: Int64s, keys: Int64s) -> tuple[Int64s, NDArray[np.bool_]]:
+    """Where each of `keys` stands in `known`, and which of them do."""
+    if not len(known):
+        return np.empty(0, np.int64), np.zeros(len(keys), np.bool_)
+    at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    found = known[at] == keys
+    return at[found], found

@@ -1,0 +1,82 @@
+"""`kvcustody showback`: what each tenant had of the cache in a period, and what reuse saved it, as a bill."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.audit.query.showback import ShowbackRow, costs_of, showback
+from kvcustody.clock import SystemClock
+from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.opening import connect, reading
+from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us
+from kvcustody.errors import ConfigError
+from kvcustody.governance.observability.serving_summary import seconds_text
+from kvcustody.governance.service.fleet.workers import statuses
+from kvcustody.times import readable
+
+EPILOG = "Example: `kvcustody showback --from 2026-11-01 --to 2026-12-01 --csv > november.csv`"
+_COLUMNS = ShowbackRow._fields
+
+
+def bill(
+    *,
+    start: Annotated[str, typer.Option("--from", help="From this UTC date or moment on.")],
+    end: Annotated[str | None, typer.Option("--to", help="Up to this one, not included; now.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated on stdout, a row a tenant.")] = False,
+    ledger: Ledger = DEFAULT,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Block-seconds held, prefill seconds saved, taken from others and given to them, by tenant.
+
+    Seconds are by the cost that each worker measured of its own prefills; they stay empty for tenants of a worker that
+    has told none. docs/audit/showback.md defines every column.
+    """
+    since_us, until_us = moment_us(start, "--from"), moment_us(end, "--to")
+    if since_us is None:
+        raise ConfigError("--from is needed: the beginning of the period")
+    until_us = SystemClock().utc_us() if until_us is None else until_us
+    if until_us <= since_us:
+        raise ConfigError(f"--to `{readable(until_us)}` is not after --from `{readable(since_us)}`")
+    if server is not None:
+        with connect(server, key_file, authority) as plane:
+            found = plane.get("/v1/showback", since=since_us, until=until_us)
+        rows = [{name: row[name] for name in _COLUMNS} for row in found["items"]]
+    else:
+        with reading(ledger) as engine, engine.connect() as connection:
+            made = showback(connection, since_us, until_us, costs_of(statuses(connection)))
+        rows = [row._asdict() for row in made]
+    _print([row for row in rows if tenant in (None, row["tenant"])], since_us, until_us, as_json, as_csv)
+
+
+def _print(rows: list[dict[str, Any]], since_us: int, until_us: int, as_json: bool, as_csv: bool) -> None:
+    if as_json:
+        print_json({"since_us": since_us, "until_us": until_us, "tenants": rows})
+        return
+    if as_csv:
+        writer = csv.DictWriter(sys.stdout, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return
+    table = make_table(
+        f"{readable(since_us)} to {readable(until_us)}",
+        *("tenant", "block-seconds", "mean blocks", "own hits", "taken", "given"),
+        *("saved", "by others", "for others"),
+        left=1,
+    )
+    for row in rows:
+        table.add_row(
+            row["tenant"],
+            f"{row['block_seconds']:,.0f}",
+            f"{row['blocks_mean']:,.1f}",
+            *(f"{row[name]:,}" for name in ("own_hit_blocks", "taken_hit_blocks", "given_hit_blocks")),
+            *(seconds_text(row[name]) for name in ("saved_seconds", "taken_seconds", "given_seconds")),
+        )
+    stdout().print(table, markup=False)

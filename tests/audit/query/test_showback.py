@@ -1,0 +1,143 @@
+"""A bill against a second one, made block by block from the bytes of leaves (`coverage_oracle` reads their runs)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import coverage_oracle as oracle
+import pytest
+from sqlalchemy import Engine, select
+from typer.testing import CliRunner
+
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.query.showback import Cost, costs_of, showback
+from kvcustody.audit.schema.ledger import events
+from kvcustody.console.main import app
+
+COST = Cost(16, 2e-5, 3e-9)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A replay with a pool that is too small, grants and segments in use."""
+    folder = tmp_path_factory.mktemp("showback")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        found = CliRunner().invoke(app, ["replay", "--limit", "300", "--pool-blocks", "1024"])
+        assert found.exit_code == 0, found.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ledger(folder: Path) -> Iterator[Engine]:
+    engine = open_store(folder / "kvcustody.db", read_only=True)
+    yield engine
+    engine.dispose()
+
+
+def by_hand(engine: Engine, since_us: int, until_us: int) -> dict[str, list[float]]:
+    """Tenant: block-seconds; own, taken and given hits; seconds of each."""
+    with engine.connect() as connection:
+        leaves = [bytes(leaf) for leaf in connection.scalars(select(events.c.leaf))]
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0] * 7)
+    for life in oracle.History(leaves).lives.values():
+        begun: dict[oracle.Key, tuple[int, str]] = {}
+        opened = {int(body["residency"]): life.at(body) for body in life.leaves["residency-opened"]}
+        for key, _, body in life.named("residency-opened", "written"):
+            begun.setdefault(key, (life.at(body), body["tenant"]))
+        for kind in ("residency-released", "blocks-released"):
+            for key, _, body in life.named(kind):
+                if kind == "residency-released" or body["own"]:
+                    begun.setdefault(key, (opened[int(body["residency"])], body["tenant"]))
+        ended = {
+            key: (int(body["ended_boot_us"]), body["tenant"]) for key, _, body in life.named("custody-ended")
+        }
+        owners = {}
+        for key, (at_us, tenant) in begun.items():
+            end_us, owner = ended.get(key, (until_us - life.offset_us, tenant))
+            owners[key] = owner
+            from_us, to_us = at_us + life.offset_us, end_us + life.offset_us
+            found[owner][0] += max(0, min(to_us, until_us) - max(from_us, since_us)) / 1e6
+        for kind in ("residency-opened", "blocks-attached"):
+            for body in life.leaves[kind]:
+                if not since_us <= life.at(body) + life.offset_us < until_us:
+                    continue
+                for place, (key, _) in enumerate(oracle.listed(body.get("runs", ()))):
+                    reader, owner = body["tenant"], owners[key]
+                    worth = 16 * COST.token_seconds + 256 * COST.pair_seconds * (place + 0.5)
+                    found[reader][1 if reader == owner else 2] += 1
+                    found[reader][4 if reader == owner else 5] += worth
+                    if reader != owner:
+                        found[owner][3] += 1
+                        found[owner][6] += worth
+    return {tenant: row for tenant, row in found.items() if any(row)}
+
+
+def period(engine: Engine) -> tuple[int, int]:
+    with engine.connect() as connection:
+        times = sorted(connection.scalars(select(events.c.at_us)))
+    return times[0], times[-1] + 1
+
+
+@pytest.mark.parametrize("part", [(0, 1), (0.2, 0.7)])
+def test_a_bill_is_what_the_leaves_add_up_to(ledger: Engine, part: tuple[float, float]) -> None:
+    first, last = period(ledger)
+    since_us, until_us = (first + int((last - first) * share) for share in part)
+    hand = by_hand(ledger, since_us, until_us)
+    with ledger.connect() as connection:
+        rows = showback(connection, since_us, until_us, {"replay": COST})
+    assert {row.tenant for row in rows} == hand.keys() and len(rows) > 3
+    for row in rows:
+        said = (row.block_seconds, *row[3:])
+        assert said == pytest.approx(hand[row.tenant], rel=1e-9, abs=1e-6), row.tenant
+        assert row.blocks_mean == pytest.approx(row.block_seconds * 1e6 / (until_us - since_us))
+    assert sum(row.taken_hit_blocks for row in rows) == sum(row.given_hit_blocks for row in rows) > 0
+    assert sum(row.own_hit_blocks for row in rows) > 0, "void: nothing was reused"
+
+
+def test_parts_of_a_period_add_up(ledger: Engine) -> None:
+    first, last = period(ledger)
+    middle = (first + last) // 2
+    with ledger.connect() as connection:
+        parts = [
+            {row.tenant: row for row in showback(connection, *span, {"replay": COST})}
+            for span in ((first, last), (first, middle), (middle, last))
+        ]
+    whole, *halves = parts
+    for tenant, row in whole.items():
+        for name in ("block_seconds", "own_hit_blocks", "taken_hit_blocks", "given_hit_blocks"):
+            both = sum(getattr(half[tenant], name) for half in halves if tenant in half)
+            assert getattr(row, name) == pytest.approx(both, rel=1e-9, abs=1e-6)
+
+
+def test_nothing_is_guessed_of_a_cost_that_nobody_told(ledger: Engine) -> None:
+    first, last = period(ledger)
+    with ledger.connect() as connection:
+        rows = showback(connection, first, last, {})
+    reused = [row for row in rows if row.own_hit_blocks or row.taken_hit_blocks or row.given_hit_blocks]
+    assert reused and all(row.saved_seconds is None is row.given_seconds for row in reused)
+    said = {"gpu-0": {"block_tokens": 16.0, "prefill_cost.token": 1e-5}, "gpu-1": {"block_tokens": 16.0}}
+    assert costs_of(said) == {"gpu-0": Cost(16, 1e-5)}
+
+
+def test_the_command_prints_the_same_as_a_table_csv_and_json(folder: Path) -> None:
+    url = f"sqlite:///{folder}/kvcustody.db"
+
+    def asked(*words: str, code: int = 0) -> str:
+        found = CliRunner().invoke(app, ["showback", "--ledger", url, "--from", "2020-01-01", *words])
+        assert found.exit_code == code, found.output
+        return found.stdout if not code else found.stderr
+
+    told = json.loads(asked("--json"))["tenants"]
+    rows = list(csv.DictReader(io.StringIO(asked("--csv"))))
+    assert [row["tenant"] for row in rows] == [row["tenant"] for row in told]
+    assert [float(row["block_seconds"]) for row in rows] == [row["block_seconds"] for row in told]
+    assert told[0]["tenant"] in asked()
+    only = json.loads(asked("--json", "--tenant", told[1]["tenant"]))["tenants"]
+    assert [row["tenant"] for row in only] == [told[1]["tenant"]]
+    assert "is not after" in asked("--to", "2019-01-01", code=2)
