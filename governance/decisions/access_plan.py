@@ -22,9 +22,11 @@ from weakref import WeakValueDictionary
 
 from kvcustody.allocator.pool.accounting import Account, Domain, DomainFacts, OwnerData
 from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.prefix.block_priority import BlockPriority
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, ReadPlan
 from kvcustody.governance.decisions.authorize import authorize
+from kvcustody.governance.decisions.eviction_order import block_priorities
 from kvcustody.governance.decisions.segment_matcher import Candidate, SegmentMatcher
 from kvcustody.governance.decisions.tenant_names import TenantNames
 from kvcustody.governance.identity.domain_spec import (
@@ -174,7 +176,7 @@ class Plan(OwnerData, Generic[PoolT_co]):
         self.decoy: HashState | None = None  # of a key that keys nothing, for denied grants
         self.subject_key = (tenant, principal.subject, principal.session)
         self.valid_until_utc_us = 1 << 62
-        self.priorities: tuple[tuple[int, int | None, int, int | None], ...] = ()
+        self.priorities: tuple[BlockPriority, ...] = ()  # of the blocks that its requests write
         self.waits_for_ledger = False  # no new custody while events are spilled (`lifecycle: deny`)
         self.hits_need_ledger = False  # nor any reuse (`own_hits: deny`)
 
@@ -321,8 +323,7 @@ class PlanCache(Generic[PoolT_co]):
         change = table.next_change_us(now_utc_us)
         if change is not None:
             plan.valid_until_utc_us = change
-        eviction = table.policy.eviction
-        plan.priorities = tuple((r.start, r.until, r.priority, r.for_us) for r in eviction.ranges)
+        plan.priorities = block_priorities(table.policy.eviction, self._block_tokens)
         plan.admitted = authorize(table, Action.ADMIT, tenant, level)
         if plan.own.state is not None:
             self._open_grants(plan, model, now_utc_us)

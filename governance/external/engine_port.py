@@ -36,6 +36,7 @@ from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
@@ -46,6 +47,7 @@ from kvcustody.governance.custody_events import residency_released
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
+from kvcustody.governance.decisions.eviction_order import eviction_order
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
@@ -93,13 +95,16 @@ class EnginePort(Authority[ExternalPool]):
         block_tokens: int,
         keep_last: bool = True,
         residencies_max: int = 100_000,
+        eviction: Callable[[], EvictionPolicy] | None = None,
     ) -> None:
+        """`eviction`: what orders one account's victims; None: the policy document says it."""
         if table.policy.profile is Profile.DEDICATED and len(table.policy.tenants) > 1:
             raise ConfigError(
                 f"policy `{table.policy.name}` is `dedicated` and names {len(table.policy.tenants)} tenants: "
                 "run one engine for each, with a policy of its own"
             )
         self.pool = pool
+        pool.rank_by(eviction or (lambda: eviction_order(table.policy.eviction)))
         self._engine = engine
         self._keep_last = keep_last
         self._accounts = PortAccounts(pool, residencies_max)
@@ -166,6 +171,7 @@ class EnginePort(Authority[ExternalPool]):
         subject = plan.subject_key if plan is not None else None
         residency = self.pool.residency(account, domain, subject, plan, request_id, moment.now_us)
         residency.trace = moment.trace
+        residency.priorities = plan.priorities if plan is not None else ()
         blocks = -(-(len(tokens) + max_tokens) // self.block_tokens) * groups
         most = self._accounts.limit_blocks(account)
         if blocks > most:
@@ -309,8 +315,8 @@ class EnginePort(Authority[ExternalPool]):
         over = account.used_blocks + need - account.cap_blocks
         if over > 0:
             now_us = self._clock.now_us()
-            victims = np.array(self.pool.victims(over, account), dtype=np.int64)
-            self._evict(self.pool.end_cached(victims, "quota", now_us))
+            victims = np.array(self.pool.victims(over, now_us, account), dtype=np.int64)
+            self._evict(self.pool.evict(victims, "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
         counters = self._counters(residency.tenant)
@@ -401,18 +407,25 @@ class EnginePort(Authority[ExternalPool]):
                 self._active.push(residency.active_since_us + plan.active_us, residency)
 
     def published(
-        self, residency: ExternalResidency, blocks: Sequence[int], before: int = -1, *, chained: bool = True
+        self,
+        residency: ExternalResidency,
+        blocks: Sequence[int],
+        before: int = -1,
+        *,
+        chained: bool = True,
+        depths: Sequence[int] | None = None,
     ) -> None:
         """These blocks are in the engine's index under the request's keys; the first continues block `before`.
 
         `chained` False: blocks of a layer group whose children are reachable without them (a sliding window).
+        `depths`: their places in the prompt, in the port's blocks, where they are not one after `before`.
         """
         if not blocks:
             return
         if not residency.publishes or residency.granted_blocks > len(residency.attached):
             self._engine.evict(blocks)  # not in the owner's domain, and in nobody's without a decision
             return
-        self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained)
+        self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
 
     def published_each(self, blocks: Sequence[int], before: Sequence[int]) -> None:
         """`published` of one block each, all of requests that publish: what a decode step filled."""
@@ -503,6 +516,7 @@ class EnginePort(Authority[ExternalPool]):
         again.reserved_blocks = residency.reserved_blocks
         again.active_since_us = residency.active_since_us
         again.trace = residency.trace
+        again.priorities = residency.priorities
         if prompt is not None and isinstance(chain, KeyChain):
             again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1)
         else:
@@ -646,16 +660,29 @@ class EnginePort(Authority[ExternalPool]):
         self._flush_deferred()
         return check(self)
 
-    def victims(self, count: int) -> list[int]:
+    def victims(self, count: int, *, in_use: Callable[[int], bool] | None = None) -> list[int]:
         """CACHED blocks that our policy ends first to make room, their custody ended: hand these out first.
 
-        Empty where no tenant has a guarantee: then the engine's own order is as good.
+        Empty where the least recently used goes first and no tenant has a guarantee: then the engine's own order is as
+        good (`orders_victims`). `in_use`: what the engine has taken a reference on and not reported yet.
         """
         self._flush_deferred()
-        victims = self.pool.victims(count)
-        if not victims:
-            return []
-        return self.pool.end_cached(np.array(victims, dtype=np.int64), "evicted", self._clock.now_us())
+        now_us = self._clock.now_us()
+        victims = self.pool.victims(count, now_us)
+        if in_use is not None:
+            unused = [block for block in victims if not in_use(block)]
+            taken = len(victims) - len(unused)
+            if taken:
+                again = self.pool.victims(count + taken, now_us)
+                unused = [block for block in again if not in_use(block)][:count]
+            victims = unused
+        return self.pool.evict(np.array(victims, dtype=np.int64), "evicted", now_us) if victims else []
+
+    @property
+    def orders_victims(self) -> bool:
+        """Whether `victims` says anything that the engine's own order, the least recently used first, does not."""
+        partition = self.pool.partition
+        return self.pool.ranking is not None or partition.common_blocks != partition.size
 
     def stats(self) -> Stats:
         """A snapshot of counters; consistent between steps."""

@@ -178,8 +178,7 @@ class Governor(Authority[BlockManager]):
             if isinstance(begun, str):
                 counters.count(counters.deferred, begun)
                 return Deferred(request_id, begun)
-            if plan.priorities:
-                self._prioritise(begun, plan)
+            begun.priorities = plan.priorities
             crossed = found.via if found.via is not plan.own.domain else None
             if crossed is not None:
                 reasons = (*reasons, *via_reasons(plan, crossed))
@@ -224,13 +223,6 @@ class Governor(Authority[BlockManager]):
             return AdmissionRefused(request_id, f"policy: {rule}")
         counters.count(counters.deferred, "ledger")
         return Deferred(request_id, "ledger")
-
-    def _prioritise(self, sequence: RunningSequence, plan: Plan[BlockManager]) -> None:
-        size = self.block_tokens
-        sequence.priorities = [
-            (first // size, (1 << 40) if last is None else -(-last // size), priority, for_us or 0)
-            for first, last, priority, for_us in plan.priorities
-        ]
 
     # -- running ------------------------------------------------------------------------------------------------------
 
