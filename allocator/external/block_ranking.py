@@ -149,7 +149,7 @@ class BlockRanking:
     def _sink(self, block: int) -> None:
         """And with it what only it has kept up, as far as that is one chain."""
         parents, children, raised = self._pool.parent, self._pool.children, self._raised
-        up = []
+        up: list[int] = []
         while block >= 0 and raised[block] and (not up or children[block] == 1):
             up.append(block)
             block = int(parents[block])
