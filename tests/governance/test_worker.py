@@ -113,4 +113,6 @@ def test_a_start_says_what_in_the_policy_does_nothing(tmp_path: Path, written: s
     with capture_logs() as logs, open_worker(asked, memory_plan([])):
         pass
     found = [line for line in logs if line["event"] == "policy field without effect"]
-    assert len(found) == told and all("nothing is offloaded to `host`, encrypted yet" in line["why"] for line in found)
+    assert len(found) == told and all(
+        "nothing is offloaded to `host`, encrypted yet" in line["why"] for line in found
+    )

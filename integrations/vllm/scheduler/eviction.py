@@ -33,7 +33,13 @@ class Evictor:
         self._pool = pool
         self._deferred = deferred
         self._caused = caused
-        self._batch = min(EVICT_BLOCKS_MAX, int(pool.num_gpu_blocks * EVICT_SHARE))
+        self._share = int(pool.num_gpu_blocks * EVICT_SHARE)
+
+    @property
+    def _batch(self) -> int:
+        """An order of ranked blocks looks at the whole pool, so it is made for more of them at once."""
+        ranked = self._deferred.port.pool.ranking is not None
+        return self._share if ranked else min(EVICT_BLOCKS_MAX, self._share)
 
     def evict_ahead(self) -> None:
         """Out of the way of a step: enough room for what the next ones are likely to ask (rule 2)."""
