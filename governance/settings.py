@@ -285,7 +285,7 @@ class Settings(LayeredSettings):
     eviction_policy: str = Field(
         "policy",
         pattern=r"^(policy|plugin:.+)$",
-        description="What orders the victims of a pool, kvcustody's own or an engine's: the policy document's `eviction` "
+        description="What orders the victims of a pool, ours or an engine's: the policy document's `eviction` "
         "(`policy`), or an extension: `plugin:NAME`.",
     )
     tiers: str = Field(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from kvcustody.allocator.prefix.block_priority import DEFAULT_PRIORITY, END, BlockPriority, disjoint
 from kvcustody.allocator.prefix.eviction_policy import (
     POLICIES,
@@ -10,7 +12,8 @@ from kvcustody.allocator.prefix.eviction_policy import (
     Priority,
     SegmentedLru,
 )
-from kvcustody.policies.document.model import Eviction, EvictionKind
+from kvcustody.policies.document.model import Eviction, EvictionKind, SegmentRule
+from kvcustody.policies.document.token_priorities import KindRange, token_priorities
 
 
 def eviction_order(eviction: Eviction) -> EvictionPolicy:
@@ -26,18 +29,23 @@ def eviction_order(eviction: Eviction) -> EvictionPolicy:
     return POLICIES[eviction.kind.value]()
 
 
-def block_priorities(eviction: Eviction, block_tokens: int) -> tuple[BlockPriority, ...]:
-    """The priorities of a prompt's blocks, by position; a block that two ranges share is the earlier one's."""
-    base = DEFAULT_PRIORITY if eviction.priority is None else eviction.priority
+@lru_cache(maxsize=1024)
+def block_priorities(
+    eviction: Eviction,
+    block_tokens: int,
+    segment: SegmentRule | None = None,
+    kinds: tuple[KindRange, ...] = (),
+) -> tuple[BlockPriority, ...]:
+    """The priorities of a prompt's blocks; a block that two share is the earlier one's. Empty: all the default."""
+    spans = token_priorities(eviction, segment, kinds)
+    if all(each.priority == DEFAULT_PRIORITY and each.for_us is None for each in spans):
+        return ()
     return disjoint(
-        [
-            (
-                each.start // block_tokens,
-                END if each.until is None else -(-each.until // block_tokens),
-                each.priority,
-                each.for_us or 0,
-            )
-            for each in eviction.ranges
-        ],
-        base,
+        (
+            each.first // block_tokens,
+            END if each.until is None else -(-each.until // block_tokens),
+            each.priority,
+            each.for_us or 0,
+        )
+        for each in spans
     )

@@ -70,7 +70,7 @@ from kvcustody.governance.observability.stats import Stats, charged_blocks
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
-from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_prompt
+from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_kinds, read_prompt
 from kvcustody.policies.document.model import Action, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
@@ -157,6 +157,7 @@ class EnginePort(Authority[ExternalPool]):
         hint or trace.
         """
         max_tokens, groups = read_count("max_tokens", max_tokens), read_count("groups", groups, 1)
+        kinds = read_kinds(hints.kinds) if hints.kinds else ()
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last) if keyed else None
         if request_id in self._running:
             self._flush_deferred()
@@ -181,7 +182,7 @@ class EnginePort(Authority[ExternalPool]):
             )
         residency.reserved_blocks = blocks
         if plan is not None and prompt is not None and plan.own.state is not None:
-            residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch)
+            residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch, kinds=kinds)
         else:
             residency.publishes = False
         if groups > 1:
@@ -262,6 +263,7 @@ class EnginePort(Authority[ExternalPool]):
         counters = self._counters(plan.tenant)
         read, reasons = self._reuse.read_plan(plan, chain.prompt, counters, moment)
         residency.reasons = reasons
+        residency.priorities = self._book.priorities(plan, read.segment, chain.kinds)
         chain.until_utc_us = plan.valid_until_utc_us
         keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
         residency.publishes = keys.publishable
@@ -518,7 +520,7 @@ class EnginePort(Authority[ExternalPool]):
         again.trace = residency.trace
         again.priorities = residency.priorities
         if prompt is not None and isinstance(chain, KeyChain):
-            again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1)
+            again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1, kinds=chain.kinds)
         else:
             again.publishes = False
         self._running[again.request_id] = again

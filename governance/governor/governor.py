@@ -69,6 +69,7 @@ from kvcustody.governance.request import (
     Tokens,
     read_count,
     read_counts,
+    read_kinds,
     read_prompt,
     read_token_array,
 )
@@ -140,6 +141,7 @@ class Governor(Authority[BlockManager]):
         if type(lookahead_tokens) is not int or lookahead_tokens < 0:
             lookahead_tokens = read_count("lookahead_tokens", lookahead_tokens)
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
+        kinds = read_kinds(hints.kinds) if hints.kinds else ()
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = self._moment(check_trace(trace) if trace else trace)
         plan = self._plan(key, request_id, moment)
@@ -178,7 +180,7 @@ class Governor(Authority[BlockManager]):
             if isinstance(begun, str):
                 counters.count(counters.deferred, begun)
                 return Deferred(request_id, begun)
-            begun.priorities = plan.priorities
+            begun.priorities = self._book.priorities(plan, read.segment, kinds)
             crossed = found.via if found.via is not plan.own.domain else None
             if crossed is not None:
                 reasons = (*reasons, *via_reasons(plan, crossed))

@@ -107,6 +107,15 @@ def test_a_difference_is_exact(compiled):
                             )
 
 
+def test_a_change_of_what_content_is_worth_is_a_change_of_settings(compiled):
+    kinds = (LRU, "eviction: {policy: cost, kinds: {log: 1}}")
+    one, two = compiled(kinds), compiled((LRU, "eviction: {policy: cost, kinds: {log: 2}}"))
+    (change,) = diff(one, two).settings
+    assert change.field == "eviction" and "priority=1" in change.before and "priority=2" in change.after
+    of_a_kind = compiled(kinds, ("tokens: 512", "tokens: 512\n    kind: log"))
+    assert [(each.subject, each.after) for each in diff(one, of_a_kind).settings] == [("segments", "edited")]
+
+
 def test_what_an_approver_signs_names_what_widens(compiled):
     one, wide, wider = compiled(), compiled(("idle: 30m", "idle: 31m")), compiled(("idle: 30m", "idle: 32m"))
     assert diff(one, wide).cells_digest == diff(one, wide).cells_digest != diff(one, wider).cells_digest
