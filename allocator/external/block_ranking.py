@@ -78,6 +78,15 @@ class BlockRanking:
         """An account that has no block left leaves."""
         self._policies.pop(account, None)
 
+    def out_of_order(self, cached: Blocks) -> Blocks:
+        """Those among the CACHED blocks that stand higher than what they continue; always none."""
+        parents = self._pool.parent[cached]
+        has = np.isin(parents, cached)
+        blocks, parents = cached[has], parents[has]
+        level, under = self.level[blocks], self.level[parents]
+        above: Blocks = blocks[(level > under) | ((level == under) & (self.age[blocks] > self.age[parents]))]
+        return above
+
     # -- what happens to blocks ---------------------------------------------------------------------------------------
 
     def handed_out(self, blocks: Blocks) -> None:
@@ -163,7 +172,7 @@ class BlockRanking:
         self._drop_floor(chain)
         self.level[chain], self._raised[chain] = level, level > own
         self.age[chain] = self._newest(chain)
-        self._stand_on_parents(chain)
+        self._lift_parents(chain)
 
     def _drop_floor(self, blocks: Blocks) -> None:
         self._floor_level[blocks] = _LOWEST
@@ -271,7 +280,8 @@ class BlockRanking:
         self._drop_floor(lower)
         self._raised[lower] = False
         self.level[lower] = self._own_levels(lower)
-        self._lift_parents(candidates[np.isin(self._pool.parent[candidates], lower)])
+        on_them = candidates[np.isin(self._pool.parent[candidates], lower)]
+        self._lift_parents(np.union1d(on_them, lower))
 
     def _lift_parents(self, children: Blocks) -> None:
         """What these stand on is no lower than they are; in waves, as many as their chain is deep at most."""
@@ -296,7 +306,7 @@ class BlockRanking:
         self.level[demoted] = 0
         self.age[demoted] = self._newest(demoted, self.age[demoted], self._pool.used[demoted])
         self._drop_floor(demoted)
-        self._stand_on_parents(demoted)
+        self._lift_parents(demoted)
 
     def _newest(self, blocks: Blocks, *keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ages newer than any, one for each stretch of equal keys."""

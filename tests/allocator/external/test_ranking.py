@@ -69,7 +69,12 @@ class Engine:
             self.pool.publish(np.array(new), int(found[-1]) if hit else -1)
             self.index.update(zip(keys[hit:], new, strict=True))
         self.forget(self.pool.release(residency, "finished", self.now))
+        self.check()
         return hit
+
+    def check(self) -> None:
+        if self.pool.ranking is not None:
+            assert not len(self.pool.ranking.out_of_order(np.flatnonzero(self.pool.state == CACHED)))
 
     def make_room(self, count: int, tenant: str) -> None:
         if count > len(self.free):
@@ -84,6 +89,7 @@ class Engine:
         ended = self.pool.evict(np.array(victims, dtype=np.int64), "evicted", self.now)
         assert sorted(ended) == sorted(victims), "no victim leaves a descendant behind"
         self.forget(ended)
+        self.check()
 
     def forget(self, blocks: list[int]) -> None:
         gone = set(blocks)
@@ -312,3 +318,22 @@ def test_a_range_lapses_to_the_base_priority() -> None:
     engine.now += 200
     engine.evict(4)
     assert [key[1][0] for key in engine.victims[2:]] == [1000] * 2 + [0] * 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_no_block_stands_above_what_it_continues(kind: str, seed: int) -> None:
+    """Priorities that rise and lapse along prompts of shared parts, in a pool that holds few; children always first."""
+    choose = random.Random(seed)
+    engine = Engine(40, KINDS[kind], ("a", "b"))
+    for _ in range(300):
+        engine.now += choose.choice((1, 30))
+        tokens = run(choose.randrange(3), choose.randint(1, 4)) + run(
+            10 + choose.randrange(6), choose.randint(0, 3)
+        )
+        ranges = [
+            (first, first + choose.randint(1, 4), choose.randrange(101), choose.choice((0, 50)))
+            for first in choose.sample(range(7), choose.randint(0, 3))
+        ]
+        engine.cache(choose.choice("ab"), [*tokens, 7], disjoint(ranges, choose.choice((35, 60))))
+    assert len(engine.victims) > 100

@@ -273,6 +273,7 @@ class Rig:
         n: int = 4,
         salt: str | None = None,
         start: bool = True,
+        kinds: list[list[Any]] | None = None,
         **named: Any,
     ) -> Request:
         """Queue a request of `tenant`, or one that presents `salt` as its token. `start` False: make it alone."""
@@ -281,7 +282,11 @@ class Rig:
         request = Request(
             name,
             prompt,
-            SamplingParams(max_tokens=n, ignore_eos=True),
+            SamplingParams(
+                max_tokens=n,
+                ignore_eos=True,
+                extra_args={"kv_transfer_params": {"kvcustody_kinds": kinds}} if kinds is not None else None,
+            ),
             None,
             cache_salt=self.token(tenant) if tenant is not None else salt,
             block_hasher=hasher.no_block_hashes if self.worker is not None else self._own_hasher,

@@ -55,3 +55,18 @@ def test_without_a_kind_nothing_is_ranked(rig: Callable[..., Rig]) -> None:
     """The least recently used is vLLM's own order: no array, and no order of ours, on the way of a request."""
     assert rig().port.pool.ranking is None
     assert rig(eviction=KINDS["lfu"]).port.pool.ranking is not None
+
+
+def test_what_a_caller_says_of_its_content_leaves_first(rig: Callable[..., Rig]) -> None:
+    """A pasted log used again and again leaves before prompts used once; the control says nothing, or nothing sound."""
+    eviction = "{policy: priority, priority: 40, kinds: {pasted_log: 0}}"
+    log = prompt(HOT_TOKENS + 1)
+    for kinds, kept in (([[0, 999, "pasted_log"]], 0), (None, HOT_TOKENS), ([[9, 0, 7], "x"], HOT_TOKENS)):
+        one = rig(blocks=70, eviction=eviction)
+        for seed in range(1, 4):
+            one.ask(prompt(300, seed), "alpha", n=2)
+        one.ask(log, "alpha", n=2, kinds=kinds)
+        one.ask(log, "alpha", n=2, kinds=kinds)
+        one.ask(prompt(300, 9), "alpha", n=2)
+        assert one.ask(log, "alpha", n=2, kinds=kinds) == kept
+        one.verify()
