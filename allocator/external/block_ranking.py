@@ -28,7 +28,12 @@ from numpy.typing import NDArray
 from kvcustody.allocator.pool.accounting import Account, Domain, PoolPartition
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.prefix.block_priority import DEFAULT_PRIORITY, BlockPriority
-from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy, base_priority, protected_blocks_max
+from kvcustody.allocator.prefix.eviction_policy import (
+    EvictionPolicy,
+    base_priority,
+    head_start_us,
+    protected_blocks_max,
+)
 from kvcustody.allocator.prefix.node import Node
 
 _LOWEST = -(1 << 62)
@@ -237,15 +242,23 @@ class BlockRanking:
         """The first `count` of `candidates`, the CACHED blocks of `account`, in the order they are to go."""
         if self.by_priority:
             self._demote(candidates, now_us)
-        bound = protected_blocks_max(self._policy(account), len(candidates))
+        policy = self._policy(account)
+        bound = protected_blocks_max(policy, len(candidates))
         if bound is not None:
             self._bound_protected(candidates, bound)
+        level, age = self.level, self.age
+        head_start = head_start_us(policy)
+        if head_start is not None:
+            age = self._pool.released_us + np.where(level > 0, int(head_start), 0)
+            level = np.zeros_like(level)
         chosen = candidates
         if len(candidates) > count:
-            chosen = _lowest(candidates, self.level[candidates], count)
-            if len(chosen) > count:
-                chosen = self._oldest_of_the_highest(chosen, count)
-        return self._in_order(chosen)[:count]
+            chosen = _lowest(candidates, level[candidates], count)
+            if len(chosen) > count:  # those of the highest level among them by age
+                top = level[chosen] == level[chosen].max()
+                below, tied = chosen[~top], chosen[top]
+                chosen = np.concatenate((below, _lowest(tied, age[tied], count - len(below))))
+        return self._in_order(chosen, level, age)[:count]
 
     def evicted(self, victims: Blocks) -> None:
         """Tell the policies what was evicted, run by run."""
@@ -254,17 +267,11 @@ class BlockRanking:
             node = self._node(up[first:last])
             self._policy(node.domain.owner).evicted(node)
 
-    def _in_order(self, blocks: Blocks) -> Blocks:
-        keys = (-self.depth[blocks], self._pool.used[blocks], self.age[blocks], self.level[blocks])
-        ordered: Blocks = blocks[np.lexsort(keys)]
+    def _in_order(self, blocks: Blocks, level: NDArray[np.int64], age: NDArray[np.int64]) -> Blocks:
+        ordered: Blocks = blocks[
+            np.lexsort((-self.depth[blocks], self._pool.used[blocks], age[blocks], level[blocks]))
+        ]
         return ordered
-
-    def _oldest_of_the_highest(self, blocks: Blocks, count: int) -> Blocks:
-        """Of too many blocks, those below the highest level, and as many of that one as are needed, by age."""
-        level = self.level[blocks]
-        top = level == level.max()
-        below, tied = blocks[~top], blocks[top]
-        return np.concatenate((below, _lowest(tied, self.age[tied], count - len(below))))
 
     def _demote(self, candidates: Blocks, now_us: int) -> None:
         due_us = self.demote_at_us[candidates]
@@ -302,7 +309,7 @@ class BlockRanking:
         over = len(protected) - bound
         if over <= 0:
             return
-        demoted = self._in_order(protected)[:over]
+        demoted = self._in_order(protected, self.level, self.age)[:over]
         self.level[demoted] = 0
         self.age[demoted] = self._newest(demoted, self.age[demoted], self._pool.used[demoted])
         self._drop_floor(demoted)

@@ -25,6 +25,7 @@ class ExternalResidency(Residency):
 
     __slots__ = (
         "active_since_us",
+        "asked_us",
         "attached",
         "attached_generations",
         "began_us",
@@ -42,6 +43,7 @@ class ExternalResidency(Residency):
         "keys",
         "passed",
         "priorities",
+        "prompt_tokens",
         "publishes",
         "reasons",
         "recorded",
@@ -50,6 +52,7 @@ class ExternalResidency(Residency):
         "reserved_blocks",
         "segment_blocks",
         "segment_domain",
+        "stale_blocks",
         "tenant",
     )
 
@@ -87,9 +90,12 @@ class ExternalResidency(Residency):
         self.active_since_us = (
             -1
         )  # the same of the request's first residency: it may have been preempted since
+        self.asked_us = opened_us  # when the request came, before it waited for anything
+        self.prompt_tokens = 0  # that its first token waits for; 0 once it has come
         # What governance finds at look-up: its keys, the domains of its leading blocks, and why.
         self.keys: OwnerData | None = None
         self.expected: NDArray[np.int32] | int = 0
+        self.stale_blocks = 0  # that the engine found, and that may not be attached any more
         self.reasons: tuple[str, ...] = ()
         self.segment_blocks = 0
         self.segment_domain: Domain | None = None

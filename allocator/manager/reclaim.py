@@ -30,6 +30,7 @@ class Reclaimer:
         self.refill_batch = options.refill_batch
         self.scrub_batch = options.scrub_batch
         self.fence_bound_us = options.fence_bound_us
+        self.waits = 0  # hand-outs for which too few blocks were clean
 
     def ensure(self, account: Account, count: int, now_us: int, can_preempt: bool = False) -> str | None:
         """Make `count` CLEAN blocks available to `account`; returns the reason where that cannot be."""
@@ -116,6 +117,7 @@ class Reclaimer:
         return after <= 0 or partition.over_blocks - before + after <= partition.common_blocks
 
     def _make_clean(self, account: Account, partition: PoolPartition, count: int, now_us: int) -> None:
+        self.waits += 1
         if partition.dirty_blocks or partition.fenced:
             self._scrub_ended(partition, now_us)
         needed = count - partition.clean_count

@@ -135,6 +135,12 @@ def base_priority(policy: EvictionPolicy) -> int:
     return int(getattr(policy, "base", DEFAULT_PRIORITY))
 
 
+def head_start_us(policy: EvictionPolicy) -> float | None:
+    """By how much later the use of what is above level 0 counts; None: a level says more than any use."""
+    found: float | None = getattr(policy, "head_start_us", None)
+    return found
+
+
 def protected_blocks_max(policy: EvictionPolicy, cached_blocks: int) -> int | None:
     """How many of so many cached blocks may be above level 0; None: all, as a policy without `protected` has it."""
     share: Fraction | None = getattr(policy, "protected", None)

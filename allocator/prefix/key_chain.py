@@ -49,7 +49,7 @@ class Match:
     end, and `state` stands there).
     """
 
-    __slots__ = ("blocks", "domain", "next_key", "node", "position", "state")
+    __slots__ = ("blocks", "domain", "next_key", "node", "position", "stale", "state")
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class Match:
         self.node = node
         self.position = position
         self.blocks = blocks
+        self.stale = 0  # blocks that were found as well, past their time
         self.state = state
         self.next_key = next_key
 

@@ -43,12 +43,13 @@ class ReadPlan(NamedTuple):
 class PrefixMatch:
     """The result of a look-up: the path to attach, and the spans that this request will write."""
 
-    __slots__ = ("hit_blocks", "leaf", "pending_key", "position", "spans", "via")
+    __slots__ = ("hit_blocks", "leaf", "pending_key", "position", "spans", "stale_blocks", "via")
 
     def __init__(self, leaf: Node | None, position: int, hit_blocks: int, via: Domain | None) -> None:
         self.leaf = leaf
         self.position = position
         self.hit_blocks = hit_blocks
+        self.stale_blocks = 0  # found behind them, past their time
         self.via = via
         self.spans: list[Span] = []
         self.pending_key: bytes | None = None
@@ -89,6 +90,7 @@ def _found(before: Node | None, first: int, match: Match) -> PrefixMatch:
     found = PrefixMatch(leaf, position, hit, match.domain if match.node is not None else None)
     found.spans.append(Span(match.domain, hit, ENDLESS, match.blocks, b"", match.state))
     found.pending_key = match.next_key
+    found.stale_blocks = match.stale
     return found
 
 
@@ -121,7 +123,9 @@ def _match(
         return match
     state = fresh.copy()
     keys_of(state, prompt.data, first, first + blocks, prompt.block_bytes, prompt.extras)
-    return Match(domain, node, position, blocks, state, None)
+    shorter = Match(domain, node, position, blocks, state, None)
+    shorter.stale = match.blocks - blocks
+    return shorter
 
 
 def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
@@ -138,6 +142,7 @@ def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us:
         found = PrefixMatch(
             match.node, match.position, match.blocks, domain if match.node is not None else None
         )
+        found.stale_blocks = match.stale
         found.spans.append(Span(domain, match.blocks, blocks, match.blocks, keys, None))
         own_state = plan.own.state.copy()
         own_state.update(keys[-KEY_BYTES:])

@@ -41,6 +41,7 @@ class RunningSequence:
         "account",
         "active_until_us",
         "admitted_blocks",
+        "asked_us",
         "block_count",
         "domain",
         "duplicates",
@@ -53,6 +54,7 @@ class RunningSequence:
         "passed",
         "pool",
         "priorities",
+        "prompt_tokens",
         "published",
         "recorded_until",
         "residency",
@@ -78,6 +80,8 @@ class RunningSequence:
         self.table: Blocks = EMPTY
         self.block_count = 0
         self.hit_blocks = 0
+        self.asked_us = 0  # when it was first asked for: before its blocks were there
+        self.prompt_tokens = 0  # that its first token waits for; 0 once it has come
         self.published = 0  # blocks of the path: attached or published
         self.spans: list[Span] = []
         self.duplicates: list[tuple[Blocks, Domain]] = []

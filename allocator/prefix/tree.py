@@ -29,6 +29,7 @@ from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Block
 from kvcustody.allocator.pool.hold_table import HoldTable
 from kvcustody.allocator.pool.pool import Pool
 from kvcustody.allocator.pool.records import EndingRun
+from kvcustody.allocator.prefix.evicted_keys import EvictedKeys
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy, EvictionQueue, Lru
 from kvcustody.allocator.prefix.hash_index import IndexChange, PrefixIndex
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node, PathResidency
@@ -46,6 +47,7 @@ class PrefixTree:
         self.hold_table: HoldTable[PathResidency] = HoldTable()
         self.queues: dict[Account, EvictionQueue] = {}
         self.evicted: dict[str, int] = {}
+        self.evicted_keys = EvictedKeys(pool.blocks)
         self.changes: list[IndexChange] | None = None  # a list once somebody asks what may be found
         self._policy = policy
         self._reactivated: list[Blocks] = []
@@ -348,6 +350,8 @@ class PrefixTree:
             surplus = node.block_count - (count - given)
             if surplus <= 0 or node.windows:
                 given += node.block_count
+                if node.keys:
+                    self.evicted_keys.add(node.keys[:KEY_BYTES], node.length)
                 self._end_cached(node, reason, now_us, now_us)
             else:
                 given += self._trim(node, count - given, reason, now_us)
@@ -359,6 +363,7 @@ class PrefixTree:
         keep = node.length - count
         if node.keys:
             self.index.remove(node, keep)
+            self.evicted_keys.add(node.keys[KEY_BYTES * keep : KEY_BYTES * (keep + 1)], count)
             if self.changes is not None:
                 self.changes.append(IndexChange(node.domain, node.keys[KEY_BYTES * keep :], b"", 0, reason))
             node.keys = node.keys[: KEY_BYTES * keep]

@@ -103,6 +103,7 @@ service_workers = Table(
     Column("policy_revision", BigInteger, nullable=False),
     Column("status", Text, nullable=False),
     Column("charged", Text, nullable=True),
+    Column("tenants", Text, nullable=True),
     Index("ix_service_workers_worker", "worker"),
 )
 

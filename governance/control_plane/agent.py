@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from concurrent.futures import wait as wait_for
@@ -127,8 +128,15 @@ class Agent:
             "status": self._status(counted),
         }
         if counted is not None:
-            most = sorted(counted.stats.charged.items(), key=lambda item: (-item[1], item[0]))
-            report["charged"] = dict(most[:CHARGED_MAX])
+            report["charged"] = _most(counted.stats.charged)
+            by_tenant = {
+                "active_tokens": counted.stats.tenant_tokens,
+                "recomputed_blocks": {
+                    name: tally.recomputed_blocks for name, tally in counted.stats.tenants.items()
+                },
+                "thrashing": counted.stats.thrashing,
+            }
+            report["tenants"] = {measure: _most(values) for measure, values in by_tenant.items()}
         heard = self._connection.put(f"/v1/worker/incarnations/{self._ledger.incarnation}/status", report)
         self._ledger.note_unlinkings(int(heard["unlinkings"]))
         self._clock.agree(int(heard["at_us"]))
@@ -191,6 +199,14 @@ class Agent:
             said = worker_status(counted.stats, self._facade.block_tokens, self._bytes_per_block)
             found |= {name: float(value) for name, value in said.items()}
         return dict(list(found.items())[:STATUS_MAX])
+
+
+def _most(values: Mapping[str, int]) -> dict[str, int]:
+    """Of tenants for which there is anything, as many as a report may hold, the greatest first."""
+    most = sorted(
+        ((name, int(value)) for name, value in values.items() if value), key=lambda item: (-item[1], item[0])
+    )
+    return dict(most[:CHARGED_MAX])
 
 
 def start_agent(

@@ -46,6 +46,7 @@ from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_or
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.attempts import Attempts
+from kvcustody.governance.observability.serving_measures import ServingMeasures
 from kvcustody.governance.observability.stats import Counted, Stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.request import Hints
@@ -59,6 +60,7 @@ _AUTHORIZED_MAX = 100_000
 _ASK_AGAIN_US = 5_000_000
 NO_ROOM = "there is no room for another tenant now; try again later"
 _log = structlog.get_logger(__name__)
+TOO_LARGE = "too-large"  # the reason of a refusal, in figures
 
 
 class Authority(ABC, Generic[PoolT_co]):
@@ -92,6 +94,7 @@ class Authority(ABC, Generic[PoolT_co]):
         ] = {}  # what is on record under this revision
         self.tenant_counters: dict[str, TenantCounters] = {}
         self._departed = TenantCounters()
+        self.measures = ServingMeasures(block_tokens)
         self.counted: Counted | None = None  # the newest counters, for any thread; None: nobody asked yet
         self._names = TenantNames(ledger, keyring, self._clock, table.policy.issuers)
         self._shares = ledger.shares
@@ -168,6 +171,11 @@ class Authority(ABC, Generic[PoolT_co]):
         if counters is None:
             counters = self.tenant_counters[tenant] = TenantCounters()
         return counters
+
+    def count_too_large(self, tenant: str) -> None:
+        """A request was refused that could not run here even alone: what would be an OOM elsewhere."""
+        counters = self._counters(tenant)
+        counters.count(counters.refused, TOO_LARGE)
 
     def _new_book(self, table: DecisionTable) -> PlanCache[PoolT_co]:
         return PlanCache(

@@ -92,6 +92,10 @@ class PortAccounts:
         """The most blocks one request of this account could ever have."""
         return min(account.cap_blocks, account.guaranteed_blocks + self._pool.partition.common_blocks)
 
+    def room_of(self) -> dict[str, int]:
+        """The most blocks that each tenant that is here may have."""
+        return {name: self.limit_blocks(self._pool.accounts[name]) for name in self._names}
+
     def fits(self, account: Account, need: int) -> bool:
         """Whether `need` more blocks may be reserved for the account now."""
         partition = self._pool.partition

@@ -36,6 +36,7 @@ from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.prefix.evicted_keys import EvictedKeys
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.audit.coverage.conservation import PoolCounts
@@ -67,6 +68,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.stats import Stats, charged_blocks
+from kvcustody.governance.observability.thrash import ThrashWatch
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
@@ -115,6 +117,10 @@ class EnginePort(Authority[ExternalPool]):
         self._active = ActiveDeadlines()
         self._flush_deferred: Callable[[], None] = _nothing
         self._are_hits_leading = True
+        self.evicted_keys = EvictedKeys(pool.partition.size)
+        self._key_of: dict[int, bytes] = {}  # of blocks in the engine's index, where it told
+        self._thrash = ThrashWatch()
+        self._tokens_of: Callable[[Hashable], int] | None = None
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
@@ -146,15 +152,16 @@ class EnginePort(Authority[ExternalPool]):
         groups: int = 1,
         keyed: bool = True,
         trace: str = "",
+        asked_us: int | None = None,
     ) -> ExternalResidency | AdmissionRefused:
         """A request has arrived: who it is and what it may ever read. `request_id` must be the engine's own.
 
         `principal` None: no valid identity. `tokens`: prompt token ids; `extras`: framed extra content by the
         block in which it ends; `max_tokens`: the most that will be generated; `groups`: layer groups, each with blocks
         of its own; `keyed` False: the prompt has content that no key covers, so nothing of it is reused; `trace`: the
-        W3C trace id that it came with, for its leaves alone. Raises `ConfigError` for token ids that are not integers
-        of 31 bits, a count that is none, and extra content that is not framed, and `IdentityError` for a malformed
-        hint or trace.
+        W3C trace id that it came with, for its leaves alone; `asked_us`: when it came, in boot time, where that was
+        before now. Raises `ConfigError` for token ids that are not integers of 31 bits, a count that is none, and extra
+        content that is not framed, and `IdentityError` for a malformed hint or trace.
         """
         max_tokens, groups = read_count("max_tokens", max_tokens), read_count("groups", groups, 1)
         kinds = read_kinds(hints.kinds) if hints.kinds else ()
@@ -173,9 +180,13 @@ class EnginePort(Authority[ExternalPool]):
         residency = self.pool.residency(account, domain, subject, plan, request_id, moment.now_us)
         residency.trace = moment.trace
         residency.priorities = plan.priorities if plan is not None else ()
+        residency.prompt_tokens = len(tokens)
+        if asked_us is not None:
+            residency.asked_us = min(asked_us, moment.now_us)
         blocks = -(-(len(tokens) + max_tokens) // self.block_tokens) * groups
         most = self._accounts.limit_blocks(account)
         if blocks > most:
+            self.count_too_large(account.name)
             return AdmissionRefused(
                 request_id,
                 f"the prompt and `max_tokens` need {blocks} blocks, the most that the tenant may have is {most}",
@@ -317,8 +328,9 @@ class EnginePort(Authority[ExternalPool]):
         over = account.used_blocks + need - account.cap_blocks
         if over > 0:
             now_us = self._clock.now_us()
-            victims = np.array(self.pool.victims(over, now_us, account), dtype=np.int64)
-            self._evict(self.pool.evict(victims, "quota", now_us))
+            victims = self.pool.victims(over, now_us, account)
+            self._made_room(victims)
+            self._evict(self.pool.evict(np.array(victims, dtype=np.int64), "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
         counters = self._counters(residency.tenant)
@@ -348,7 +360,32 @@ class EnginePort(Authority[ExternalPool]):
                 expected = residency.domain.tag  # what a grant or segment opened then may be over by now
             else:
                 expected = expected[: len(which)] if positions is None else expected[np.array(positions)]
-        return self.pool.attachable(which, expected, now_us)
+        fine = self.pool.attachable(which, expected, now_us)
+        residency.stale_blocks = len(blocks) - fine
+        return fine
+
+    def first_token(
+        self, residency: ExternalResidency, attached_tokens: int, *, at_us: int | None = None
+    ) -> None:
+        """The request's first token is there; its prompt had `attached_tokens` leading ones in the cache.
+
+        Told once, or again without effect; `at_us` as below.
+        """
+        prompt = residency.prompt_tokens
+        if not prompt or not residency.is_opened:
+            return
+        residency.prompt_tokens = 0
+        now_us = self._clock.now_us() if at_us is None else at_us
+        self.measures.first_token(
+            max(0, prompt - attached_tokens),
+            attached_tokens,
+            now_us - residency.asked_us,
+            now_us - residency.began_us,
+        )
+
+    def count_tokens(self, tokens_of: Callable[[Hashable], int]) -> None:
+        """The adapter knows how many tokens a running request has: snapshots ask for it by request id."""
+        self._tokens_of = tokens_of
 
     # -- what the engine did ------------------------------------------------------------------------------------------
 
@@ -416,11 +453,13 @@ class EnginePort(Authority[ExternalPool]):
         *,
         chained: bool = True,
         depths: Sequence[int] | None = None,
+        keys: Sequence[bytes] = (),
     ) -> None:
         """These blocks are in the engine's index under the request's keys; the first continues block `before`.
 
         `chained` False: blocks of a layer group whose children are reachable without them (a sliding window).
-        `depths`: their places in the prompt, in the port's blocks, where they are not one after `before`.
+        `depths`: their places in the prompt, in the port's blocks, where they are not one after `before`. `keys`:
+        the key of each, which tells what is computed again after an eviction; without them, that is not counted.
         """
         if not blocks:
             return
@@ -428,17 +467,34 @@ class EnginePort(Authority[ExternalPool]):
             self._engine.evict(blocks)  # not in the owner's domain, and in nobody's without a decision
             return
         self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
+        if keys:
+            again = self.evicted_keys.computed_again_each(keys)
+            if again:
+                self._counters(residency.tenant).recomputed_blocks += again
+            self._key_of.update(zip(blocks, keys, strict=True))
 
-    def published_each(self, blocks: Sequence[int], before: Sequence[int]) -> None:
+    def published_each(
+        self, blocks: Sequence[int], before: Sequence[int], keys: Sequence[bytes] = ()
+    ) -> None:
         """`published` of one block each, all of requests that publish: what a decode step filled."""
         if blocks:
             self.pool.publish_each(blocks, before)
+            if keys:
+                self._key_of.update(zip(blocks, keys, strict=True))
+
+    def _made_room(self, blocks: Sequence[int]) -> None:
+        """These were evicted: whoever computes one of them again is counted."""
+        taken = self._key_of.pop
+        keys = [key for key in [taken(block, None) for block in blocks] if key is not None]
+        self.evicted_keys.add_each(keys, len(blocks))
 
     def unpublished(self, blocks: Sequence[int], cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
         if blocks:
             self._flush_deferred()
             which = np.array(blocks, dtype=np.int64)
+            if cause == "evicted":
+                self._made_room(blocks)
             self._evict(self.pool.unpublish(which, cause, self._clock.now_us()))
 
     def returned(self, residency: ExternalResidency, blocks: Sequence[int]) -> None:
@@ -473,6 +529,8 @@ class EnginePort(Authority[ExternalPool]):
         self._record_starting()
         now_us = self._clock.now_us() if at_us is None else at_us
         runs = written(residency, self.pool)
+        if cause == "aborted":
+            self.measures.cancelled(self._clock.now_us() - now_us)
         forget = self.pool.release(residency, cause, now_us, fence)
         self._outbox.append(residency_released(residency, runs, cause, now_us))
         forget += self.pool.enforce_residency_cap(account, now_us)
@@ -517,6 +575,7 @@ class EnginePort(Authority[ExternalPool]):
         )
         again.reserved_blocks = residency.reserved_blocks
         again.active_since_us = residency.active_since_us
+        again.asked_us, again.prompt_tokens = residency.asked_us, residency.prompt_tokens
         again.trace = residency.trace
         again.priorities = residency.priorities
         if prompt is not None and isinstance(chain, KeyChain):
@@ -678,7 +737,10 @@ class EnginePort(Authority[ExternalPool]):
                 again = self.pool.victims(count + taken, now_us)
                 unused = [block for block in again if not in_use(block)][:count]
             victims = unused
-        return self.pool.evict(np.array(victims, dtype=np.int64), "evicted", now_us) if victims else []
+        if not victims:
+            return []
+        self._made_room(victims)
+        return self.pool.evict(np.array(victims, dtype=np.int64), "evicted", now_us)
 
     @property
     def orders_victims(self) -> bool:
@@ -690,19 +752,37 @@ class EnginePort(Authority[ExternalPool]):
         """A snapshot of counters; consistent between steps."""
         self._flush_deferred()
         self._record_starting()  # whoever has blocks is counted
-        pools = (port_stats(self.pool, self._clock.now_us()),)
+        running = [residency for residency in self._running.values() if residency.is_opened]
+        tokens = self._tenant_tokens(running)
+        total = None if tokens is None else sum(tokens.values())
+        now_us = self._clock.now_us()
+        pools = (port_stats(self.pool, self.evicted_keys, running, total, self.block_tokens, now_us),)
+        if tokens is not None:
+            tokens.pop(ANONYMOUS, None)
         charged = charged_blocks(self.pool.accounts.values())
         charged.pop(ANONYMOUS, None)
         return Stats(
             dict(self.tenant_counters),
             pools,
-            sum(residency.is_opened for residency in self._running.values()),
+            len(running),
             self._orphans.drift_blocks,
             charged,
             dict(self.attempts.totals),
             self._departed,
             self._are_hits_leading,
+            serving=self.measures.figures(),
+            thrashing=dict(self._thrash.look(self.tenant_counters, self._accounts.room_of())),
+            tenant_tokens=tokens or {},
         )
+
+    def _tenant_tokens(self, running: Iterable[ExternalResidency]) -> dict[str, int] | None:
+        if self._tokens_of is None:
+            return None
+        found: dict[str, int] = {}  # of everybody: what has no identity is left out by whoever shows tenants
+        for residency in running:
+            tokens = self._tokens_of(residency.request_id)
+            found[residency.tenant] = found.get(residency.tenant, 0) + tokens
+        return found
 
     def counts(self) -> PoolCounts:
         """The pool's own counters for conservation, after everything that happened went to the ledger."""
@@ -758,6 +838,13 @@ class EnginePort(Authority[ExternalPool]):
             plan.session if isinstance(plan, Plan) else None,
             chain.prompt.tokens if isinstance(chain, KeyChain) else None,
             len(residency.attached),
+        )
+        attached = residency.attached
+        counters.stale_blocks += residency.stale_blocks
+        self.measures.began(
+            len(attached),
+            residency.began_us - int(self.pool.born_us[attached].max()) if len(attached) else 0,
+            residency.began_us - residency.asked_us,
         )
         if len(residency.attached) and isinstance(plan, Plan) and (plan.grants or plan.segments):
             tags = self.pool.tag[residency.attached]

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
+from kvcustody.allocator.pool.block_state import CACHED
+from kvcustody.allocator.prefix.evicted_keys import EvictedKeys
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.governance.external.residency_events import unreported
 from kvcustody.governance.observability.stats import PoolStats
+from kvcustody.governance.observability.thrash import advised_blocks
 
 _NO_EVICTIONS = ("erased", "orphan")  # nobody needed the room
 
 
-def port_stats(pool: ExternalPool, now_us: int) -> PoolStats:
-    """The snapshot of one pool; the prefix index is the engine's."""
+def port_stats(
+    pool: ExternalPool,
+    evicted: EvictedKeys,
+    running: Sequence[ExternalResidency],
+    tokens: int | None,
+    block_tokens: int,
+    now_us: int,
+) -> PoolStats:
+    """The snapshot of one pool; the prefix index is the engine's. `tokens`: of running requests, where it tells."""
     due_us = pool.hold_table.next_due_us()
+    age_us = now_us - pool.born_us[pool.state == CACHED]
+    slots = sum(len(residency.blocks()) for residency in running) * block_tokens
     return PoolStats(
         pool.partition.size,
         pool.counts(),
@@ -27,6 +39,11 @@ def port_stats(pool: ExternalPool, now_us: int) -> PoolStats:
         pool.expired_residencies,
         pool.hold_table.overdue(now_us),
         0 if due_us is None else max(0, now_us - due_us),
+        tokens,
+        None if tokens is None else slots,
+        pool.unclean_hand_outs,
+        advised_blocks(pool.partition.size, evicted.distances),
+        cached_age_us=(int(age_us.mean()), int(age_us.max())) if len(age_us) else None,
     )
 
 

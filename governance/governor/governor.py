@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
-from kvcustody.allocator.prefix.longest_prefix import Prompt
+from kvcustody.allocator.prefix.longest_prefix import PrefixMatch, Prompt, ReadPlan
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
@@ -58,8 +59,10 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.governance.observability.first_asked import FirstAsked
 from kvcustody.governance.observability.stats import Stats, charged_blocks, pool_stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
+from kvcustody.governance.observability.thrash import ThrashWatch
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
@@ -96,6 +99,8 @@ class Governor(Authority[BlockManager]):
         self._keep_last = pools.options.keep_last_token
         self._live: dict[Hashable, RunningSequence] = {}
         self._launch = 0
+        self._asked = FirstAsked()
+        self._thrash = ThrashWatch()
         self._overdue = OverdueWatch()
         super().__init__(
             table,
@@ -130,12 +135,16 @@ class Governor(Authority[BlockManager]):
         lookahead_tokens: int = 0,
         can_preempt: bool = False,
         trace: str = "",
+        asked_us: int | None = None,
+        is_resumed: bool = False,
     ) -> AdmissionOutcome:
         """Decide, look up, attach and allocate for one request.
 
         `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
         which it ends (`identity.extra_content.frame`). `trace`: the W3C trace id that the request came with, for its
-        leaves alone. Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
+        leaves alone. `asked_us`: when the request came, in boot time, where it waited before it was asked for here;
+        `is_resumed`: it was preempted after its first token, which is not counted again.
+        Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
         that are not integers of 31 bits, a negative count, and extra content that is not framed.
         """
         if type(lookahead_tokens) is not int or lookahead_tokens < 0:
@@ -166,7 +175,7 @@ class Governor(Authority[BlockManager]):
         begun: RunningSequence | str = ""
         try:  # all that can fail, before the first book says that the request runs
             read, reasons = self._reuse.read_plan(plan, prompt, counters, moment)
-            found = manager.match_prefix(read, prompt, now_us)
+            found = self._match(manager, read, prompt, now_us)
             begun = manager.allocate(
                 handle,
                 found,
@@ -179,6 +188,7 @@ class Governor(Authority[BlockManager]):
             )
             if isinstance(begun, str):
                 counters.count(counters.deferred, begun)
+                self._asked.note(handle, now_us if asked_us is None else asked_us)
                 return Deferred(request_id, begun)
             begun.priorities = self._book.priorities(plan, read.segment, kinds)
             crossed = found.via if found.via is not plan.own.domain else None
@@ -192,13 +202,33 @@ class Governor(Authority[BlockManager]):
             counters.numbered -= numbered
             raise
         self._live[handle] = begun
+        begun.asked_us = self._asked.take(handle, now_us if asked_us is None else asked_us)
+        begun.prompt_tokens = 0 if is_resumed else prompt.tokens
         if crossed is not None:
             self._reuse.crossed(plan, crossed)
         self._outbox.append(opening)
         counters.count_start(plan.session, prompt.tokens if plan.has_keys else None, begun.hit_blocks)
         if begun.hit_blocks and (plan.grants or plan.segments):
             counters.granted_hit_blocks += begun.foreign_blocks()
+        counters.stale_blocks += found.stale_blocks
+        self._measure(begun, manager, counters, now_us)
         return answer
+
+    def _match(self, manager: BlockManager, read: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
+        began_ns = perf_counter_ns()
+        found = manager.match_prefix(read, prompt, now_us)
+        self.measures.look_up_ns += perf_counter_ns() - began_ns
+        return found
+
+    def _measure(
+        self, begun: RunningSequence, manager: BlockManager, counters: TenantCounters, now_us: int
+    ) -> None:
+        leaf, evicted = begun.leaf, manager.tree.evicted_keys
+        age_us = now_us - leaf.born_us if leaf is not None else 0
+        self.measures.began(begun.hit_blocks, age_us, now_us - begun.asked_us)
+        if evicted.evicted:
+            for span in begun.spans:
+                counters.recomputed_blocks += evicted.computed_again(span.keys)
 
     def _without_plan(
         self, principal: Principal, outcome: AdmissionRefused | Deferred
@@ -224,6 +254,7 @@ class Governor(Authority[BlockManager]):
             self._reuse.denied(Action.ADMIT, plan.tenant, rule)
             return AdmissionRefused(request_id, f"policy: {rule}")
         counters.count(counters.deferred, "ledger")
+        self._asked.note(handle, self._clock.now_us())
         return Deferred(request_id, "ledger")
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -236,8 +267,18 @@ class Governor(Authority[BlockManager]):
             sequence = self._get(request_id)
             manager = self._pools.managers[sequence.pool]
             manager.commit(sequence, computed, now_us)
+            if 0 < sequence.prompt_tokens <= computed:
+                self._has_first_token(sequence, now_us)
             if manager.pool.attached:
                 self._record_joins(manager)
+
+    def _has_first_token(self, sequence: RunningSequence, now_us: int) -> None:
+        attached = sequence.hit_blocks * self.block_tokens
+        began_us = sequence.residency.opened_us
+        self.measures.first_token(
+            sequence.prompt_tokens - attached, attached, now_us - sequence.asked_us, now_us - began_us
+        )
+        sequence.prompt_tokens = 0
 
     def slots(self, request_ids: Sequence[Hashable]) -> NDArray[np.int64]:
         """Decode slots of running requests, for `extend_slots`. They stay valid until release."""
@@ -263,7 +304,9 @@ class Governor(Authority[BlockManager]):
         if tokens is not None:
             tokens = read_token_array(tokens, len(slots))
         manager = self._pools.managers[pool]
-        return [sequence.id for sequence in manager.extend_many(slots, tokens, self._clock.now_us())]
+        stalled = [sequence.id for sequence in manager.extend_many(slots, tokens, self._clock.now_us())]
+        self.measures.stalled += len(stalled)
+        return stalled
 
     def fill(self, request_id: Hashable, tokens: Tokens | None) -> None:
         """The request's last block is full, and all of it is computed: the form for engines that tell whole blocks.
@@ -342,12 +385,19 @@ class Governor(Authority[BlockManager]):
 
     # -- release ------------------------------------------------------------------------------------------------------
 
-    def release(self, request_id: Hashable, cause: str = "finished") -> bool:
-        """End a request, whatever its state; False where it had ended already."""
+    def release(self, request_id: Hashable, cause: str = "finished", *, asked_us: int | None = None) -> bool:
+        """End a request, whatever its state; False where it had ended already.
+
+        `asked_us`: when its client cancelled it, in boot time, where that was before now.
+        """
         sequence = self._live.pop(request_id, None)
         if sequence is None:
+            self._asked.forget(request_id)
             return False
         self.finish(sequence, cause)
+        if cause == "aborted":
+            now_us = self._clock.now_us()
+            self.measures.cancelled(now_us - (now_us if asked_us is None else asked_us))
         self._count_when_idle()
         return True
 
@@ -531,7 +581,18 @@ class Governor(Authority[BlockManager]):
             charged,
             dict(self.attempts.totals),
             self._departed,
+            serving=self.measures.figures(),
+            thrashing=dict(self._thrash.look(self.tenant_counters, self._pools.room_of())),
+            tenant_tokens=self._tenant_tokens(),
         )
+
+    def _tenant_tokens(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for sequence in self._live.values():
+            name = sequence.account.name
+            tokens = int(self._pools.managers[sequence.pool].decode.length[sequence.slot])
+            found[name] = found.get(name, 0) + tokens
+        return found
 
     def counts(self) -> PoolCounts:
         """The pools' own counters for conservation, after everything that happened has been handed to the ledger.

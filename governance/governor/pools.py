@@ -159,6 +159,13 @@ class Pools:
         manager = self._by_tenant.get(name)
         return None if manager is None else (manager.accounts[name], manager)
 
+    def room_of(self) -> dict[str, int]:
+        """The most blocks that each tenant that is here may have."""
+        return {
+            name: min(manager.accounts[name].cap_blocks, manager.accounts[name].partition.size)
+            for name, manager in self._by_tenant.items()
+        }
+
     def leave(self, name: str) -> bool:
         """An unlisted tenant that runs nothing gives back what it has; False where it holds something.
 

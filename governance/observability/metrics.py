@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcustody.errors import ConfigError
+from kvcustody.governance.observability.histogram import INFINITE
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -26,7 +27,7 @@ class Measure(NamedTuple):
     kind: str
     help: str
     labels: tuple[str, ...] = ()
-    key: str = ""
+    key: str = ""  # `{label}` stands for a label; of a histogram, what comes before `.le.BOUND` and `.sum`
 
 
 _TENANT = ("tenant",)
@@ -41,8 +42,16 @@ MEASURES: tuple[Measure, ...] = (
             "bytes_per_block"),
     Measure("kv_cache_charged_blocks", "gauge", "Blocks that tenants are charged for, on all workers, as these said.",
             _TENANT),
-    Measure("kv_cache_active_tokens", "gauge", "Tokens of running requests, in our own pools.", _WORKER,
-            "active_tokens"),
+    Measure("kv_cache_active_tokens", "gauge", "Tokens of running requests.", _WORKER, "active_tokens"),
+    Measure("tenant_active_tokens", "gauge", "The same by tenant, on all workers.", _TENANT),
+    Measure("kv_cache_final_block_waste_tokens", "gauge", "Tokens that blocks of running requests have room for and do "
+            "not hold.", _WORKER, "waste_tokens"),
+    Measure("kv_cache_fragmentation_ratio", "gauge", "The same as a share of all that they have room for; blocks are "
+            "alike, so nothing else is lost.", _WORKER, "fragmentation"),
+    Measure("kv_cache_clean_waits_total", "counter", "Hand-outs that found too few clean blocks, and waited for "
+            "evictions or scrubs.", _WORKER, "clean_waits"),
+    Measure("kv_cache_stalls_total", "counter", "Times that a running request got no room for its next token.", _WORKER,
+            "stalled"),
     Measure("requests_running", "gauge", "Requests that hold blocks.", _WORKER, "running"),
     Measure("requests_deferred_total", "counter", "Times that a request was told to wait, by reason; one that asks "
             "again is told again.", ("worker", "reason"), "deferred.{reason}"),
@@ -61,16 +70,48 @@ MEASURES: tuple[Measure, ...] = (
             "first_request_hits"),
     Measure("prefix_cache_granted_hit_blocks_total", "counter", "Blocks attached through a grant or segment.", _WORKER,
             "granted_hit_blocks"),
+    Measure("prefix_cache_hit_blocks_total", "counter", "Blocks that look-ups found, by confidence: `present` were "
+            "checked against their checksum as they were attached, `unverified` were attached as they were, `stale` "
+            "were past their time and not attached.", ("worker", "confidence"), "hit_blocks.{confidence}"),
+    Measure("prefix_cache_hit_age_seconds", "histogram", "Age of the newest block that a request attached.", _WORKER,
+            "hit_age"),
+    Measure("prefix_cache_hit_length_tokens", "histogram", "Tokens that requests with a hit attached; with several "
+            "layer groups, those of all.", _WORKER, "hit_length"),
+    Measure("prefix_cache_lookup_seconds_total", "counter", "Time spent on look-ups, in our own pools.", _WORKER,
+            "look_up_seconds"),
     Measure("prefix_cache_nodes", "gauge", "Runs in the prefix tree, of our own pools.", _WORKER, "nodes"),
+    Measure("prefix_cache_depth_blocks_max", "gauge", "The deepest branch of the tree, of its first 4,096 runs.",
+            _WORKER, "depth_blocks"),
+    Measure("prefix_cache_shared_tokens", "gauge", "Tokens that running requests share, once for each beyond the "
+            "first; of the same runs.", _WORKER, "shared_tokens"),
+    Measure("time_to_first_token_seconds", "histogram", "From when a request came to its first token, by whether "
+            "any of its prompt was in the cache: `hit` or `miss`.", ("worker", "cached"), "ttft.{cached}"),
+    Measure("request_queue_seconds", "histogram", "From when a request came until it had its blocks: how long "
+            "allocation took.", _WORKER, "queue"),
+    Measure("prefill_avoided_seconds_total", "counter", "Prefill time that hits saved, by the measured cost of a "
+            "prefill.", _WORKER, "prefill_avoided_seconds"),
+    Measure("prefill_cost_error_ratio", "gauge", "What predictions of that cost were wrong by, as a share of what "
+            "was measured.", _WORKER, "prefill_cost_error"),
     # eviction (EVI-3)
     Measure("kv_cache_evicted_blocks_total", "counter", "Cached blocks that made room, by reason.",
             ("worker", "reason"), "evicted.{reason}"),
+    Measure("kv_cache_recomputed_blocks_total", "counter", "Blocks that were computed again after they had been "
+            "evicted.", _WORKER, "recomputed"),
+    Measure("kv_cache_advised_blocks", "gauge", "The pool that would have kept nine in ten of them; absent where "
+            "there were none.", _WORKER, "advised_blocks"),
+    Measure("tenant_cache_thrashing", "gauge", "1 while at least half of what a tenant wants again had been evicted, "
+            "on any worker.", _TENANT),
+    Measure("tenant_recomputed_blocks", "gauge", "Blocks of a tenant that were computed again since its workers began.",
+            _TENANT),
     # isolation (ISO-1)
     Measure("reuse_denied_requests_total", "counter", "Reuses that policy denied, on record.", ("tenant", "rule")),
     Measure("identities_refused_total", "counter", "Requests without an identity, with a false one, or of a tenant "
             "that policy does not admit, by reason.", ("worker", "reason"), "identity.{reason}"),
     Measure("credentials_refused_total", "counter", "Credentials that the service refused, by reason.", ("reason",)),
     # retention and deletion (RET-1 to RET-4)
+    Measure("kv_cache_age_seconds", "gauge", "Mean age of cached blocks; in our own pools, of the first 4,096 runs.",
+            _WORKER, "cached_age_seconds"),
+    Measure("kv_cache_age_seconds_max", "gauge", "Age of the oldest of them.", _WORKER, "cached_age_seconds_max"),
     Measure("residencies", "gauge", "Residencies that are held.", _WORKER, "residencies"),
     Measure("residencies_overdue", "gauge", "Residencies past their deadline.", _WORKER, "overdue"),
     Measure("residencies_overdue_seconds_max", "gauge", "For how long the oldest of them has been.", _WORKER,
@@ -87,7 +128,9 @@ MEASURES: tuple[Measure, ...] = (
     Measure("deletion_coverage_ratio", "gauge", "Covered share of what was due; 1 when nothing was.", _TENANT),
     Measure("deletion_lag_seconds_max", "gauge", "Longest time from due to the last receipt, in these hours."),
     Measure("deletion_judged_age_seconds", "gauge", "Age of these figures: when the hours were judged last."),
-    # lifecycle (LIF-2)
+    # lifecycle (LIF-1, LIF-2)
+    Measure("request_cancel_to_release_seconds", "histogram", "From when a request was cancelled until what it held "
+            "was given back.", _WORKER, "cancel"),
     Measure("memory_drift_blocks", "gauge", "Blocks in custody that nothing accounts for, found and not repaired.",
             _WORKER, "drift"),
     Measure("orphan_findings", "gauge", "Orphans on record, by class.", ("orphan",)),
@@ -137,7 +180,7 @@ Sample = tuple[str, tuple[str, ...], float]
 def families(samples: Iterable[Sample]) -> Iterator[Metric]:
     """The metrics of samples (name, label values, value), in the order of the measures."""
     try:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     except ImportError:
         raise ConfigError("prometheus-client is not installed; pip install 'kvcustody[service]'") from None
     found: dict[str, list[Sample]] = {}
@@ -148,10 +191,31 @@ def families(samples: Iterable[Sample]) -> Iterator[Metric]:
             continue
         make = CounterMetricFamily if measure.kind == "counter" else GaugeMetricFamily
         name = f"kvcustody_{measure.name}".removesuffix("_total")
+        if measure.kind == "histogram":
+            distribution = HistogramMetricFamily(name, measure.help, labels=measure.labels)
+            for one, (buckets, total) in _distributions(found[measure.name]).items():
+                distribution.add_metric(one, buckets, total)
+            yield distribution
+            continue
         family = make(name, measure.help, labels=measure.labels)
         for _, labels, value in found[measure.name]:
             family.add_metric(labels, value)
         yield family
+
+
+def _distributions(samples: Iterable[Sample]) -> dict[tuple[str, ...], tuple[list[tuple[str, float]], float]]:
+    """By labels: the buckets of a histogram in order, and its sum. The last label of a sample says which it is."""
+    found: dict[tuple[str, ...], tuple[dict[str, float], list[float]]] = {}
+    for _, (*labels, part), value in samples:
+        buckets, total = found.setdefault(tuple(labels), ({}, []))
+        if part == "sum":
+            total.append(value)
+        else:
+            buckets["+Inf" if part == f"le.{INFINITE}" else part.removeprefix("le.")] = value
+    return {
+        labels: (sorted(buckets.items(), key=lambda item: float(item[0])), sum(total))
+        for labels, (buckets, total) in found.items()
+    }
 
 
 def exposition(samples: Iterable[Sample]) -> bytes:
@@ -173,6 +237,14 @@ def of_worker(worker: str, status: Mapping[str, Any]) -> Iterator[Sample]:
     for measure in MEASURES:
         start, braces, label = measure.key.partition("{")
         if not measure.key:
+            continue
+        if measure.kind == "histogram":
+            start += "" if braces else "."
+            for name, value in status.items():
+                if name.startswith(start):
+                    rest = name.removeprefix(start)
+                    label, _, part = rest.partition(".") if braces else ("", "", rest)
+                    yield measure.name, (worker, label, part) if braces else (worker, part), float(value)
             continue
         if not braces:
             if measure.key in status:
@@ -196,6 +268,7 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
     def add(name: str, value: float) -> None:
         found[name] = found.get(name, 0) + value
 
+    slots = ages = aged = 0.0
     for pool in stats.pools:
         for state, blocks in pool.by_state.items():
             add(f"blocks.{state}", blocks)
@@ -209,14 +282,40 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
             ("residencies", pool.residencies),
             ("expired", pool.expired_residencies),
             ("overdue", pool.overdue_residencies),
+            ("clean_waits", pool.clean_waits),
         ):
             add(name, value)
         if pool.nodes is not None:
             add("nodes", pool.nodes)
         if pool.active_tokens is not None:
             add("active_tokens", pool.active_tokens)
+        if pool.active_tokens is not None and pool.active_slots is not None:
+            add("waste_tokens", pool.active_slots - pool.active_tokens)
+            slots += pool.active_slots
+        if pool.tree is not None:
+            add("shared_tokens", pool.tree.shared_blocks * block_tokens)
+            found["depth_blocks"] = max(found.get("depth_blocks", 0), pool.tree.deepest_blocks)
+        if pool.advised_blocks:
+            add("advised_blocks", pool.advised_blocks)
+        if pool.cached_age_us is not None:
+            mean_us, oldest_us = pool.cached_age_us
+            cached = pool.by_state.get("cached", 0)
+            ages += mean_us * cached / 1_000_000
+            aged += cached
+            found["cached_age_seconds_max"] = max(
+                found.get("cached_age_seconds_max", 0), oldest_us / 1_000_000
+            )
         found["overdue_seconds"] = max(found.get("overdue_seconds", 0), pool.overdue_us / 1_000_000)
+    if slots:
+        found["fragmentation"] = found["waste_tokens"] / slots
+    if aged:
+        found["cached_age_seconds"] = ages / aged
+    found |= {name: value for name, value in stats.serving.items() if value or name != "look_up_seconds"}
     for tally in (stats.departed, *stats.tenants.values()):
+        add("hit_blocks.present", tally.verified_blocks)
+        add("hit_blocks.unverified", tally.hit_blocks - tally.verified_blocks)
+        add("hit_blocks.stale", tally.stale_blocks)
+        add("recomputed", tally.recomputed_blocks)
         add("requests", tally.looked_up)
         for name in _TALLIES:
             add(name, getattr(tally, name))

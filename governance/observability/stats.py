@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -10,6 +11,21 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.governance.observability.tenant_counters import TenantCounters
+from kvcustody.governance.observability.thrash import advised_blocks
+
+TREE_LOOK_NODES = (
+    4096  # that a snapshot walks, so that it costs no engine step more than a millisecond or two
+)
+
+
+class TreeLook(NamedTuple):
+    """What the first `TREE_LOOK_NODES` runs of a prefix tree say: depth in blocks, and blocks that several share."""
+
+    deepest_blocks: int = 0
+    shared_blocks: int = 0  # counted once for every running request beyond the first
+    cached_blocks: int = 0
+    cached_age_us: int = 0  # of all these together: times `cached_blocks`
+    oldest_us: int = 0
 
 
 class PoolStats(NamedTuple):
@@ -26,6 +42,13 @@ class PoolStats(NamedTuple):
     overdue_residencies: int
     overdue_us: int = 0  # for how long the oldest of them has been
     active_tokens: int | None = None  # of running requests; None where the engine alone knows
+    active_slots: int | None = None  # tokens that their blocks have room for
+    clean_waits: int = 0  # hand-outs that found too few clean blocks
+    advised_blocks: int = (
+        0  # a pool that would have kept what was evicted and computed again; 0: this one did
+    )
+    tree: TreeLook | None = None  # of our own pools
+    cached_age_us: tuple[int, int] | None = None  # of cached blocks: the mean, and the oldest
 
 
 class Stats(NamedTuple):
@@ -39,6 +62,11 @@ class Stats(NamedTuple):
     attempts: Mapping[str, int] = MappingProxyType({})  # identities that proved nobody, by reason
     departed: TenantCounters = TenantCounters()  # of tenants that have left, added up
     are_hits_leading: bool = True  # False: hit blocks are of several layer groups, not of so many tokens
+    serving: Mapping[str, float] = MappingProxyType({})  # `ServingMeasures.figures`
+    thrashing: Mapping[str, bool] = MappingProxyType({})  # by tenant, where it was judged
+    tenant_tokens: Mapping[str, int] = MappingProxyType(
+        {}
+    )  # of running requests, by tenant, where they are known
 
 
 class Counted(NamedTuple):
@@ -50,7 +78,7 @@ class Counted(NamedTuple):
 
 def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
     """The snapshot of one pool."""
-    pool = manager.pool
+    pool, tree = manager.pool, look_at_tree(manager, now_us)
     return PoolStats(
         pool.blocks,
         {state.name.lower(): pool.counts[state] for state in BlockState},
@@ -63,7 +91,27 @@ def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
         manager.hold_table.overdue(now_us),
         overdue_us(manager, now_us),
         int(manager.decode.length.sum()),
+        int(manager.decode.capacity.sum()),
+        manager.reclaimer.waits,
+        advised_blocks(pool.blocks, manager.tree.evicted_keys.distances),
+        tree,
+        (tree.cached_age_us // tree.cached_blocks, tree.oldest_us) if tree.cached_blocks else None,
     )
+
+
+def look_at_tree(manager: BlockManager, now_us: int) -> TreeLook:
+    """The newest branches of a prefix tree, as many runs as a snapshot may walk."""
+    depth = shared = cached = age_us = oldest_us = 0
+    for node in islice(manager.tree.nodes(), TREE_LOOK_NODES):
+        depth = max(depth, node.depth + node.length)
+        if node.refs > 1:
+            shared += (node.refs - 1) * node.length
+        if not node.refs:
+            since_us = now_us - node.born_us
+            cached += node.length
+            age_us += since_us * node.length
+            oldest_us = max(oldest_us, since_us)
+    return TreeLook(depth, shared, cached, age_us, oldest_us)
 
 
 def charged_blocks(accounts: Iterable[Account]) -> dict[str, int]:

@@ -24,9 +24,12 @@ class TenantCounters:
         "looked_up",
         "numbered",
         "prompt_tokens",
+        "recomputed_blocks",
         "refused",
         "requests",
         "sessions",
+        "stale_blocks",
+        "verified_blocks",
     )
 
     def __init__(self) -> None:
@@ -36,6 +39,11 @@ class TenantCounters:
         self.prompt_tokens = 0
         self.hit_requests = 0
         self.hit_blocks = 0
+        self.recomputed_blocks = 0  # computed again after they had been evicted
+        self.verified_blocks = 0  # attached, and checked against their checksum as they were
+        self.stale_blocks = (
+            0  # found under their keys, and not attached: past their time, or no longer in reach
+        )
         self.granted_hit_blocks = 0
         self.first_requests = 0
         self.first_request_hits = 0

@@ -27,6 +27,7 @@ Workers = page_of(
             "policy_revision": 3,
             "status": {"running": 4},
             "charged": {"acme": 900},
+            "tenants": {"active_tokens": {"acme": 1200}},
             "origin": "",
         },
     ),
@@ -173,13 +174,14 @@ class AttemptsReport(Model):
 
 
 class WorkerReport(Model):
-    """What a worker says of itself: counters by name, and the blocks that each tenant is charged for there."""
+    """What a worker says of itself: counters by name, blocks by who is charged for them, and tenants' work."""
 
     model_config = example(
         {
             "policy_revision": 3,
             "status": {"running": 4, "blocks.cached": 900},
             "charged": {"acme": 900},
+            "tenants": {"active_tokens": {"acme": 1200}},
         }
     )
 
@@ -189,6 +191,15 @@ class WorkerReport(Model):
         Field(max_length=512, default_factory=dict),
     ]
     charged: Annotated[dict[TenantName, Whole], Field(max_length=1000, default_factory=dict)]
+    tenants: Annotated[
+        dict[
+            Literal["active_tokens", "recomputed_blocks", "thrashing"],
+            Annotated[
+                dict[TenantName, Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(max_length=1000)
+            ],
+        ],
+        Field(default_factory=dict),
+    ]
 
 
 class Heard(Model):

@@ -164,8 +164,14 @@ def register(
 def report(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: WorkerReport) -> dict[str, Any]:
     """What the worker says of itself: counters by name, the policy revision that it enforces, blocks by tenant."""
     service.fleet.sender(caller.name, incarnation)
+    tenants = {str(measure): dict(values) for measure, values in what.tenants.items()}
     service.fleet.heard(
-        caller.name, incarnation, revision=what.policy_revision, status=what.status, charged=what.charged
+        caller.name,
+        incarnation,
+        revision=what.policy_revision,
+        status=what.status,
+        charged=what.charged,
+        tenants=tenants,
     )
     return {"at_us": service.clock.utc_us(), "unlinkings": _unlinkings(service)}
 

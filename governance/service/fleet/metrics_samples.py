@@ -30,6 +30,11 @@ from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.settings import ServiceSettings
 
 _FRESH_SECONDS = 10.0
+_BY_TENANT = {
+    "active_tokens": "tenant_active_tokens",
+    "recomputed_blocks": "tenant_recomputed_blocks",
+    "thrashing": "tenant_cache_thrashing",
+}  # what workers say of tenants, and the metric that it is
 
 
 class MeasuredService(Protocol):
@@ -113,6 +118,13 @@ class ServiceMetrics:
         for worker in self._service.fleet.running():
             for tenant, blocks in worker.charged.items():
                 added["kv_cache_charged_blocks", (self._label(tenant, shown),)] += blocks
+            for measure, name in _BY_TENANT.items():
+                for tenant, value in worker.tenants.get(measure, {}).items():
+                    place = (name, (self._label(tenant, shown),))
+                    if measure == "thrashing":
+                        added[place] = max(added[place], int(value))
+                    else:
+                        added[place] += int(value)
         due: Counter[str] = Counter()
         covered: Counter[str] = Counter()
         for unit in found.rows:

@@ -49,6 +49,7 @@ class WorkerRun(NamedTuple):
     policy_revision: int
     status: dict[str, Any]
     charged: dict[str, int]
+    tenants: dict[str, dict[str, float]]  # by measure, then by tenant
     origin: str = ""  # empty: an engine at work
 
 
@@ -183,11 +184,13 @@ class Fleet:
         revision: int = 0,
         status: dict[str, Any] | None = None,
         charged: dict[str, int] | None = None,
+        tenants: dict[str, dict[str, float]] | None = None,
     ) -> None:
         """Note what an incarnation says of itself; raises `not-found` where it is not this worker's."""
         values: dict[str, Any] = {"seen_us": self._clock.utc_us(), "policy_revision": revision}
         values["status"] = orjson.dumps(status or {}).decode()
         values["charged"] = orjson.dumps(charged or {}).decode()
+        values["tenants"] = orjson.dumps(tenants or {}).decode()
         where = (service_workers.c.incarnation == incarnation) & (service_workers.c.worker == worker)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             if not connection.execute(update(service_workers).where(where).values(**values)).rowcount:
@@ -229,6 +232,7 @@ class Fleet:
                     row["policy_revision"] or 0,
                     orjson.loads(row["status"] or "{}"),
                     orjson.loads(row["charged"] or "{}"),
+                    orjson.loads(row["tenants"] or "{}"),
                     origins.get(uuid, ""),
                 )
                 found.append((row["id"], worker))

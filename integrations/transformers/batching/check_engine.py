@@ -84,6 +84,7 @@ _SCHEDULER = {
     "clear_cancelled_requests": (),
     "finish_request": ("request_id",),
     "reset": (),
+    "set_request_cancellation": ("request_id",),
     "schedule_batch": ("token_budget", "cache_budget"),
 }
 _ALLOCATOR = {

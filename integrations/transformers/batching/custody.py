@@ -67,6 +67,7 @@ class BatchCustody:
         self._tables = tables
         self._claims = claims
         self._claimed: dict[str, RequestClaim] = {}
+        self._asked_us: dict[str, int] = {}
         self._is_sharing = is_sharing
         self._deferred: dict[str, tuple[int, int, int]] = {}  # releases and steps seen, and when to ask again
         self._releases = 0
@@ -76,9 +77,10 @@ class BatchCustody:
 
     # -- entering -----------------------------------------------------------------------------------------------------
 
-    def take_claim(self, request_id: str) -> None:
-        """A request joins the waiting queue: from here on it is whose its claim says."""
+    def take_claim(self, request_id: str, waited_us: int = 0) -> None:
+        """A request joins the waiting queue, `waited_us` after it came: from here on it is whose its claim says."""
         if request_id not in self._claimed:
+            self._asked_us[request_id] = self.governor.clock.now_us() - waited_us
             claim = self._claims.take(request_id)
             if self._claims.is_nobodys(claim):
                 self.governor.attempts.note("missing")
@@ -87,6 +89,7 @@ class BatchCustody:
     def forget(self, request_id: str) -> None:
         """A request is over for good."""
         self._claimed.pop(request_id, None)
+        self._asked_us.pop(request_id, None)
         self._deferred.pop(request_id, None)
 
     def admit(
@@ -107,6 +110,8 @@ class BatchCustody:
             hints=claim.hints,
             extras=claim.extras,
             trace=claim.trace,
+            asked_us=self._asked_us.get(request_id),
+            is_resumed=request_id not in self._asked_us,
         )
         if not isinstance(outcome, Admission):
             if isinstance(outcome, Deferred):
@@ -117,6 +122,7 @@ class BatchCustody:
         assert isinstance(plan, Plan)
         if self._needed(len(tokens), max_new_tokens) > most_blocks(plan.account):
             self.governor.release(outcome.request_id, "refused")
+            self.governor.count_too_large(plan.tenant)
             return too_big(request_id, self._needed(len(tokens), max_new_tokens), plan.account)
         self._record(request_id, outcome, claim, plan, len(tokens))
         return outcome
@@ -145,9 +151,11 @@ class BatchCustody:
     ) -> AdmissionRefused | Deferred:
         """A deferral becomes a refusal where the request could not even run alone."""
         needed = self._needed(tokens, max_new_tokens)
+        tenant = self.governor.tenant_name(claim.principal)
         for manager in self.governor.managers:
-            account = manager.accounts.get(self.governor.tenant_name(claim.principal))
+            account = manager.accounts.get(tenant)
             if account is not None and needed > most_blocks(account):
+                self.governor.count_too_large(tenant)
                 return too_big(outcome.request_id, needed, account)
         return outcome
 
@@ -215,6 +223,8 @@ class BatchCustody:
         record = self.records.get(request_id)
         if record is not None:
             self.governor.commit((record.handle,), (min(tokens, record.prompt),))
+            if tokens >= record.prompt:
+                self._asked_us.pop(request_id, None)  # its first token has come
 
     def inherit(self, parent_id: str, child_ids: Iterable[str]) -> None:
         """Children run on their parent's behalf, whether they fork now or are queued."""
@@ -239,8 +249,11 @@ class BatchCustody:
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
-    def release(self, request_id: str, cause: str) -> None:
-        """Give up a request's blocks; what is computed stays CACHED as far as its policy allows."""
+    def release(self, request_id: str, cause: str, *, asked_us: int | None = None) -> None:
+        """Give up a request's blocks; what is computed stays CACHED as far as its policy allows.
+
+        `asked_us`: when its client cancelled it, in boot time.
+        """
         record = self.records.pop(request_id, None)
         if record is None:
             return
@@ -250,7 +263,7 @@ class BatchCustody:
         if sequence is None:  # erased or overdue: the Governor has released it already
             return
         residency = sequence.residency
-        self.governor.release(record.handle, cause)
+        self.governor.release(record.handle, cause, asked_us=asked_us)
         if record.claim.is_private and residency.is_held:  # nobody could find it: kept for nothing
             now_us = self.governor.clock.now_us()
             record.manager.tree.lapse(residency, "not-retained", now_us)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, ClassVar
 
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, PrefillFirstScheduler
 
 from kvcustody.allocator.pool.accounting import Account
+from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import CapacityError, ConfigError, CustodyError, HandleError, IdentityError
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.integrations.transformers.batching.custody import (
@@ -45,6 +47,7 @@ class GovernedScheduler:
 
     def __init__(self, cache: Any, safety_margin: float | None, max_requests_per_batch: int) -> None:
         self.custody = type(self).install(cache)
+        self._cancelled_us: dict[str, int] = {}
         super().__init__(cache, safety_margin, max_requests_per_batch)  # type: ignore[call-arg]
 
     # -- queue --------------------------------------------------------------------------------------------------------
@@ -55,7 +58,8 @@ class GovernedScheduler:
         with self.custody.turn:
             if request_id in self.active_requests or request_id in self.waiting_requests:
                 raise HandleError(f"request id `{request_id}` is in use", request_id=request_id)
-            self.custody.take_claim(request_id)
+            waited_us = int((perf_counter() - state.created_time) * MICROSECONDS)
+            self.custody.take_claim(request_id, max(0, waited_us))
             super().add_waiting_request(state)  # type: ignore[misc]
 
     def finish_request(self, request_id: str) -> None:
@@ -63,11 +67,17 @@ class GovernedScheduler:
         with self.custody.turn:
             self._end(request_id, "finished")
 
+    def set_request_cancellation(self, request_id: str) -> None:
+        """A client cancels; on its thread."""
+        self._cancelled_us.setdefault(request_id, self.custody.governor.clock.now_us())
+        super().set_request_cancellation(request_id)  # type: ignore[misc]
+
     def clear_cancelled_requests(self) -> list[RequestState]:
         """Once per turn of the engine's loop: cancellations, then what time and other threads ask for (rule 4)."""
         with self.custody.turn:
             for request_id in self._requests_to_cancel:
-                self.custody.release(request_id, "aborted")
+                asked_us = self._cancelled_us.pop(request_id, None)
+                self.custody.release(request_id, "aborted", asked_us=asked_us)
                 self.custody.forget(request_id)
             cancelled: list[RequestState] = super().clear_cancelled_requests()  # type: ignore[misc]
             for request_id in self.custody.tick():

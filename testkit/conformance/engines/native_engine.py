@@ -64,6 +64,7 @@ class NativeEngine(ToyEngine):
             request_id=(request.number, request.epoch),
             hints=request.hints,
             lookahead_tokens=request.ask.max_tokens - len(request.output),
+            is_resumed=bool(request.output),
         )
         if not isinstance(answer, Admission):
             if not isinstance(answer, Deferred):

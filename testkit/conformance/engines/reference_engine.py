@@ -79,6 +79,7 @@ class ReferenceEngine(ToyEngine):
             clock=setup.clock,
             block_tokens=BLOCK_TOKENS,
         )
+        self.port.count_tokens(lambda number: len(self.requests[number].tokens))
         self._scopes: dict[int, EventScope] = {}
         self._events: list[BlockEvent] = []
         self._capabilities = Capabilities(
@@ -170,6 +171,10 @@ class ReferenceEngine(ToyEngine):
         request.table += self.allocate(mine.residency, request, 1)
         return True
 
+    def spoke(self, request: ToyRequest) -> None:
+        """Its first token counts, and where it had to wait for it."""
+        self.port.first_token(self.admitted[request].residency, request.cached_tokens)
+
     def computed(self, request: ToyRequest) -> None:
         """Index the whole blocks among what is computed, each behind its parent."""
         mine = self.admitted[request]
@@ -186,7 +191,7 @@ class ReferenceEngine(ToyEngine):
         residency, block, key = mine.residency, request.table[at], mine.keys[at]
         if not residency.publishes or not self.blocks.remember(key, block):
             return
-        self.port.published(residency, [block], before)
+        self.port.published(residency, [block], before, keys=[key])
         self._scopes[block] = scope_of(residency.domain, self.revision)
         self._events.append(
             stored(

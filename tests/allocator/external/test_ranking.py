@@ -337,3 +337,28 @@ def test_no_block_stands_above_what_it_continues(kind: str, seed: int) -> None:
         ]
         engine.cache(choose.choice("ab"), [*tokens, 7], disjoint(ranges, choose.choice((35, 60))))
     assert len(engine.victims) > 100
+
+
+def test_a_head_start_counts_a_use_as_later_and_no_more() -> None:
+    """What was used again leaves after what was used once up to 100 us later, and before what was used later still."""
+
+    class HeadStart(Lfu):
+        head_start_us = 100
+
+        def level(self, node) -> int:  # type: ignore[no-untyped-def]
+            return int(node.hits > 0)
+
+    engine = Engine(60, HeadStart)
+    engine.cache("a", run(0, 2, 1))
+    engine.cache("a", run(0, 2, 1))
+    for at, after in ((1, 50), (2, 100)):
+        engine.now += after
+        engine.cache("a", run(at, 2, 1))
+    engine.evict(6)
+    assert [key[1][0] for key in engine.victims] == [1000] * 2 + [0] * 2 + [2000] * 2
+    strict = Engine(60, lambda: SegmentedLru(1))
+    for at in (0, 0, 1, 2):
+        strict.now += 1
+        strict.cache("a", run(at, 2, 1))
+    strict.evict(6)
+    assert [key[1][0] for key in strict.victims] == [1000] * 2 + [2000] * 2 + [0] * 2, "the control"

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from kvcustody.console.main import app
 from kvcustody.console.policy import init_fmt_schema as write
 from kvcustody.policies import library
+from kvcustody.policies.document.model import EvictionKind
 from kvcustody.policies.reading.load_policy import load_policy
 
 CASES = """\
@@ -168,6 +169,14 @@ def test_explain_eviction(files):
         "explain", "kept.yaml", *asked, "--kind", "9:0=pasted_log", code=2
     )
     assert "has no segment" in policy("explain", "kept.yaml", *asked, "--segment", "none-such", code=2)
+
+
+@pytest.mark.parametrize("kind", list(EvictionKind))
+def test_explain_says_the_order_of_every_kind(files, kind):
+    text = library.source("regulated-saas").replace("{policy: slru, hits: 2}", f"{{policy: {kind.value}}}")
+    Path("kind.yaml").write_text(text)
+    told = policy("explain", "kind.yaml", "--evict", "--reader", "acme", "-c", "internal")
+    assert f"eviction `{kind.value}`: " in told and "first" in told.splitlines()[0]
 
 
 def test_diff_and_the_gate(files):

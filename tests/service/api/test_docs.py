@@ -127,11 +127,17 @@ def test_the_container_runs_as_nobody_special() -> None:
 
 
 def test_every_measure_can_be_exposed_and_is_named_once() -> None:
-    samples = [(measure.name, tuple("x" for _ in measure.labels), 1.0) for measure in MEASURES]
+    samples = []
+    for measure in MEASURES:
+        labels = tuple("x" for _ in measure.labels)
+        parts = ("le.0.5", "le.inf", "sum") if measure.kind == "histogram" else ()
+        samples += [(measure.name, (*labels, part), 1.0) for part in parts]
+        samples += [] if parts else [(measure.name, labels, 1.0)]
     assert len({measure.name for measure in MEASURES}) == len(MEASURES)
     text = exposition(samples).decode()
     for measure in MEASURES:
-        assert f"kvcustody_{measure.name}{{" in text or f"kvcustody_{measure.name} 1.0" in text, measure.name
+        name = f"kvcustody_{measure.name}" + "_bucket" * (measure.kind == "histogram")
+        assert f"{name}{{" in text or f"{name} 1.0" in text, measure.name
         assert (measure.kind == "counter") == measure.name.endswith("_total")
     assert len(list(families(samples))) == len(MEASURES)
 

@@ -1,0 +1,109 @@
+"""What a prefill takes on this engine, learned from those that it has done; so what a hit has saved, with its error.
+
+    cost = PrefillCost()
+    cost.learn(computed, before, seconds)       # arrays: tokens computed, tokens attached before them, and how long
+    cost.seconds(computed, before)              # what such prefills take
+    cost.error                                  # what the predictions were wrong by, as a share of what was measured
+
+1. seconds = start + token x n + pair x (n x before + n^2 / 2): every token passes through the layers, and attends to
+   all before it, so the work of a token grows with its position. None of the three is negative.
+2. Older prefills weigh less: half, after `HALF_LIFE` newer ones. Nothing is predicted before `LEARNED_MIN`.
+3. `error` is over predictions that were made before the prefill in question was learned from.
+4. A prefill's time is from its blocks to its first token. What else the engine did meanwhile is in it, and in `error`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+HALF_LIFE, LEARNED_MIN = 1000, 8
+Floats = NDArray[np.float64]
+
+
+class PrefillCost:
+    """Moments of a least-squares fit of three coefficients."""
+
+    __slots__ = ("_moments", "_products", "_stale", "_wrong", "coefficients", "learned", "measured_seconds")
+
+    def __init__(self) -> None:
+        self.learned = 0
+        self.coefficients: Floats = np.zeros(3)
+        self.measured_seconds = 0.0  # of the prefills that were predicted
+        self._wrong = 0.0
+        self._moments: Floats = np.zeros((3, 3))
+        self._products: Floats = np.zeros(3)
+        self._stale = False
+
+    def learn(self, computed: Floats, before: Floats, seconds: Floats) -> None:
+        """Prefills that were done."""
+        if not len(seconds):
+            return
+        work = _work(computed, before)
+        if self.is_known:
+            self.solve()
+            self._wrong += float(np.abs(work @ self.coefficients - seconds).sum())
+            self.measured_seconds += float(seconds.sum())
+        kept = 0.5 ** (len(seconds) / HALF_LIFE)
+        self._moments = kept * self._moments + work.T @ work
+        self._products = kept * self._products + work.T @ seconds
+        self.learned += len(seconds)
+        self._stale = True
+
+    @property
+    def is_known(self) -> bool:
+        """Enough was learned to predict (rule 2)."""
+        return self.learned >= LEARNED_MIN
+
+    @property
+    def error(self) -> float | None:
+        """The sum of what predictions were wrong by, over the sum of what was measured (rule 3)."""
+        return self._wrong / self.measured_seconds if self.measured_seconds else None
+
+    def seconds(self, computed: Floats, before: Floats) -> Floats:
+        """What prefills of so many tokens after so many take; zeros before anything is known."""
+        if not self.is_known:
+            return np.zeros(len(computed))
+        self.solve()
+        found: Floats = _work(computed, before) @ self.coefficients
+        return found
+
+    def avoided_seconds(self, attached: Floats) -> float:
+        """What prefilling these leading tokens would have taken, each number a request of its own; 0 before then."""
+        if not self.is_known:
+            return 0.0
+        self.solve()
+        _, token, pair = self.coefficients.tolist()
+        return float(token * attached.sum() + pair * (attached * attached).sum() / 2)
+
+    def solve(self) -> None:
+        """Bring `coefficients` up to date."""
+        if self._stale and self.is_known:
+            self.coefficients = _not_negative(self._moments, self._products)
+            self._stale = False
+
+
+def pairs(computed: Floats, before: Floats) -> Floats:
+    """Pairs of a token and one before it that prefills attend over."""
+    return computed * before + computed * computed / 2
+
+
+def _work(computed: Floats, before: Floats) -> Floats:
+    return np.stack((np.ones(len(computed)), computed, pairs(computed, before)), axis=1)
+
+
+def _not_negative(moments: Floats, products: Floats) -> Floats:
+    """Least squares without negative coefficients: the one of the few subsets of terms that fits best."""
+    scale = np.sqrt(np.maximum(np.diag(moments), 1e-30))
+    scaled, wanted = moments / np.outer(scale, scale), products / scale
+    best, least = np.zeros(3), 0.0
+    for terms in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):
+        chosen = np.ix_(terms, terms)
+        part = np.linalg.lstsq(scaled[chosen], wanted[list(terms)], rcond=1e-10)[0]
+        if (part < 0).any():
+            continue
+        loss = float(part @ scaled[chosen] @ part - 2 * part @ wanted[list(terms)])
+        if loss < least:
+            least, best = loss, np.zeros(3)
+            best[list(terms)] = part
+    return best / scale

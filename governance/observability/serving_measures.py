@@ -1,0 +1,122 @@
+"""What serving looks like to those who wait for it: queueing, time to first token, hits and their worth, cancellation.
+
+    measures.began(hit_blocks, age_us, wait_us)                  # a request got its blocks
+    measures.first_token(computed, attached, since_asked_us, since_began_us)
+    measures.cancelled(took_us)                                  # from the cancel to the release
+    measures.figures()                                           # names and numbers, as workers report them
+
+1. The path of a request keeps a tuple; distributions are made of many at a time.
+2. Time to first token counts from when the request was first asked for here, waiting included, to when what computes
+   its first token has ended. A request that is preempted before it is counted once, when it comes.
+3. Prefill time avoided is what the measured cost of a prefill says of the tokens that were attached (`prefill_cost`).
+   It only rises: what is learned later changes nothing that was counted, and nothing counts before the cost is known.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcustody.clock import MICROSECONDS
+from kvcustody.governance.observability.histogram import AGES, SECONDS, TOKENS, Histogram
+from kvcustody.governance.observability.prefill_cost import PrefillCost
+
+_AT_ONCE = 1024  # tuples that wait to be counted
+
+
+class ServingMeasures:
+    """The measures of one engine. One thread adds, and asks for `figures`."""
+
+    __slots__ = (
+        "_began",
+        "_block_tokens",
+        "_cancelled",
+        "_first",
+        "ages",
+        "avoided_seconds",
+        "cancels",
+        "cost",
+        "first_with_hit",
+        "first_without_hit",
+        "hit_tokens",
+        "look_up_ns",
+        "stalled",
+        "waits",
+    )
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._began: list[tuple[int, int, int]] = []
+        self._first: list[tuple[int, int, int, int]] = []
+        self._cancelled: list[int] = []
+        self.waits = Histogram(SECONDS)
+        self.ages = Histogram(AGES)
+        self.hit_tokens = Histogram(TOKENS)
+        self.first_with_hit, self.first_without_hit = Histogram(SECONDS), Histogram(SECONDS)
+        self.cancels = Histogram(SECONDS)
+        self.cost = PrefillCost()
+        self.avoided_seconds = 0.0
+        self.look_up_ns = 0
+        self.stalled = 0  # times that a running request got no room for its next token
+
+    def began(self, hit_blocks: int, age_us: int, wait_us: int) -> None:
+        """A request got its blocks after `wait_us`; it attached so many, the newest of which is so old."""
+        self._began.append((hit_blocks, age_us, wait_us))
+        if len(self._began) >= _AT_ONCE:
+            self._count_began()
+
+    def first_token(self, computed: int, before: int, since_asked_us: int, since_began_us: int) -> None:
+        """A request has its first token: `computed` tokens were prefilled after `before` that it had attached."""
+        self._first.append((computed, before, since_asked_us, since_began_us))
+        if len(self._first) >= _AT_ONCE:
+            self._count_first()
+
+    def cancelled(self, took_us: int) -> None:
+        """A cancelled request has given back what it held."""
+        self._cancelled.append(took_us)
+        if len(self._cancelled) >= _AT_ONCE:
+            self._count_cancelled()
+
+    def _count_began(self) -> None:
+        rows, self._began = self._began, []
+        if not rows:
+            return
+        hits, ages, waits = np.array(rows, dtype=np.float64).T
+        self.waits.add_many(waits / MICROSECONDS)
+        which = hits > 0
+        self.ages.add_many(ages[which] / MICROSECONDS)
+        self.hit_tokens.add_many(hits[which] * self._block_tokens)
+
+    def _count_first(self) -> None:
+        rows, self._first = self._first, []
+        if not rows:
+            return
+        computed, before, asked, began = np.array(rows, dtype=np.float64).T
+        self.first_with_hit.add_many(asked[before > 0] / MICROSECONDS)
+        self.first_without_hit.add_many(asked[before == 0] / MICROSECONDS)
+        self.cost.learn(computed, before, began / MICROSECONDS)
+        self.avoided_seconds += self.cost.avoided_seconds(before)
+
+    def _count_cancelled(self) -> None:
+        rows, self._cancelled = self._cancelled, []
+        self.cancels.add_many(np.array(rows, dtype=np.float64) / MICROSECONDS)
+
+    def figures(self) -> dict[str, float]:
+        """Everything, by the keys of `metrics.MEASURES`."""
+        self._count_began()
+        self._count_first()
+        self._count_cancelled()
+        found: dict[str, float] = {"stalled": self.stalled, "look_up_seconds": self.look_up_ns / 1e9}
+        for name, one in (
+            ("ttft.hit", self.first_with_hit),
+            ("ttft.miss", self.first_without_hit),
+            ("queue", self.waits),
+            ("hit_age", self.ages),
+            ("hit_length", self.hit_tokens),
+            ("cancel", self.cancels),
+        ):
+            found.update(one.figures(name))
+        if self.cost.is_known:
+            found["prefill_avoided_seconds"] = self.avoided_seconds
+        if self.cost.error is not None:
+            found["prefill_cost_error"] = self.cost.error
+        return found
