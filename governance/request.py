@@ -21,6 +21,7 @@ from kvcustody.allocator.prefix.key_chain import Extras
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.errors import ConfigError
 from kvcustody.governance.identity.extra_content import is_framed
+from kvcustody.policies.document.token_priorities import KindRange
 
 Tokens = Sequence[int] | NDArray[np.int32]
 _NO_EXTRAS: Mapping[int, bytes] = {}
@@ -30,13 +31,19 @@ _BYTES_PER_TOKEN = 4
 
 
 class Hints(NamedTuple):
-    """What a caller may ask for; each can only narrow. `salt` separates further, `classification` can only raise."""
+    """What a caller may ask for; each can only narrow. `salt` separates further, `classification` can only raise.
+
+    `kinds`: spans of the prompt that hold content of a kind of the policy's `eviction.kinds`; each can only lower the
+    priority at which its blocks are kept, among the tenant's own. A kind that the policy does not know says nothing.
+    """
 
     classification: str | None = None
     salt: str | None = None
+    kinds: tuple[KindRange, ...] = ()
 
 
 NO_HINTS = Hints()
+KINDS_MAX = 64
 
 
 _PIECE_TOKENS = 2048  # what a list's integers and their bytes may take of a first-level cache, and some
@@ -80,6 +87,20 @@ def read_prompt(
     limit = (count - 1) // block_tokens if keep_last else whole
     framed = _read_extras(extras, -(-count // block_tokens)) if extras else _NO_EXTRAS
     return Prompt(data, count, whole, limit, _BYTES_PER_TOKEN * block_tokens, framed)
+
+
+def read_kinds(kinds: Sequence[KindRange]) -> tuple[KindRange, ...]:
+    """Kinds that a caller gave; `ConfigError` for more than 64, and for a span that is none."""
+    if len(kinds) > KINDS_MAX:
+        raise ConfigError(f"hints: `{len(kinds)}` kinds of content, and at most {KINDS_MAX} are read")
+    read = tuple(
+        KindRange(read_count("hints: kinds", first), read_count("hints: kinds", last), kind)
+        for first, last, kind in kinds
+    )
+    for first, last, kind in read:
+        if last <= first or not isinstance(kind, str):
+            raise ConfigError(f"hints: kinds: `[{first}, {last})` of kind `{kind}` is no span of tokens")
+    return read
 
 
 def pack_tokens(tokens: Tokens) -> bytes:

@@ -285,8 +285,8 @@ class Settings(LayeredSettings):
     eviction_policy: str = Field(
         "policy",
         pattern=r"^(policy|plugin:.+)$",
-        description="What orders the victims of kvcustody's own pools: the policy document's `eviction` (`policy`), or "
-        "an extension: `plugin:NAME`. An engine that allocates by itself has an order of its own, and refuses this.",
+        description="What orders the victims of a pool, ours or an engine's: the policy document's `eviction` "
+        "(`policy`), or an extension: `plugin:NAME`.",
     )
     tiers: str = Field(
         "",

@@ -22,16 +22,18 @@ its scrub is still on its way, because the scrub is enqueued on the engine's str
 - A hold lapses once: at its deadline, on erasure, or when a residency of the same principal and domain extends it.
 - No deadline is later than the ceiling of what it holds; no hold or new limit moves a ceiling later (L8).
 - Readers through a grant get references, not holds; a segment's blocks are held by whoever reads them.
+- Without `rank_by` no block has a rank, and the path of a request costs nothing for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcustody.allocator.external.block_ranking import BlockRanking
 from kvcustody.allocator.external.residency import NO_BLOCKS, ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder, ScrubQueue
 from kvcustody.allocator.pool.accounting import (
@@ -58,6 +60,7 @@ from kvcustody.allocator.pool.fence import Fences
 from kvcustody.allocator.pool.hold_table import HoldList, HoldTable
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.allocator.pool.records import ReleasedBlocks, Scrubbed
+from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy, Lru
 from kvcustody.errors import CapacityError, IsolationError
 
 NO_BLOCK = -1
@@ -128,6 +131,7 @@ class ExternalPool:
             tuple[int, int], ExternalResidency
         ] = {}  # (last block, generation) -> newest hold that ends there
         self._clock = 0
+        self.ranking: BlockRanking | None = None  # None: the least recently used goes first
         self._domains_max = _DOMAINS_MIN
         usable = np.setdiff1d(np.arange(blocks, dtype=np.int64), self.reserved)
         self.state[self.reserved] = CLEAN
@@ -139,6 +143,17 @@ class ExternalPool:
     def shards(self) -> int:
         """Workers that each hold a part of every block."""
         return self.queue.shards
+
+    def rank_by(self, policy: Callable[[], EvictionPolicy]) -> None:
+        """Order victims as `policy` does, which is made once for each account. Before the first block is handed out."""
+        assert self.next_generation == 1, "blocks were handed out without a rank"
+        self.ranking = None if type(policy()) is Lru else BlockRanking(self, policy)
+
+    def tick(self, uses: int = 1) -> int:
+        """The first of as many uses that are newer than every other."""
+        first = self._clock + 1
+        self._clock += uses
+        return first
 
     def account(
         self,
@@ -164,6 +179,8 @@ class ExternalPool:
         account.limit(guaranteed=0, cap=0, borrow=False, residencies=0)
         self.hold_table.forget(account)
         self.partition.accounts.remove(account)
+        if self.ranking is not None:
+            self.ranking.forget_account(account)
         del self.accounts[name]
 
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
@@ -219,6 +236,8 @@ class ExternalPool:
             self.unclean_hand_outs += 1
             if self.queue.has_fenced:
                 self.queue.release_fence(blocks[states == FENCED], now_us)
+        if self.ranking is not None:
+            self.ranking.handed_out(blocks)
         first = self.next_generation
         self.next_generation = first + len(blocks)
         return first
@@ -305,6 +324,8 @@ class ExternalPool:
             )
         self.state[blocks] = ACTIVE
         self.refs[blocks] += 1
+        if self.ranking is not None:
+            self.ranking.attached(blocks)
         residency.ceiling_us = min(residency.ceiling_us, int(self.ceiling_us[blocks[-1]]))
         if (self.tag[blocks] != residency.domain.tag).any():
             residency.is_mixed = True
@@ -314,9 +335,21 @@ class ExternalPool:
             generations = np.concatenate((residency.attached_generations, generations))
         residency.attached, residency.attached_generations = blocks, generations
 
-    def publish(self, blocks: Blocks, before: int = NO_BLOCK, *, chained: bool = True) -> None:
-        """`blocks` are in the engine's index; each continues the one before it, the first continues `before`."""
+    def publish(
+        self,
+        blocks: Blocks,
+        before: int = NO_BLOCK,
+        *,
+        chained: bool = True,
+        depths: Sequence[int] | None = None,
+    ) -> None:
+        """`blocks` are in the engine's index; each continues the one before it, the first continues `before`.
+
+        `depths`: their places in the prompt, where those do not follow from `before`.
+        """
         self.indexed[blocks] = True
+        if self.ranking is not None:
+            self.ranking.published(blocks, before, depths)
         if not chained:
             return
         parents = blocks[:-1]
@@ -328,6 +361,8 @@ class ExternalPool:
 
     def publish_each(self, blocks: Sequence[int], before: Sequence[int]) -> None:
         """`publish` of one block each; `before[i]` is the block that `blocks[i]` continues, or -1."""
+        if self.ranking is not None:
+            self.ranking.published_each(blocks, before)
         if len(blocks) > _FEW_BLOCKS:
             which, parents = np.array(blocks, dtype=np.int64), np.array(before, dtype=np.int64)
             self.indexed[which] = True
@@ -371,6 +406,8 @@ class ExternalPool:
         residency.is_running = False
         if not len(blocks):
             return []
+        if self.ranking is not None and residency.priorities:
+            self.ranking.prioritise(residency.handed_blocks(), residency.priorities)
         self._place_hold(residency, blocks, now_us)
         self._ending_fence = fence
         forget = self.decref(blocks, cause, now_us)
@@ -391,12 +428,14 @@ class ExternalPool:
         last = blocks[refs == 0] if refs.any() else blocks
         if not len(last):
             return []
-        self._clock += 1
+        used = self.tick()
         stays = self.indexed[last] & (self.holds[last] > 0) & (self.ceiling_us[last] > now_us)
         kept = last[stays]
         self.state[kept] = CACHED
-        self.used[kept] = self._clock
+        self.used[kept] = used
         self.released_us[kept] = now_us
+        if self.ranking is not None and len(kept):
+            self.ranking.cached(kept, now_us)
         self._cached_fence = max(self._cached_fence, self._fence_now())
         if len(kept) == len(last):
             return []
@@ -539,15 +578,19 @@ class ExternalPool:
 
     # -- eviction -----------------------------------------------------------------------------------------------------
 
-    def victims(self, count: int, account: Account | None = None) -> list[int]:
-        """CACHED blocks to end first, oldest use first: of `account`, or of accounts that are over their guarantee.
+    def victims(self, count: int, now_us: int, account: Account | None = None) -> list[int]:
+        """CACHED blocks to end first, in the policy's order: of `account`, or of whoever is over its guarantee.
 
-        An empty list where no account has a guarantee: then the engine's own order is as good.
+        An empty list where the least recently used goes first and no account has a guarantee: then the engine's own
+        order is as good.
         """
+        guarantees = self.partition.common_blocks != self.partition.size
+        if self.ranking is None and account is None and not guarantees:
+            return []
         candidates = np.flatnonzero(self.state == CACHED)
+        if self.ranking is not None:
+            return self._ranked_victims(self.ranking, candidates, count, now_us, account)
         if account is None:
-            if self.partition.common_blocks == self.partition.size:
-                return []
             over = [tag for tag, domain in self.domains.items() if domain.owner.charged_over_blocks() > 0]
             candidates = candidates[np.isin(self.tag[candidates], over)]
         else:
@@ -558,6 +601,33 @@ class ExternalPool:
             order = np.lexsort((-self.generation[candidates], self.used[candidates]))[:count]
             candidates = candidates[order]
         return [int(block) for block in candidates]
+
+    def _ranked_victims(
+        self, ranking: BlockRanking, candidates: Blocks, count: int, now_us: int, account: Account | None
+    ) -> list[int]:
+        """In the policy's order, account by account: what one tenant's blocks are worth moves no other's.
+
+        Without `account`, whoever is furthest over its guarantee gives first, and those within theirs last of all.
+        """
+        tags = self.tag[candidates]
+        of: dict[Account, list[int]] = {}
+        for tag in np.unique(tags).tolist():
+            of.setdefault(self.domains[tag].owner, []).append(tag)
+        over = {one: one.used_blocks - one.guaranteed_blocks for one in of if account in (None, one)}
+        victims: list[int] = []
+        for one, blocks in sorted(over.items(), key=lambda each: each[1], reverse=True):
+            left = count - len(victims)
+            share = left if blocks <= 0 or len(over) == 1 else min(left, blocks)
+            if share > 0:
+                own = candidates if len(of) == 1 else candidates[np.isin(tags, of[one])]
+                victims += ranking.victims(one, own, share, now_us).tolist()
+        return victims
+
+    def evict(self, victims: Blocks, cause: str, now_us: int) -> list[int]:
+        """End what `victims` has chosen. Returns what the engine must forget."""
+        if self.ranking is not None and len(victims):
+            self.ranking.evicted(victims)
+        return self.end_cached(victims, cause, now_us)
 
     def end_cached(self, blocks: Blocks, cause: str, now_us: int, due_us: int | None = None) -> list[int]:
         """End CACHED blocks by our own decision, due at `due_us` or now. Returns what the engine must forget."""
@@ -620,6 +690,10 @@ class ExternalPool:
             np.subtract.at(self.children, parents, 1)
             self.parent[blocks] = NO_BLOCK
         self.indexed[blocks] = False
+        if self.ranking is not None:
+            bare = np.unique(parents[(self.children[parents] == 0) & self.indexed[parents]])
+            if len(bare):
+                self.ranking.childless(bare)
         self.holds[blocks] = 0
         self.hold_until_us[blocks] = 0
 

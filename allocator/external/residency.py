@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvcustody.allocator.pool.accounting import Account, Domain, OwnerData
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.prefix.block_priority import BlockPriority
 
 NO_BLOCKS: Blocks = np.empty(0, dtype=np.int64)
 NO_BLOCKS.flags.writeable = False
@@ -41,6 +42,7 @@ class ExternalResidency(Residency):
         "is_running",
         "keys",
         "passed",
+        "priorities",
         "prompt_tokens",
         "publishes",
         "reasons",
@@ -82,6 +84,7 @@ class ExternalResidency(Residency):
         self.is_opened = False
         self.is_mixed = False  # some of its blocks are in another domain than its own
         self.publishes = True
+        self.priorities: tuple[BlockPriority, ...] = ()  # of what it writes
         self.is_reserved = False
         self.began_us = opened_us  # when it got its first block
         self.active_since_us = (
@@ -112,6 +115,16 @@ class ExternalResidency(Residency):
         if len(self.dropped):
             handed = [np.arange(first, first + len(blocks)) for blocks, first in self.handed]
             every = every[~np.isin(np.concatenate([self.attached_generations, *handed]), self.dropped)]
+        return every
+
+    def handed_blocks(self) -> Blocks:
+        """Those among `blocks()` that it was handed, not attached."""
+        if not self.handed:
+            return NO_BLOCKS
+        every = np.concatenate([blocks for blocks, _ in self.handed])
+        if len(self.dropped):
+            handed = [np.arange(first, first + len(blocks)) for blocks, first in self.handed]
+            every = every[~np.isin(np.concatenate(handed), self.dropped)]
         return every
 
     def generations(self) -> NDArray[np.int64]:

@@ -11,17 +11,18 @@ every operation is constant time, nothing is scanned and nothing is resized (doc
 - Within a level the oldest use goes first. Releasing a path enters the leaf before its parent, at a level no higher.
 - A retention duration starts when a node becomes CACHED and only demotes to the default priority when it lapses. It
   never extends a deadline, and a node stays at the level of its highest child, so leaves still go first.
+- A policy with a protected share has no more of the cached blocks above level 0 when victims are chosen.
 - Nodes wait for their demotion in a heap of at most twice the nodes that wait, plus a constant.
 """
 
 from __future__ import annotations
 
 import heapq
+from fractions import Fraction
 from typing import Protocol
 
+from kvcustody.allocator.prefix.block_priority import DEFAULT_PRIORITY
 from kvcustody.allocator.prefix.node import Node
-
-DEFAULT_PRIORITY = 35  # as TensorRT-LLM's KvCacheRetentionConfig
 
 
 class EvictionPolicy(Protocol):
@@ -71,12 +72,17 @@ class Lfu(Lru):
 
 
 class SegmentedLru(Lru):
-    """Probation for nodes that were never re-used `protect_hits` times, protection for the rest (SGLang: 2)."""
+    """Probation for nodes that were never re-used `protect_hits` times, protection for the rest (SGLang: 2).
+
+    At most `protected` of an account's cached blocks keep their protection: what is over, the oldest first, goes back
+    on probation as its newest. Karedla, Love and Wherry, "Caching strategies to improve disk system performance", 1994.
+    """
 
     name = "slru"
 
-    def __init__(self, protect_hits: int = 2) -> None:
+    def __init__(self, protect_hits: int = 2, protected: Fraction | None = None) -> None:
         self.protect_hits = protect_hits
+        self.protected = protected  # None: all of them
 
     def level(self, node: Node) -> int:
         """0 on probation, 1 protected."""
@@ -88,6 +94,9 @@ class Priority(Lru):
 
     name = "priority"
     by_priority = True
+
+    def __init__(self, base: int = DEFAULT_PRIORITY) -> None:
+        self.base = base  # of what no range names, and of a range whose duration is over
 
     def level(self, node: Node) -> int:
         """The node's priority."""
@@ -105,8 +114,9 @@ class CostAware(Lru):
     name = "cost"
     by_priority = True
 
-    def __init__(self, attention_depth: int = 512) -> None:
+    def __init__(self, attention_depth: int = 512, base: int = DEFAULT_PRIORITY) -> None:
         self.attention_depth = attention_depth
+        self.base = base
         self._clock = 0
 
     def level(self, node: Node) -> int:
@@ -118,6 +128,23 @@ class CostAware(Lru):
     def evicted(self, node: Node) -> None:
         """Ageing: whatever enters from now on is worth at least what was just given up."""
         self._clock = max(self._clock, node.level)
+
+
+def base_priority(policy: EvictionPolicy) -> int:
+    """The priority that is left when a duration is over."""
+    return int(getattr(policy, "base", DEFAULT_PRIORITY))
+
+
+def head_start_us(policy: EvictionPolicy) -> float | None:
+    """By how much later the use of what is above level 0 counts; None: a level says more than any use."""
+    found: float | None = getattr(policy, "head_start_us", None)
+    return found
+
+
+def protected_blocks_max(policy: EvictionPolicy, cached_blocks: int) -> int | None:
+    """How many of so many cached blocks may be above level 0; None: all, as a policy without `protected` has it."""
+    share: Fraction | None = getattr(policy, "protected", None)
+    return None if share is None else int(share * cached_blocks)
 
 
 POLICIES = {policy.name: policy for policy in (Lru, Fifo, Lfu, SegmentedLru, Priority, CostAware)}
@@ -136,7 +163,7 @@ class _Level:
 class EvictionQueue:
     """The CACHED nodes of one account in the order they will be given up."""
 
-    __slots__ = ("_demotions", "_levels", "_order", "_serial", "_waiting", "policy")
+    __slots__ = ("_base", "_demotions", "_levels", "_order", "_protected", "_serial", "_waiting", "policy")
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
@@ -145,6 +172,8 @@ class EvictionQueue:
         self._demotions: list[tuple[int, int, Node]] = []  # heap by time; an entry may be out of date
         self._serial = 0
         self._waiting = 0  # queued nodes whose demotion is to come
+        self._base = base_priority(policy)
+        self._protected = 0  # blocks above level 0
 
     def add(self, node: Node, child: Node | None = None, now_us: int = 0) -> None:
         """Enter `node` as the newest of its level, which is at least that of `child`, the path's next node."""
@@ -152,12 +181,15 @@ class EvictionQueue:
         wanted = policy.level(node)
         if child is not None and wanted < child.level:
             wanted = child.level
-        if node.demote_us and policy.by_priority and node.priority > DEFAULT_PRIORITY:
+        if node.demote_us and policy.by_priority and node.priority > self._base:
             self._wait(node, now_us + node.demote_us)
         node.level = wanted
+        if wanted > 0:
+            self._protected += node.block_count
         before: Node | _Level = self._level(wanted).older
         if policy.by_birth:
-            node.rank_us = node.born_us if child is None else max(node.born_us, child.rank_us)
+            youngest = 0 if node.first_child is None else node.rank_us
+            node.rank_us = max(node.born_us, youngest, 0 if child is None else child.rank_us)
             while isinstance(before, Node) and before.rank_us > node.rank_us:
                 assert before.older is not None
                 before = before.older
@@ -175,11 +207,18 @@ class EvictionQueue:
         if node.demote_at_us:
             node.demote_at_us = 0
             self._waiting -= 1
+        if node.level > 0:
+            self._protected -= node.block_count
         older, newer = node.older, node.newer
         assert older is not None and newer is not None, "node is not queued"
         older.newer = newer
         newer.older = older
         node.older = node.newer = None
+
+    def trimmed(self, node: Node, blocks: int) -> None:
+        """`blocks` of a queued node have ended."""
+        if node.level > 0:
+            self._protected -= blocks
 
     def front(self) -> Node | None:
         """The node to give up first: the oldest of the lowest level, or its deepest descendant."""
@@ -217,8 +256,19 @@ class EvictionQueue:
                 continue  # attached, ended or released again since
             node.demote_at_us = node.demote_us = 0
             self._waiting -= 1
-            node.priority = DEFAULT_PRIORITY
+            node.priority = self._base
             self.lower(node)
+
+    def bound_protected(self, cached_blocks: int) -> None:
+        """Send what overflows the protected share back on probation. Called before victims are chosen."""
+        most = protected_blocks_max(self.policy, cached_blocks)
+        while most is not None and self._protected > most:
+            lowest = min(
+                wanted for wanted, level in self._levels.items() if wanted > 0 and level.newer is not level
+            )
+            oldest = self._levels[lowest].newer
+            assert isinstance(oldest, Node)
+            self._relevel(oldest, 0)
 
     def lower(self, node: Node) -> None:
         """Let a queued node sink to its own level: it was demoted, or has lost the child that kept it up."""
@@ -230,6 +280,7 @@ class EvictionQueue:
         older, newer = node.older, node.newer
         assert older is not None and newer is not None
         older.newer, newer.older = newer, older
+        self._protected += node.block_count * ((wanted > 0) - (node.level > 0))
         node.level = wanted
         _link(node, self._level(wanted).older)
 

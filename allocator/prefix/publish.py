@@ -121,14 +121,9 @@ class Publication:
         return shared
 
     def _prioritise(self, sequence: RunningSequence, node: Node, now_us: int) -> None:
-        """Cut the node where the retention priority changes; the earlier range wins a shared block."""
-        tail, taken = node, 0
-        ranges: list[tuple[int, int, int, int]] = []
-        for first, last, priority, duration_us in sorted(sequence.priorities):
-            if last > taken:
-                ranges.append((max(first, taken), last, priority, duration_us))
-                taken = last
-        for first, last, priority, duration_us in reversed(ranges):
+        """Cut the node where the retention priority changes."""
+        tail = node
+        for first, last, priority, duration_us in reversed(sequence.priorities):
             for edge in (last, first):
                 if tail.depth < edge < tail.depth + tail.length:
                     tree_head = self.tree.split(tail, edge - tail.depth)

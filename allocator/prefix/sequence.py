@@ -13,6 +13,7 @@ import numpy as np
 
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import EMPTY, Blocks
+from kvcustody.allocator.prefix.block_priority import BlockPriority
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.node import Node, PathResidency
 
@@ -92,9 +93,7 @@ class RunningSequence:
         # Handed out but no longer in the table, with generations: replaced by a fork's copy, or in a window.
         self.extra_written: list[tuple[Blocks, Blocks]] = []
         self.passed: list[Blocks] = []  # generations of what it let go of before its end
-        self.priorities: list[
-            tuple[int, int, int, int]
-        ] = []  # (first block, last block, priority, duration us)
+        self.priorities: tuple[BlockPriority, ...] = ()  # of what it publishes
 
     @property
     def blocks(self) -> Blocks:

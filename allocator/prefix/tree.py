@@ -159,7 +159,7 @@ class PrefixTree:
         head.fence, head.born_us, head.used_us = node.fence, node.born_us, node.used_us
         head.ceiling_us, head.deadline_us = node.ceiling_us, node.deadline_us
         head.released_us = node.released_us
-        head.priority, head.demote_us = node.priority, node.demote_us
+        head.priority, head.demote_us, head.rank_us = node.priority, node.demote_us, node.rank_us
         head.windows, tail_windows = _split_windows(node, position)
         parent = node.parent
         self._unlink(node)
@@ -338,6 +338,7 @@ class PrefixTree:
         """Give up at least min(`count`, all) cached blocks of `account`, leaves first; returns how many."""
         queue, given = self.queues[account], 0
         queue.demote(now_us)
+        queue.bound_protected(account.cached_blocks)
         while given < count:
             node = queue.front()
             if node is None:
@@ -372,6 +373,7 @@ class PrefixTree:
         )
         node.blocks = node.blocks[:keep]
         node.length = node.block_count = keep
+        self.queues[node.domain.owner].trimmed(node, count)
         node.domain.owner.cached_blocks -= count
         return count
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -13,11 +14,14 @@ from kvcustody.console.policy.lint import day_us
 from kvcustody.console.policy.review import Revoked
 from kvcustody.console.policy.sarif_junit import junit
 from kvcustody.console.policy.validate import EXIT_NO, File
+from kvcustody.console.report.number_format import duration
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.document.problems import did_you_mean, quote
+from kvcustody.policies.document.token_priorities import KindRange
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.explain import Explanation, explain
+from kvcustody.policies.workbench.explain_eviction import EvictionExplanation, explain_eviction
 from kvcustody.policies.workbench.request import Request
 from kvcustody.policies.workbench.run_test_cases import CasesReport, run_cases
 from kvcustody.policies.workbench.test_case_model import load_cases
@@ -32,7 +36,9 @@ def add_to(app: typer.Typer) -> None:
 
 _EXPLAIN = (
     "Examples:\n\n    kvcustody policy explain policy.yaml --reader acme-labs --owner acme -c internal --via grant\n\n"
-    "    kvcustody policy explain policy.yaml --reader acme -c restricted --at 2027-01-01"
+    "    kvcustody policy explain policy.yaml --reader acme -c restricted --at 2027-01-01\n\n"
+    "    kvcustody policy explain policy.yaml --evict --reader acme -c internal --tokens 4096 "
+    "--kind 1024:2048=pasted_log"
 )
 Reader = Annotated[str, typer.Option("--reader", help="The tenant that asks.")]
 Owner = Annotated[str | None, typer.Option("--owner", help="Whose blocks; the reader's own if left out.")]
@@ -47,6 +53,20 @@ ViaOption = Annotated[str | None, typer.Option("--via", help="own for own blocks
 At = Annotated[str | None, typer.Option("--at", help="The day, as 2027-03-31; now if left out.")]
 Source = Annotated[str | None, typer.Option("--source", help="One grant or segment; any if left out.")]
 
+Evict = Annotated[
+    bool, typer.Option("--evict", help="Say how a prompt's blocks are kept when the pool is full, and why.")
+]
+PromptTokens = Annotated[int, typer.Option("--tokens", min=1, help="With --evict: the prompt's length.")]
+PromptSegment = Annotated[
+    str | None, typer.Option("--segment", help="With --evict: the segment that the prompt begins with.")
+]
+PromptKinds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kind", help="With --evict: a span of a kind of content, as the caller says it: 0:512=pasted_log."
+    ),
+]
+
 
 def explain_command(
     file: File,
@@ -60,6 +80,10 @@ def explain_command(
     at: At = None,
     source: Source = None,
     revoked: Revoked = None,
+    evict: Evict = False,
+    tokens: PromptTokens = 4096,
+    segment: PromptSegment = None,
+    kind: PromptKinds = None,
     as_json: Json = False,
 ) -> None:
     """Say why one request is permitted or denied: the rules and grants that decided it.
@@ -67,6 +91,17 @@ def explain_command(
     For a deny, also the nearest permit: which term failed, and what it would have to be. Exit 0: permitted; 1: denied.
     """
     table = load_table(file, revoked=frozenset(revoked or ()))
+    if evict:
+        level = _level(table, classification)
+        spans = [_span(text) for text in kind or ()]
+        kept = explain_eviction(
+            table, table.policy.named(reader), level, tokens, segment=segment, kinds=spans
+        )
+        if as_json:
+            print_json(kept.data())
+        else:
+            _print_eviction(kept)
+        return
     request = _request(table, reader, owner or reader, classification, at, source, action, scope, via)
     found = explain(table, request)
     if as_json:
@@ -99,11 +134,8 @@ def _request(
     scope: str | None,
     via: str | None,
 ) -> Request:
-    names = table.policy.classifications
     reader, owner = table.policy.named(reader), table.policy.named(owner)
-    if classification not in names:
-        hint = did_you_mean(classification, names) or f"classifications are {', '.join(names)}"
-        raise PolicyError(f"no classification {quote(classification)}; {hint}", classification=classification)
+    level = _level(table, classification)
     way = _choice(Via, via, "--via") if via is not None else Via.OWN if reader == owner else Via.GRANT
     entry = table.tenant(reader)
     own = Scope.TENANT if entry is None else entry.scope
@@ -112,12 +144,43 @@ def _request(
         _choice(Action, action, "--action"),
         reader,
         owner,
-        names.index(classification),
+        level,
         wide,
         way,
         day_us(at),
         source,
     )
+
+
+def _level(table: DecisionTable, classification: str) -> int:
+    names = table.policy.classifications
+    if classification not in names:
+        hint = did_you_mean(classification, names) or f"classifications are {', '.join(names)}"
+        raise PolicyError(f"no classification {quote(classification)}; {hint}", classification=classification)
+    return names.index(classification)
+
+
+def _span(text: str) -> KindRange:
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})=(.+)", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise ConfigError(f"`--kind` {quote(text)} is not FIRST:LAST=KIND, in tokens", value=text)
+    return KindRange(int(found[1]), int(found[2]), found[3])
+
+
+def _print_eviction(found: EvictionExplanation) -> None:
+    print(f"line {found.line}: eviction `{found.policy}`: {found.order}; children before parents")
+    idle, absolute = duration(found.idle_us), duration(found.absolute_us)
+    print(
+        f"kept at most {idle} after the last use and {absolute} in all ({found.tenant}, {found.classification})"
+    )
+    if not found.ranges:
+        print("priorities and kinds of content have no part in this order")
+        return
+    print(f"{'tokens':>17}  {'priority':>8}  {'for':>8}  why")
+    for each in found.ranges:
+        span = f"{each.first}..{each.until}"
+        lasts = "always" if each.for_us is None else duration(each.for_us)
+        print(f"{span:>17}  {each.priority:>8}  {lasts:>8}  line {each.line}: {each.because}")
 
 
 def _print(found: Explanation) -> None:

@@ -22,9 +22,11 @@ from weakref import WeakValueDictionary
 
 from kvcustody.allocator.pool.accounting import Account, Domain, DomainFacts, OwnerData
 from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.prefix.block_priority import BlockPriority
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, ReadPlan
 from kvcustody.governance.decisions.authorize import authorize
+from kvcustody.governance.decisions.eviction_order import block_priorities
 from kvcustody.governance.decisions.segment_matcher import Candidate, SegmentMatcher
 from kvcustody.governance.decisions.tenant_names import TenantNames
 from kvcustody.governance.identity.domain_spec import (
@@ -38,6 +40,7 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.ids import TenantId
 from kvcustody.policies.document.model import Action, Grant, OnOutage, Scope, SegmentRule, Via
+from kvcustody.policies.document.token_priorities import KindRange
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest, Decision
 from kvcustody.policies.table.obligations import Obligations
@@ -124,6 +127,7 @@ class Plan(OwnerData, Generic[PoolT_co]):
         "active_us",
         "admitted",
         "classification",
+        "contents",
         "decoy",
         "facts",
         "grants",
@@ -174,7 +178,8 @@ class Plan(OwnerData, Generic[PoolT_co]):
         self.decoy: HashState | None = None  # of a key that keys nothing, for denied grants
         self.subject_key = (tenant, principal.subject, principal.session)
         self.valid_until_utc_us = 1 << 62
-        self.priorities: tuple[tuple[int, int | None, int, int | None], ...] = ()
+        self.priorities: tuple[BlockPriority, ...] = ()  # of the blocks that its requests write
+        self.contents: dict[Domain, SegmentRule] = {}  # segments that are of a kind of content
         self.waits_for_ledger = False  # no new custody while events are spilled (`lifecycle: deny`)
         self.hits_need_ledger = False  # nor any reuse (`own_hits: deny`)
 
@@ -242,6 +247,16 @@ class PlanCache(Generic[PoolT_co]):
         self._block_tokens = block_tokens
         self._plans: dict[str, OrderedDict[PlanKey, Plan[PoolT_co]]] = {}
         self._by_key: dict[PlanKey, Plan[PoolT_co]] = {}
+
+    def priorities(
+        self, plan: AnyPlan, segment: Chain | None, kinds: tuple[KindRange, ...]
+    ) -> tuple[BlockPriority, ...]:
+        """Those of one request's blocks, which begins with `segment` and came with these kinds of content."""
+        eviction = self.table.policy.eviction
+        if not eviction.kinds or not (kinds or plan.contents):
+            return plan.priorities
+        rule = None if segment is None else plan.contents.get(segment.domain)
+        return block_priorities(eviction, self._block_tokens, rule, kinds)
 
     def plan(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
         """The reader's plan, or None where the policy admits no such tenant."""
@@ -321,8 +336,7 @@ class PlanCache(Generic[PoolT_co]):
         change = table.next_change_us(now_utc_us)
         if change is not None:
             plan.valid_until_utc_us = change
-        eviction = table.policy.eviction
-        plan.priorities = tuple((r.start, r.until, r.priority, r.for_us) for r in eviction.ranges)
+        plan.priorities = block_priorities(table.policy.eviction, self._block_tokens)
         plan.admitted = authorize(table, Action.ADMIT, tenant, level)
         if plan.own.state is not None:
             self._open_grants(plan, model, now_utc_us)
@@ -450,6 +464,8 @@ class PlanCache(Generic[PoolT_co]):
             entry = self._segment(plan, rule, model)
             if entry is not None:
                 plan.segments[rule.id] = entry
+                if rule.content is not None:
+                    plan.contents[entry.chain.domain] = rule
                 owner = self._names.owner(rule.owner)
                 candidates.append(Candidate(rule.id, owner, rule.digest.removeprefix("hmac:"), rule.tokens))
         if candidates:

@@ -26,6 +26,7 @@ from kvcustody.allocator.pool.accounting import Domain, OwnerData
 from kvcustody.allocator.prefix.key_chain import Extras, HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
 from kvcustody.governance.request import pack_tokens
+from kvcustody.policies.document.token_priorities import KindRange
 
 _TOKEN = struct.Struct("<i")
 _TOKEN_LIMIT = 1 << 31
@@ -86,10 +87,23 @@ NO_KEYS = RequestKeys([], 0, False)
 class KeyChain(OwnerData):
     """One request's prompt, its keys, and the running state behind its last whole block."""
 
-    __slots__ = ("epoch", "keys", "prompt", "single_group", "source", "state", "tail", "until_utc_us")
+    __slots__ = (
+        "epoch",
+        "keys",
+        "kinds",
+        "prompt",
+        "single_group",
+        "source",
+        "state",
+        "tail",
+        "until_utc_us",
+    )
 
-    def __init__(self, prompt: Prompt, *, single_group: bool, epoch: int) -> None:
+    def __init__(
+        self, prompt: Prompt, *, single_group: bool, epoch: int, kinds: tuple[KindRange, ...] = ()
+    ) -> None:
         self.prompt = prompt
+        self.kinds = kinds  # of content, as the caller says
         self.single_group = single_group
         self.epoch = epoch
         self.until_utc_us = 0  # when a grant or segment begins or ends next, as of the look-up

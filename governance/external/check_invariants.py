@@ -40,6 +40,10 @@ def check(port: PortView) -> list[str]:
         used = int(np.count_nonzero(live & np.isin(pool.tag, tags)))
         if used != account.used_blocks:
             problems.append(f"tenant `{account.name}` is charged {account.used_blocks} blocks and has {used}")
+    if pool.ranking is not None:
+        above = pool.ranking.out_of_order(np.flatnonzero(pool.state == CACHED))
+        if len(above):
+            problems.append(f"blocks {above[:8].tolist()} would leave after what they continue (L7)")
     total = sum(pool.counts().values())
     if total != pool.partition.size:
         problems.append(f"{total} blocks in all states, {pool.partition.size} in the pool (L1)")

@@ -37,6 +37,7 @@ from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.allocator.prefix.evicted_keys import EvictedKeys
+from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
@@ -47,6 +48,7 @@ from kvcustody.governance.custody_events import residency_released
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
+from kvcustody.governance.decisions.eviction_order import eviction_order
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
@@ -70,7 +72,7 @@ from kvcustody.governance.observability.thrash import ThrashWatch
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
-from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_prompt
+from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_kinds, read_prompt
 from kvcustody.policies.document.model import Action, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
@@ -95,13 +97,16 @@ class EnginePort(Authority[ExternalPool]):
         block_tokens: int,
         keep_last: bool = True,
         residencies_max: int = 100_000,
+        eviction: Callable[[], EvictionPolicy] | None = None,
     ) -> None:
+        """`eviction`: what orders one account's victims; None: the policy document says it."""
         if table.policy.profile is Profile.DEDICATED and len(table.policy.tenants) > 1:
             raise ConfigError(
                 f"policy `{table.policy.name}` is `dedicated` and names {len(table.policy.tenants)} tenants: "
                 "run one engine for each, with a policy of its own"
             )
         self.pool = pool
+        pool.rank_by(eviction or (lambda: eviction_order(table.policy.eviction)))
         self._engine = engine
         self._keep_last = keep_last
         self._accounts = PortAccounts(pool, residencies_max)
@@ -159,6 +164,7 @@ class EnginePort(Authority[ExternalPool]):
         content that is not framed, and `IdentityError` for a malformed hint or trace.
         """
         max_tokens, groups = read_count("max_tokens", max_tokens), read_count("groups", groups, 1)
+        kinds = read_kinds(hints.kinds) if hints.kinds else ()
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last) if keyed else None
         if request_id in self._running:
             self._flush_deferred()
@@ -173,6 +179,7 @@ class EnginePort(Authority[ExternalPool]):
         subject = plan.subject_key if plan is not None else None
         residency = self.pool.residency(account, domain, subject, plan, request_id, moment.now_us)
         residency.trace = moment.trace
+        residency.priorities = plan.priorities if plan is not None else ()
         residency.prompt_tokens = len(tokens)
         if asked_us is not None:
             residency.asked_us = min(asked_us, moment.now_us)
@@ -186,7 +193,7 @@ class EnginePort(Authority[ExternalPool]):
             )
         residency.reserved_blocks = blocks
         if plan is not None and prompt is not None and plan.own.state is not None:
-            residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch)
+            residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch, kinds=kinds)
         else:
             residency.publishes = False
         if groups > 1:
@@ -267,6 +274,7 @@ class EnginePort(Authority[ExternalPool]):
         counters = self._counters(plan.tenant)
         read, reasons = self._reuse.read_plan(plan, chain.prompt, counters, moment)
         residency.reasons = reasons
+        residency.priorities = self._book.priorities(plan, read.segment, chain.kinds)
         chain.until_utc_us = plan.valid_until_utc_us
         keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
         residency.publishes = keys.publishable
@@ -320,9 +328,9 @@ class EnginePort(Authority[ExternalPool]):
         over = account.used_blocks + need - account.cap_blocks
         if over > 0:
             now_us = self._clock.now_us()
-            victims = self.pool.victims(over, account)
+            victims = self.pool.victims(over, now_us, account)
             self._made_room(victims)
-            self._evict(self.pool.end_cached(np.array(victims, dtype=np.int64), "quota", now_us))
+            self._evict(self.pool.evict(np.array(victims, dtype=np.int64), "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
         counters = self._counters(residency.tenant)
@@ -444,11 +452,13 @@ class EnginePort(Authority[ExternalPool]):
         before: int = -1,
         *,
         chained: bool = True,
+        depths: Sequence[int] | None = None,
         keys: Sequence[bytes] = (),
     ) -> None:
         """These blocks are in the engine's index under the request's keys; the first continues block `before`.
 
-        `chained` False: blocks of a layer group whose children are reachable without them (a sliding window). `keys`:
+        `chained` False: blocks of a layer group whose children are reachable without them (a sliding window).
+        `depths`: their places in the prompt, in the port's blocks, where they are not one after `before`. `keys`:
         the key of each, which tells what is computed again after an eviction; without them, that is not counted.
         """
         if not blocks:
@@ -456,7 +466,7 @@ class EnginePort(Authority[ExternalPool]):
         if not residency.publishes or residency.granted_blocks > len(residency.attached):
             self._engine.evict(blocks)  # not in the owner's domain, and in nobody's without a decision
             return
-        self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained)
+        self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
         if keys:
             again = self.evicted_keys.computed_again_each(keys)
             if again:
@@ -567,8 +577,9 @@ class EnginePort(Authority[ExternalPool]):
         again.active_since_us = residency.active_since_us
         again.asked_us, again.prompt_tokens = residency.asked_us, residency.prompt_tokens
         again.trace = residency.trace
+        again.priorities = residency.priorities
         if prompt is not None and isinstance(chain, KeyChain):
-            again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1)
+            again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1, kinds=chain.kinds)
         else:
             again.publishes = False
         self._running[again.request_id] = again
@@ -710,17 +721,32 @@ class EnginePort(Authority[ExternalPool]):
         self._flush_deferred()
         return check(self)
 
-    def victims(self, count: int) -> list[int]:
+    def victims(self, count: int, *, in_use: Callable[[int], bool] | None = None) -> list[int]:
         """CACHED blocks that our policy ends first to make room, their custody ended: hand these out first.
 
-        Empty where no tenant has a guarantee: then the engine's own order is as good.
+        Empty where the least recently used goes first and no tenant has a guarantee: then the engine's own order is as
+        good (`orders_victims`). `in_use`: what the engine has taken a reference on and not reported yet.
         """
         self._flush_deferred()
-        victims = self.pool.victims(count)
+        now_us = self._clock.now_us()
+        victims = self.pool.victims(count, now_us)
+        if in_use is not None:
+            unused = [block for block in victims if not in_use(block)]
+            taken = len(victims) - len(unused)
+            if taken:
+                again = self.pool.victims(count + taken, now_us)
+                unused = [block for block in again if not in_use(block)][:count]
+            victims = unused
         if not victims:
             return []
         self._made_room(victims)
-        return self.pool.end_cached(np.array(victims, dtype=np.int64), "evicted", self._clock.now_us())
+        return self.pool.evict(np.array(victims, dtype=np.int64), "evicted", now_us)
+
+    @property
+    def orders_victims(self) -> bool:
+        """Whether `victims` says anything that the engine's own order, the least recently used first, does not."""
+        partition = self.pool.partition
+        return self.pool.ranking is not None or partition.common_blocks != partition.size
 
     def stats(self) -> Stats:
         """A snapshot of counters; consistent between steps."""

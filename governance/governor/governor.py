@@ -72,6 +72,7 @@ from kvcustody.governance.request import (
     Tokens,
     read_count,
     read_counts,
+    read_kinds,
     read_prompt,
     read_token_array,
 )
@@ -149,6 +150,7 @@ class Governor(Authority[BlockManager]):
         if type(lookahead_tokens) is not int or lookahead_tokens < 0:
             lookahead_tokens = read_count("lookahead_tokens", lookahead_tokens)
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
+        kinds = read_kinds(hints.kinds) if hints.kinds else ()
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = self._moment(check_trace(trace) if trace else trace)
         plan = self._plan(key, request_id, moment)
@@ -188,8 +190,7 @@ class Governor(Authority[BlockManager]):
                 counters.count(counters.deferred, begun)
                 self._asked.note(handle, now_us if asked_us is None else asked_us)
                 return Deferred(request_id, begun)
-            if plan.priorities:
-                self._prioritise(begun, plan)
+            begun.priorities = self._book.priorities(plan, read.segment, kinds)
             crossed = found.via if found.via is not plan.own.domain else None
             if crossed is not None:
                 reasons = (*reasons, *via_reasons(plan, crossed))
@@ -255,13 +256,6 @@ class Governor(Authority[BlockManager]):
         counters.count(counters.deferred, "ledger")
         self._asked.note(handle, self._clock.now_us())
         return Deferred(request_id, "ledger")
-
-    def _prioritise(self, sequence: RunningSequence, plan: Plan[BlockManager]) -> None:
-        size = self.block_tokens
-        sequence.priorities = [
-            (first // size, (1 << 40) if last is None else -(-last // size), priority, for_us or 0)
-            for first, last, priority, for_us in plan.priorities
-        ]
 
     # -- running ------------------------------------------------------------------------------------------------------
 

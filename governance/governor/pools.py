@@ -15,11 +15,12 @@ from kvcustody.allocator.manager.block_manager import POOLS_MAX, BlockManager
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.options import DEFAULT_OPTIONS, PoolOptions
-from kvcustody.allocator.prefix.eviction_policy import POLICIES, EvictionPolicy, SegmentedLru
+from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.errors import CapacityError, HandleError
+from kvcustody.governance.decisions.eviction_order import eviction_order
 from kvcustody.governance.decisions.unlisted_tenants import UnlistedTenants
-from kvcustody.policies.document.model import EvictionKind, Policy, Profile, TenantPolicy
+from kvcustody.policies.document.model import Policy, Profile, TenantPolicy
 from kvcustody.policies.table.decision_table import DecisionTable
 
 RESIDENCIES_MAX = 100_000  # of one tenant, where neither policy nor settings say less
@@ -100,7 +101,7 @@ class Pools:
             self._memory(blocks),
             blocks,
             self.options,
-            policy=self._eviction_order or (lambda: _eviction(policy)),
+            policy=self._eviction_order or (lambda: eviction_order(policy.eviction)),
             partitions=partitions,
             number=len(self.managers),
         )
@@ -250,10 +251,3 @@ class Pools:
             )
         for pool, fence in self._fences.pop(number, {}).items():
             self.managers[pool].pool.fences.retire(fence)
-
-
-def _eviction(policy: Policy) -> EvictionPolicy:
-    eviction = policy.eviction
-    if eviction.kind is EvictionKind.SLRU:
-        return SegmentedLru(eviction.hits or 2)
-    return POLICIES[eviction.kind.value]()

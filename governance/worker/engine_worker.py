@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import structlog
 
+from kvcustody.allocator.external.block_ranking import ranked_sample
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.writer.event_writer import LedgerWriter
@@ -108,6 +110,22 @@ class EngineWorker:
         self.close()
 
 
+def _refuse_what_no_rank_follows(eviction: Callable[[], EvictionPolicy], setting: str) -> None:
+    """An engine's blocks have ranks, and no keys or tree: a policy that asks for more says so at the start."""
+    try:
+        level = eviction().level(ranked_sample())
+        fits = isinstance(level, int) and -(1 << 62) < level < 1 << 62
+        reason = f"its level is `{level!r}`, and must be an integer of 62 bits"
+    except Exception as error:
+        fits, reason = False, f"{type(error).__name__}: {error}"
+    if not fits:
+        raise ConfigError(
+            f"setting `eviction_policy`: `{setting}` cannot order an engine's blocks by what is known of "
+            f"them: {reason}",
+            eviction_policy=setting,
+        )
+
+
 def open_engine_worker(
     settings: Settings, plan: EnginePlan, engine: EngineControl, *, clock: Clock | None = None
 ) -> EngineWorker:
@@ -116,12 +134,9 @@ def open_engine_worker(
     Raises a `CustodyError` that names what cannot be opened; what was open by then is closed again.
     """
     plugins = load_plugins(settings)
-    if plugins.eviction is not None:
-        raise ConfigError(
-            f"setting `eviction_policy`: this engine orders its own victims, so `{settings.eviction_policy}` would "
-            "do nothing",
-            eviction_policy=settings.eviction_policy,
-        )
+    eviction = plugins.eviction_order()
+    if eviction is not None:
+        _refuse_what_no_rank_follows(eviction, settings.eviction_policy)
     with ExitStack() as stack:
         clock = settings.open_clock(clock, stack)
         standing, keyring, writer, signer, inbox, connection = open_foundation(
@@ -152,6 +167,7 @@ def open_engine_worker(
             block_tokens=plan.block_tokens,
             keep_last=plan.keep_last,
             residencies_max=settings.residencies_per_tenant_max,
+            eviction=eviction,
         )
         port.erasures.tiers += plugins.open_tiers(settings)
         inbox.look(port)

@@ -32,9 +32,11 @@ from kvcustody.integrations.identity.request_body import (
     check_transfer,
     owns_response,
     parse_body,
+    put_kinds,
     put_token,
     put_trace,
     take_client_salt,
+    take_kinds,
     write_body,
 )
 from kvcustody.integrations.identity.request_headers import REQUEST_ID, SESSION_ID, RequestHeaders
@@ -140,6 +142,7 @@ class RequestGate:
         assert admitted.scoped is not None, "only requests for the engine are scoped"
         body = parse_body(data)
         client_salt = take_client_salt(body)
+        kinds = take_kinds(body)
         check_transfer(body, allowed=self._document.allow_transfer_parameters)
         bind_ids(body, admitted.scoped.body, admitted.owner)
         try:
@@ -156,6 +159,7 @@ class RequestGate:
             raise malformed(error.operands["field"], error.operands["reason"]) from None
         put_token(body, self._tokens.carry(token), admitted.scoped)
         put_trace(body, admitted.trace, admitted.scoped)
+        put_kinds(body, kinds, admitted.scoped)
         return write_body(body)
 
     def _authenticate(self, headers: RequestHeaders) -> Authenticated:

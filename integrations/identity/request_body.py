@@ -4,7 +4,7 @@
    was parsed, so no second parser can read something else.
 2. Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways
    to the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused. Beside it is the trace of the request's
-   headers, where it came with one and the body has room.
+   headers, where it came with one and the body has room, and what the client says of its content (`kvcustody_kinds`).
 3. Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, sessions, stored
    responses, media uuids. Equal ids of different owners never meet.
 4. Everything else is kept, value for value.
@@ -20,12 +20,16 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
+from kvcustody.errors import ConfigError
+from kvcustody.governance.request import KINDS_MAX, read_kinds
 from kvcustody.governance.tokens.scope_token import Carried
 from kvcustody.integrations.identity.refusal import malformed, not_found
 from kvcustody.integrations.identity.routes import Body, Scoped
+from kvcustody.policies.document.token_priorities import KindRange
 
 OUR_TRANSFER_FIELD: Final = "kvcustody"
 OUR_TRACE_FIELD: Final = "kvcustody_trace"
+OUR_KINDS_FIELD: Final = "kvcustody_kinds"
 _TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params", "kv_hints")
 _SESSION = "session_id"
 _MEDIA_FIELDS = (
@@ -71,11 +75,32 @@ def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
         if isinstance(given, dict):
             given.pop(OUR_TRANSFER_FIELD, None)
             given.pop(OUR_TRACE_FIELD, None)
+            given.pop(OUR_KINDS_FIELD, None)
         if not given:
             continue
         if not allowed or not isinstance(given, dict):
             raise malformed(field, "is not accepted from tenants")
         body[field] = given
+
+
+def take_kinds(body: dict[str, Any]) -> tuple[KindRange, ...]:
+    """Remove what the client says of its prompt's content: `kvcustody_kinds`, spans of tokens as `{from, to, kind}`."""
+    given = body.pop(OUR_KINDS_FIELD, None)
+    if given is None:
+        return ()
+    try:
+        return read_kinds([KindRange(each["from"], each["to"], each["kind"]) for each in given])
+    except (TypeError, KeyError, ConfigError):
+        raise malformed(
+            OUR_KINDS_FIELD, f"is not a list of up to {KINDS_MAX} spans `{{from, to, kind}}`"
+        ) from None
+
+
+def put_kinds(body: dict[str, Any], kinds: tuple[KindRange, ...], scoped: Scoped) -> None:
+    """Put them where the engine will look; a body without room goes without: they only lower."""
+    if kinds and scoped.carries_transfer:
+        carried = [list(each) for each in kinds]
+        body["kv_transfer_params"] = {**body.get("kv_transfer_params", {}), OUR_KINDS_FIELD: carried}
 
 
 def put_token(body: dict[str, Any], carried: Carried, scoped: Scoped) -> None:

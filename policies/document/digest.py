@@ -2,7 +2,7 @@
 
 1. The digest depends on what a policy says, not on how it is written: marks, file name, order of sections, of entries
    and of set-like lists do not enter it.
-2. A section that came after the first schema and that is not written, or says its defaults, does not enter it.
+2. A section or field that came after the first schema and that is not written, or says its defaults, does not enter it.
 3. The canonical form is JSON with sorted ASCII keys, no floats, and integers below 2^53 (fractions as "n/d").
 """
 
@@ -18,8 +18,24 @@ from typing import Any
 from kvcustody.policies.document.model import SCHEMA, ErasureDuty, Policy
 
 _SORTED = frozenset(
-    {"classify", "tenants", "groups", "segments", "grants", "rules", "readers", "owners", "actions", "via"}
+    {
+        "classify",
+        "tenants",
+        "groups",
+        "segments",
+        "grants",
+        "rules",
+        "readers",
+        "owners",
+        "actions",
+        "via",
+        "kinds",
+    }
 )
+_LATER: dict[str, Any] = {
+    "kinds": [],
+    "content": None,
+}  # fields that came after the first schema, and their defaults
 
 
 def digest(policy: Policy) -> str:
@@ -44,7 +60,8 @@ def _form(value: Any) -> Any:
         return f"{value.numerator}/{value.denominator}"
     if is_dataclass(value):
         names = [field.name for field in fields(value) if field.compare]
-        return {name: _part(name, getattr(value, name)) for name in names}
+        form = {name: _part(name, getattr(value, name)) for name in names}
+        return {name: part for name, part in form.items() if name not in _LATER or part != _LATER[name]}
     if isinstance(value, tuple):
         return [_form(item) for item in value]
     return value

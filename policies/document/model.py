@@ -180,6 +180,15 @@ class TokenRange:
 
 
 @dataclass(frozen=True, slots=True)
+class ContentKind:
+    """A kind of content that the policy declares, and the priority of blocks that hold it."""
+
+    id: str
+    priority: int
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Eviction:
     """The eviction policy and the parameters that belong to it (None where they do not, or are not given)."""
 
@@ -188,6 +197,7 @@ class Eviction:
     ranges: tuple[TokenRange, ...] = ()
     protected: Fraction | None = None
     hits: int | None = None
+    kinds: tuple[ContentKind, ...] = ()
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
@@ -245,6 +255,7 @@ class SegmentRule:
     level: int
     model: str | None
     expires_us: int | None
+    content: str | None = None  # the kind of content that it is
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
     @property

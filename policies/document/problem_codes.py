@@ -86,6 +86,7 @@ CODES: dict[str, Code] = {
     "KVP411": Code("too many segments for a tenant", "a tenant matches at most 16 segments"),
     "KVP412": Code("cross-tenant segment without an end", "add `expires`"),
     "KVP413": Code("unclear tenant", "write `id^issuer`, with an issuer that is listed under `issuers`"),
+    "KVP414": Code("unknown kind of content", "declare it under `eviction.kinds`, or correct its name"),
     "KVP501": Code("missing retention", "add `{idle, absolute, active_max}` for the classification"),
     "KVP502": Code("missing scrub", "add `scrub.default`, or an entry for the classification"),
     "KVP503": Code("missing offload", "add `never` or `{tiers, encrypt}` for the classification"),

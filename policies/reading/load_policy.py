@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvcustody.policies.document.model import (
+    ContentKind,
     ErasureDuty,
     Eviction,
     EvictionKind,
@@ -70,7 +73,7 @@ def _policy(document: PolicyDocument, problems: Problems, source: str) -> Policy
         scrub=owed.scrub,
         offload=owed.offload,
         outage=outages(names, document),
-        eviction=_eviction(document.eviction),
+        eviction=_eviction(document.eviction, names.contents),
         erasure=_erasure(document.erasure),
         issuers=names.issuers,
         file=problems.file,
@@ -79,7 +82,7 @@ def _policy(document: PolicyDocument, problems: Problems, source: str) -> Policy
     )
 
 
-def _eviction(section: EvictionSection | None) -> Eviction:
+def _eviction(section: EvictionSection | None, contents: Mapping[str, SourceMark]) -> Eviction:
     if section is None:
         return Eviction(EvictionKind.LRU)
     ranges = tuple(TokenRange(r.start, r.until, r.priority, r.for_us, r.mark) for r in section.ranges)
@@ -88,7 +91,8 @@ def _eviction(section: EvictionSection | None) -> Eviction:
         priority = PRIORITY_DEFAULT
     if section.policy is EvictionKind.SLRU and hits is None:
         hits = HITS_DEFAULT
-    return Eviction(section.policy, priority, ranges, section.protected, hits, section.mark)
+    kinds = tuple(ContentKind(name, section.kinds[name], contents[name]) for name in sorted(section.kinds))
+    return Eviction(section.policy, priority, ranges, section.protected, hits, kinds, section.mark)
 
 
 def _erasure(section: ErasureSection | None) -> ErasureDuty:

@@ -67,6 +67,11 @@ class DeclaredNames(KnownNames):
             self.labels[self._key(key, IDENTIFIER, "label")] = tuple(
                 v.text for v in document.labels[key.text]
             )
+        section = document.eviction
+        self.contents: dict[str, SourceMark] = {}
+        for key in () if section is None else section.keys_of("kinds"):
+            self._key(key, IDENTIFIER, "kind of content")
+            self.contents[key.text] = key.mark
         self._used: dict[str, SourceMark] = {}
 
     def _entry(self, key: Scalar) -> str:
@@ -101,6 +106,16 @@ class DeclaredNames(KnownNames):
             hint = self.problems.near(name, self._known)
             self.problems.add(node.mark, "KVP401", f"{what} {quote(name)} is not in `tenants`", hint)
         return name
+
+    def content(self, node: Scalar | None, what: str) -> str | None:
+        """A kind of content that `eviction.kinds` declares."""
+        if node is None or node.kind != "string":
+            return None
+        if node.text not in self.contents:
+            hint = self.problems.near(node.text, self.contents)
+            message = f"kind {quote(node.text)} of {what} is not in `eviction.kinds`"
+            self.problems.add(node.mark, "KVP414", message, hint)
+        return node.text
 
     def label_pairs(self, section: DocumentPart, labels: Mapping[str, Scalar]) -> Labels:
         """Label values of a tenant or a route, sorted by name."""

@@ -44,7 +44,12 @@ HITS_DEFAULT = 2
 PERMITTED = (Action.REUSE, Action.EXPORT, Action.ADMINISTER)
 FLOOR = {"decisions": OnOutage.DENY, "lifecycle": OnOutage.SPILL, "own_hits": OnOutage.AGGREGATE}
 WILDCARDS = (EVERY_TENANT, "default", "all", "any")
-_PARAMETERS = {EvictionKind.PRIORITY: ("priority", "ranges"), EvictionKind.SLRU: ("protected", "hits")}
+_BY_PRIORITY = ("priority", "ranges", "kinds")
+_PARAMETERS = {
+    EvictionKind.PRIORITY: _BY_PRIORITY,
+    EvictionKind.COST: _BY_PRIORITY,
+    EvictionKind.SLRU: ("protected", "hits"),
+}
 _SCOPES = (model.Scope.SUBJECT, model.Scope.SESSION, model.Scope.TENANT)
 _WORDS = listed(distinct=True, single=True)
 
@@ -207,7 +212,10 @@ class EvictionSection(DocumentPart):
 
     called = "`eviction`"
     policy: Annotated[EvictionKind, choice(EvictionKind)] = told("Which cached block leaves first")
-    priority: Annotated[int | None, _PRIORITY] = told("Of tokens in no range (priority)", None)
+    priority: Annotated[int | None, _PRIORITY] = told("Of tokens in no range (priority, cost)", None)
+    kinds: Annotated[dict[str, Annotated[int, _PRIORITY]], by_name(most=64)] = told(
+        "Priorities of kinds of content, which segments and requests name (priority, cost)", {}
+    )
     ranges: Annotated[tuple[RangeEntry, ...], listed(64)] = told("Priorities for spans of a prompt", ())
     protected: fields.Percentage | None = told("The protected share (slru)", None)
     hits: Annotated[int | None, fields.integer(1, 1_000)] = told(
@@ -307,6 +315,9 @@ class SegmentEntry(DocumentPart):
     classification: Level = told("The segment's own classification")
     model: Annotated[str | None, fields.hex_digest("sha256:")] = told("Only under this model identity", None)
     expires: fields.Date = told("Until this day, exclusive", None)
+    kind: Annotated[Scalar | None, fields.IDENTIFIER.called("kind of content")] = told(
+        "The kind of content that it is, of `eviction.kinds`", None
+    )
 
 
 class GrantEntry(DocumentPart):

@@ -69,6 +69,7 @@ def _segment(names: DeclaredNames, entry: SegmentEntry, profile: Profile) -> Seg
         level=names.level(entry.classification, "`classification`"),
         model=entry.model,
         expires_us=entry.expires,
+        content=names.content(entry.kind, f"segment {quote(entry.id.text)}"),
         mark=entry.mark,
     )
 

@@ -24,7 +24,7 @@ SAYS_ONLY = (
     "policies/document",
     "policies/workbench",
 )  # these read it, and do nothing with it
-WITHOUT_EFFECT = {"Eviction.protected"}
+WITHOUT_EFFECT: set[str] = set()
 
 
 def attributes_read(text: str) -> Iterator[str]:

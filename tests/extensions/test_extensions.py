@@ -46,6 +46,13 @@ class TwoQueue(Lru):
     name = "two-queue"
     def __init__(self):
         MADE.append("eviction")
+    def level(self, node):
+        return 1 if node.hits else 0
+
+class ByKey(Lru):
+    name = "by-key"
+    def level(self, node):
+        return node.keys[0]
 
 class Bucket:
     name = "remote"
@@ -104,6 +111,7 @@ bucket = acme_kv:Bucket
 acme-engine = acme_kv:engine
 [kvcustody.eviction_policies]
 two-queue = acme_kv:TwoQueue
+by-key = acme_kv:ByKey
 half = acme_kv:Half
 [kvcustody.key_wrapping]
 key-service = acme_kv:key_service
@@ -211,8 +219,12 @@ def test_an_engine_that_allocates_by_itself_has_its_tiers_too_and_an_order_of_it
         worker.port.erase(Selector(tenant="org"))
         assert len(tier.erased) == 1  # type: ignore[attr-defined]
     assert "(tiers: bucket)" in recorded_software(tmp_path)
-    with pytest.raises(ConfigError, match="this engine orders its own victims"):
-        open_engine_worker(settings(tmp_path, eviction_policy="plugin:two-queue"), plan, Control())  # type: ignore[arg-type]
+    ordered = settings(tmp_path, eviction_policy="plugin:two-queue")
+    with open_engine_worker(ordered, plan, Control()) as worker:  # type: ignore[arg-type]
+        assert worker.port.orders_victims and worker.port.pool.ranking is not None
+    refused = r"setting `eviction_policy`: `plugin:by-key` cannot order .* IndexError"
+    with pytest.raises(ConfigError, match=refused):
+        open_engine_worker(settings(tmp_path, eviction_policy="plugin:by-key"), plan, Control())  # type: ignore[arg-type]
 
 
 def test_what_is_installed_and_not_named_is_neither_loaded_nor_on_record(

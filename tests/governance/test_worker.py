@@ -104,13 +104,15 @@ def test_what_cannot_be_opened_is_named_and_nothing_stays_open(
 
 
 @pytest.mark.parametrize(
-    ("written", "told"), [("{policy: slru, hits: 2}", 0), ("{policy: slru, protected: 80%}", 1)]
+    ("written", "told"), [("{tiers: [host], encrypt: none}", 0), ("{tiers: [host], encrypt: required}", 1)]
 )
 def test_a_start_says_what_in_the_policy_does_nothing(tmp_path: Path, written: str, told: int) -> None:
     asked = settings(tmp_path)
-    text = library.source("single-org").replace("eviction: {policy: lru}", f"eviction: {written}")
+    text = library.source("single-org").replace("public:       never", f"public: {written}")
     (tmp_path / "policy.yaml").write_text(text, encoding="utf-8")
     with capture_logs() as logs, open_worker(asked, memory_plan([])):
         pass
     found = [line for line in logs if line["event"] == "policy field without effect"]
-    assert len(found) == told and all("`protected` does nothing" in line["why"] for line in found)
+    assert len(found) == told and all(
+        "nothing is offloaded to `host`, encrypted yet" in line["why"] for line in found
+    )

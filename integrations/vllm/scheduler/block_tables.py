@@ -49,8 +49,12 @@ class GroupTable:
 
     def positions(self, places: list[int]) -> list[int] | None:
         """The key by which the block at each place was found: the last that it covers. None where that is its place."""
+        return None if self._keys_per_block == 1 and not self.drops else self.depths(places)
+
+    def depths(self, places: list[int]) -> list[int]:
+        """How deep in the prompt the block at each place ends, in keys."""
         count = self._keys_per_block
-        return None if count == 1 and not self.drops else [(place + 1) * count - 1 for place in places]
+        return [(place + 1) * count - 1 for place in places]
 
     def take_new(self, request_id: str, known: KnownTable) -> list[int]:
         """Blocks that joined the table since `known`, which is brought up to date."""

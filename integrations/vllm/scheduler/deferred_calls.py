@@ -275,12 +275,14 @@ class DeferredCalls:
         for number, first, last, mask in ranges:
             table = governed.tables[number]
             group = self._groups[number]
-            blocks = table[first:last]
-            if mask is not None:
-                blocks = [block for block, kept in zip(blocks, mask, strict=False) if kept]
-            if group.drops:
-                blocks = [block for block in blocks if block != null]
+            places = [
+                at
+                for at in range(first, last)
+                if (mask is None or mask[at - first]) and not (group.drops and table[at] == null)
+            ]
+            blocks = [table[at] for at in places]
             chained = group.chains and mask is None
             before = table[first - 1] if chained and first else -1
             if blocks:
-                self.port.published(residency, blocks, before, chained=chained)
+                depths = None if self._simple else group.depths(places)
+                self.port.published(residency, blocks, before, chained=chained, depths=depths)

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
     from kvcustody.integrations.vllm.scheduler.deferred_calls import DeferredCalls
@@ -35,7 +33,13 @@ class Evictor:
         self._pool = pool
         self._deferred = deferred
         self._caused = caused
-        self._batch = min(EVICT_BLOCKS_MAX, int(pool.num_gpu_blocks * EVICT_SHARE))
+        self._share = int(pool.num_gpu_blocks * EVICT_SHARE)
+
+    @property
+    def _batch(self) -> int:
+        """An order of ranked blocks looks at the whole pool, so it is made for more of them at once."""
+        ranked = self._deferred.port.pool.ranking is not None
+        return self._share if ranked else min(EVICT_BLOCKS_MAX, self._share)
 
     def evict_ahead(self) -> None:
         """Out of the way of a step: enough room for what the next ones are likely to ask (rule 2)."""
@@ -48,20 +52,16 @@ class Evictor:
         if pool.has_spare(blocks):
             return
         with self._caused("evicted"):
-            partition = port.pool.partition
-            if partition.common_blocks != partition.size:  # some tenant has a guarantee
-                self._end_over_guarantee(max(blocks, self._batch))
+            if port.orders_victims:
+                self._end_victims(max(blocks, self._batch))
                 if pool.has_spare(blocks):
                     return
             stripped = pool.strip_oldest(blocks, self._batch)
         port.unpublished(stripped, "evicted")
 
-    def _end_over_guarantee(self, count: int) -> None:
-        """Those that are over their guarantee go first."""
-        pool, port = self._pool, self._deferred.port
-        blocks = pool.blocks
-        self._deferred.flush_unchecked()
-        wanted = [one for one in port.pool.victims(count) if blocks[one].ref_cnt == 0]
-        if wanted:
-            victims = np.array(wanted, dtype=np.int64)
-            pool.forget(port.pool.end_cached(victims, "evicted", port.clock.now_us()))
+    def _end_victims(self, count: int) -> None:
+        """Those that the policy gives up first, and of tenants that are over their guarantee."""
+        blocks = self._pool.blocks
+        ended = self._deferred.port.victims(count, in_use=lambda block: blocks[block].ref_cnt > 0)
+        if ended:
+            self._pool.forget(ended)

@@ -30,7 +30,7 @@ from vllm.v1.request import RequestStatus
 from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
-from kvcustody.governance.request import NO_HINTS
+from kvcustody.governance.request import NO_HINTS, read_kinds
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.model_identity import Models
@@ -46,6 +46,7 @@ from kvcustody.integrations.vllm.scheduler.governed_request import (
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
+from kvcustody.policies.document.token_priorities import KindRange
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from kvcustody.integrations.events.feed import BlockEventPublisher
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
+KINDS = "kvcustody_kinds"  # where they carry what its caller says of its content
 TRACE = "kvcustody_trace"  # where they carry the trace that the request came with
 _DEADLINE_STEPS = 4  # what has to be scrubbed within so many steps does not wait for the next one's
 _log = structlog.get_logger(__name__)
@@ -162,8 +164,9 @@ class SchedulerSide:
     def on_new_request(self, request: Request) -> None:
         """Who a request is from (rule 1), and what it may ever do."""
         verified, trace = self._verify(request), self._trace(request)
+        kinds = self._kinds(request)
         if isinstance(verified, VerifiedToken):
-            principal, hints = verified.principal, verified.hints
+            principal, hints = verified.principal, verified.hints._replace(kinds=kinds)
         else:
             principal, hints = None, NO_HINTS
             self.port.attempts.note(verified.reason)
@@ -180,6 +183,19 @@ class SchedulerSide:
         request.skip_reading_prefix_cache = False  # vLLM would not let such a request be deferred
         self.state.requests[request.request_id] = governed
         self._admit(governed)
+
+    def _kinds(self, request: Request) -> tuple[KindRange, ...]:
+        """What the caller says of its content; what the door would not have passed says nothing."""
+        params = request.kv_transfer_params
+        if not isinstance(params, dict) or KINDS not in params:
+            return ()
+        rest = dict(params)
+        given = rest.pop(KINDS)
+        request.kv_transfer_params = rest or None
+        try:
+            return read_kinds([KindRange(*each) for each in given])
+        except (TypeError, ConfigError):
+            return ()
 
     def _trace(self, request: Request) -> str:
         """The trace that the middleware saw, or vLLM, which hands headers on where it sends spans; else empty."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from kvcustody.policies.document.model import EvictionKind, Offload, Policy, Tier
+from kvcustody.policies.document.model import Offload, Policy, Tier
 from kvcustody.policies.document.problems import quote
-from kvcustody.policies.reading.sections import PRIORITY_DEFAULT
 from kvcustody.policies.workbench.lint.dead_rules import Finding
 
 _CODE = "KVP761"
@@ -26,21 +25,6 @@ class PoolOwner(StrEnum):
 
 def without_effect(policy: Policy, owner: PoolOwner | None = None) -> Iterator[Finding]:
     """What does nothing: beside any engine, and with `owner` what does nothing there."""
-    eviction = policy.eviction
-    if owner is PoolOwner.ENGINE and eviction.kind is not EvictionKind.LRU:
-        yield (
-            eviction.mark,
-            _CODE,
-            f"eviction {quote(eviction.kind.value)} does nothing beside vLLM: the least recently used leaves first",
-        )
-    if eviction.protected is not None:
-        yield eviction.mark, _CODE, "`protected` does nothing yet: protected blocks may fill the whole pool"
-    if eviction.priority not in (None, PRIORITY_DEFAULT):
-        yield (
-            eviction.mark,
-            _CODE,
-            f"`priority: {eviction.priority}` does nothing yet: what no range names has {PRIORITY_DEFAULT}",
-        )
     names = policy.classifications
     for level, offload in enumerate(policy.offload):
         yield from _tiers(offload, f"offload of {quote(names[level])}", owner)

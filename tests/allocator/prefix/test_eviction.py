@@ -7,6 +7,7 @@ import random
 import pytest
 from world import MINUTE, SECOND, SIZE, World, run
 
+from kvcustody.allocator.prefix.block_priority import disjoint
 from kvcustody.allocator.prefix.eviction_policy import (
     POLICIES,
     CostAware,
@@ -94,7 +95,7 @@ def test_cost_aware_prefers_deep_wanted_and_prioritised_and_ages():
 def with_ranges(world: World, at: int, ranges, blocks: int = 3, tail: int = 1):
     """One request whose prompt carries retention ranges (first block, last block, priority, duration us)."""
     sequence = world.admit("a", run(at, blocks, tail))
-    sequence.priorities = list(ranges)
+    sequence.priorities = disjoint(ranges)
     world.m.commit(sequence, SIZE * blocks + tail, world.now)
     world.ok()
     world.m.release(sequence, world.now, "finished")

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from kvcustody.console.main import app
 from kvcustody.console.policy import init_fmt_schema as write
 from kvcustody.policies import library
+from kvcustody.policies.document.model import EvictionKind
 from kvcustody.policies.reading.load_policy import load_policy
 
 CASES = """\
@@ -127,6 +128,55 @@ def test_explain_and_test(files):
     Path("cases.yaml").write_text(CASES.replace("permit", "deny"))
     suite = ElementTree.fromstring(policy("test", "a.yaml", "cases.yaml", "--format", "junit", code=1))
     assert suite.get("failures") == "1"
+
+
+def test_explain_eviction(files):
+    kinds = "{system_prompt: 90, pasted_log: 10}"
+    text = library.source("regulated-saas")
+    assert text.count("eviction: {policy: slru, hits: 2}") == 1
+    ranges = "ranges: [{from: 0, to: 512, priority: 60, for: 5m}]"
+    kept = text.replace(
+        "{policy: slru, hits: 2}", f"{{policy: priority, priority: 40, {ranges}, kinds: {kinds}}}"
+    )
+    Path("kept.yaml").write_text(kept)
+    line = kept[: kept.index("eviction:")].count("\n") + 1
+    asked = ("--evict", "--reader", "acme", "-c", "internal", "--tokens", "2048")
+    told = policy(
+        "explain", "kept.yaml", *asked, "--kind", "1024:1536=pasted_log", "--kind", "0:64=system_prompt"
+    )
+    rows = [row.split(maxsplit=3) for row in told.splitlines() if ".." in row]
+    assert [row[:2] for row in rows] == [
+        ["0..512", "60"],
+        ["512..1024", "40"],
+        ["1024..1536", "10"],
+        ["1536..2048", "40"],
+    ]
+    assert (
+        f"line {line}: the request's kind `pasted_log`, which lowers" in told
+        and "the base `priority`" in told
+    )
+    found = json.loads(policy("explain", "kept.yaml", *asked, "--json"))
+    assert [(each["first"], each["until"], each["for_us"]) for each in found["ranges"]] == [
+        (0, 512, 300_000_000), (512, 2048, None),
+    ]  # fmt: skip
+    assert found["idle_us"] <= found["absolute_us"]
+    plain = policy("explain", "a.yaml", *asked)
+    assert "used less than 2 times first" in plain and "have no part in this order" in plain
+    assert "did you mean `pasted_log`" in policy(
+        "explain", "kept.yaml", *asked, "--kind", "0:9=pasted_logs", code=2
+    )
+    assert "is not FIRST:LAST=KIND" in policy(
+        "explain", "kept.yaml", *asked, "--kind", "9:0=pasted_log", code=2
+    )
+    assert "has no segment" in policy("explain", "kept.yaml", *asked, "--segment", "none-such", code=2)
+
+
+@pytest.mark.parametrize("kind", list(EvictionKind))
+def test_explain_says_the_order_of_every_kind(files, kind):
+    text = library.source("regulated-saas").replace("{policy: slru, hits: 2}", f"{{policy: {kind.value}}}")
+    Path("kind.yaml").write_text(text)
+    told = policy("explain", "kind.yaml", "--evict", "--reader", "acme", "-c", "internal")
+    assert f"eviction `{kind.value}`: " in told and "first" in told.splitlines()[0]
 
 
 def test_diff_and_the_gate(files):

@@ -63,6 +63,7 @@ retention:
 scrub: {{default: {{within: 1s, verify: all}}}}
 offload: {{internal: never}}
 audit: {{on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}}}
+eviction: {eviction}
 """
 
 
@@ -153,6 +154,7 @@ class Rig:
         alpha: int = 0,
         alpha_cap: int = 100,
         active: str = "10m",
+        eviction: str = "{policy: lru}",
         connectors: list[dict[str, Any]] | None = None,
         defers: bool = False,
     ) -> None:
@@ -163,7 +165,7 @@ class Rig:
         self.numbers = 0
         self.depth = 1 if asynchronous else 0
         self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
-        self._policy = POLICY.format(alpha=alpha, alpha_cap=alpha_cap, active=active)
+        self._policy = POLICY.format(alpha=alpha, alpha_cap=alpha_cap, active=active, eviction=eviction)
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, Any] = {}
         plugin.register()
@@ -271,6 +273,7 @@ class Rig:
         n: int = 4,
         salt: str | None = None,
         start: bool = True,
+        kinds: list[list[Any]] | None = None,
         **named: Any,
     ) -> Request:
         """Queue a request of `tenant`, or one that presents `salt` as its token. `start` False: make it alone."""
@@ -279,7 +282,11 @@ class Rig:
         request = Request(
             name,
             prompt,
-            SamplingParams(max_tokens=n, ignore_eos=True),
+            SamplingParams(
+                max_tokens=n,
+                ignore_eos=True,
+                extra_args={"kv_transfer_params": {"kvcustody_kinds": kinds}} if kinds is not None else None,
+            ),
             None,
             cache_salt=self.token(tenant) if tenant is not None else salt,
             block_hasher=hasher.no_block_hashes if self.worker is not None else self._own_hasher,

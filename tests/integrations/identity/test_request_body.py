@@ -17,6 +17,7 @@ from kvcustody.integrations.identity import request_body as body_module
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.refusal import RequestRefused
 from kvcustody.integrations.identity.request_body import (
+    OUR_KINDS_FIELD,
     OUR_TRACE_FIELD,
     OUR_TRANSFER_FIELD,
     owns_response,
@@ -427,3 +428,31 @@ def test_what_is_no_trace_goes_nowhere_and_refuses_nothing(deployment: Deploymen
     sent = {"prompt": "p", "kv_transfer_params": {OUR_TRACE_FIELD: TRACE}}
     got = ask(deployment.gate, body=sent, key=deployment.acme, headers={"traceparent": header}).passed.json
     assert OUR_TRACE_FIELD not in got.get("kv_transfer_params", {})
+
+
+SPANS = [{"from": 0, "to": 512, "kind": "pasted_log"}, {"from": 600, "to": 601, "kind": "x"}]
+
+
+@pytest.mark.parametrize("path", sorted(SCOPED))
+def test_what_a_client_says_of_its_content_goes_with_the_body_where_there_is_room(
+    deployment: Deployment, path: str
+) -> None:
+    forged = {"kv_transfer_params": {OUR_KINDS_FIELD: [[0, 9, "y"]]}}
+    got = ask(
+        deployment.gate, path, {"prompt": "p", OUR_KINDS_FIELD: SPANS, **forged}, key=deployment.acme
+    ).passed.json
+    carried = got.get("kv_transfer_params", {}).get(OUR_KINDS_FIELD)
+    assert carried == ([[0, 512, "pasted_log"], [600, 601, "x"]] if SCOPED[path].carries_transfer else None)
+    assert OUR_KINDS_FIELD not in got
+    assert isinstance(deployment.verify(got), VerifiedToken)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [7, "pasted_log", SPANS[0], [7], [[0, 9, "x"]], [{"from": 0, "to": 0, "kind": "x"}],
+     [{"from": -1, "to": 4, "kind": "x"}], [{"from": 0, "to": 4, "kind": 4}], [{"from": 0, "to": 4}], SPANS * 33],
+)  # fmt: skip
+def test_what_is_no_span_of_content_is_refused(deployment: Deployment, said: object) -> None:
+    assert (
+        ask(deployment.gate, body={"prompt": "p", OUR_KINDS_FIELD: said}, key=deployment.acme).status == 400
+    )

@@ -35,6 +35,7 @@ OTHER = {
     "tenant": ("residencies: 100", "residencies: 101"),
     "rule": ("[reuse, export]", "[reuse]"),
     "eviction": ("policy: lru", "policy: fifo"),
+    "kinds": ("{policy: lru}", "{policy: cost, kinds: {log: 1}}"),
     "encryption": ("encrypt: none", "encrypt: required"),
     "segment": ("tokens: 512", "tokens: 513"),
 }
@@ -75,3 +76,15 @@ def test_canonical_form_has_no_floats_marks_or_non_ascii(base):
         form = canonical(load_policy(text, name="p.yaml"))
         assert form.isascii() and b'"mark"' not in form and b'"file"' not in form
         json.loads(form, parse_float=refuse)
+
+
+def test_kinds_of_content_enter_the_digest_where_they_are_written(base):
+    """A policy without them has the digest that it had before they existed; their order says nothing."""
+    one = base.replace("{policy: lru}", "{policy: cost, kinds: {log: 1, system_prompt: 90}}")
+    two = base.replace("{policy: lru}", "{policy: cost, kinds: {system_prompt: 90, log: 1}}")
+    other = one.replace("log: 1", "log: 2")
+    of_a_kind = one.replace("tokens: 512", "tokens: 512\n    kind: log")
+    assert one != base and of_a_kind != one
+    assert of(one) == of(two) and len({of(one), of(other), of(of_a_kind)}) == 3
+    form = json.loads(canonical(load_policy(base, name="p.yaml")))
+    assert "kinds" not in form["eviction"] and all("content" not in each for each in form["segments"])

@@ -20,6 +20,7 @@ from kvcustody.policies.reading.load_policy import load_policy
 
 HERE = Path(__file__).parents[1]
 BASE = (HERE / "base.yaml").read_text()
+LRU = "eviction: {policy: lru}"
 STRICT = (HERE / "strict.yaml").read_text()
 GOLDEN = HERE / "golden_errors.txt"
 TWICE = BASE.replace("  globex:", "  acme^corp:")
@@ -180,6 +181,16 @@ CASES = [
     case("permit-across", "when: {reader: owner}}", "when: {reader: labs, owner: acme}}"),
     case("group-on-default", "default: {quota:", "default: {group: family, quota:"),
     case("segment-without-end", "    expires: 2027-03-31\n", ""),
+    case("kind-undeclared", "    tokens: 512\n", "    tokens: 512\n    kind: system_prompt\n"),
+    case(
+        "kind-misspelt",
+        "    tokens: 512\n",
+        "    tokens: 512\n    kind: system_promt\n",
+        base=BASE.replace(LRU, "eviction: {policy: cost, kinds: {system_prompt: 90}}"),
+    ),
+    case("kind-named-badly", LRU, "eviction: {policy: priority, kinds: {-x: 90}}"),
+    case("kind-priority", LRU, "eviction: {policy: priority, kinds: {log: 101}}"),
+    case("kinds-elsewhere", LRU, "eviction: {policy: lru, kinds: {log: 1}}"),
     case("missing-retention", "  mid: {idle: 30m, absolute: 8h, active_max: 2h}\n", ""),
     case("missing-scrub", "  default: {within: 1s, verify: 1/64}\n", "  low: {within: 1s, verify: none}\n"),
     case("missing-offload", "  high: never\n", ""),

@@ -1,0 +1,90 @@
+"""Which token of a prompt has which retention priority under a policy's `eviction`, and what in the policy says so.
+
+    for each in token_priorities(policy.eviction, segment, (KindRange(1024, 4096, "pasted_log"),)):
+        print(each.first, each.until, each.priority, each.because)
+
+1. A token has the priority of its segment's kind or else of the range that names its position, the one that begins
+   first, or else the base.
+2. A kind that came with the request only lowers what the policy would say. A kind that the policy does not declare says
+   nothing.
+3. The ranges are in order, share no token and leave none out; two that say the same for the same reason are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvcustody.policies.document.model import Eviction, SegmentRule
+
+BASE = 35  # where the policy gives none
+
+
+class KindRange(NamedTuple):
+    """Tokens [first, last) of a prompt hold content of this kind, as a caller says."""
+
+    first: int
+    last: int
+    kind: str
+
+
+class TokenPriority(NamedTuple):
+    """Tokens [first, until) and their priority; `until` None: to the end; `for_us` None: until they end."""
+
+    first: int
+    until: int | None
+    priority: int
+    for_us: int | None
+    because: str
+    line: int  # of the policy document
+
+
+def token_priorities(
+    eviction: Eviction, segment: SegmentRule | None = None, kinds: Sequence[KindRange] = ()
+) -> tuple[TokenPriority, ...]:
+    """The priorities of one request's prompt: `segment` is the one it begins with, `kinds` came with it."""
+    declared = {kind.id: kind for kind in eviction.kinds}
+    said = [each for each in kinds if each.kind in declared]
+    edges = {0}
+    for span in eviction.ranges:
+        edges |= {span.start, *(() if span.until is None else (span.until,))}
+    for each in said:
+        edges |= {each.first, each.last}
+    if segment is not None:
+        edges.add(segment.tokens)
+    found: list[TokenPriority] = []
+    starts = sorted(edges)
+    for first, until in zip(starts, [*starts[1:], None], strict=True):
+        one = _policys(eviction, segment, first)._replace(until=until)
+        for each in said:
+            lower = declared[each.kind]
+            if each.first <= first < each.last and lower.priority < one.priority:
+                because = f"the request's kind `{lower.id}`, which lowers"
+                one = one._replace(
+                    priority=lower.priority, for_us=None, because=because, line=lower.mark.line
+                )
+        if found and found[-1][2:] == one[2:]:
+            found[-1] = found[-1]._replace(until=until)
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def _policys(eviction: Eviction, segment: SegmentRule | None, token: int) -> TokenPriority:
+    """What the policy alone says of a token (rule 1)."""
+    if segment is not None and segment.content is not None and token < segment.tokens:
+        for kind in eviction.kinds:
+            if kind.id == segment.content:
+                because = f"kind `{kind.id}` of segment `{segment.id}`"
+                return TokenPriority(token, None, kind.priority, None, because, kind.mark.line)
+    over = [
+        span for span in eviction.ranges if span.start <= token and (span.until is None or token < span.until)
+    ]
+    if over:
+        span = min(over, key=lambda each: each.start)
+        return TokenPriority(
+            token, None, span.priority, span.for_us, f"the range from {span.start}", span.mark.line
+        )
+    base = BASE if eviction.priority is None else eviction.priority
+    because = "the default" if eviction.priority is None else "the base `priority`"
+    return TokenPriority(token, None, base, None, because, eviction.mark.line)

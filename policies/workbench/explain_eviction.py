@@ -1,0 +1,93 @@
+"""Explain eviction: at which priority each part of one request's prompt is kept, until when, and which line says so.
+
+1. The priorities are those that both kinds of pools use (`document.token_priorities`); nothing is computed anew here.
+2. Eviction never extends a deadline: what retention says of the tenant and the classification stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvcustody.errors import PolicyError
+from kvcustody.policies.document.model import Eviction, EvictionKind
+from kvcustody.policies.document.problems import did_you_mean, quote
+from kvcustody.policies.document.token_priorities import KindRange, TokenPriority, token_priorities
+from kvcustody.policies.reading.sections import percent
+from kvcustody.policies.table.decision_table import DecisionTable
+
+_ORDER = {
+    EvictionKind.LRU: "the least recently used first",
+    EvictionKind.FIFO: "the first in first; a prefix is as young as its youngest continuation",
+    EvictionKind.LFU: "the least often used by later requests first, then the least recently used",
+    EvictionKind.PRIORITY: "the lowest priority first, then the least recently used",
+    EvictionKind.COST: "the cheapest to compute again first: depth, uses by later requests and priority, with ageing",
+}
+
+
+class EvictionExplanation(NamedTuple):
+    """How one request's blocks are kept. `ranges` cover its prompt; they rank only among the tenant's own blocks."""
+
+    tenant: str
+    classification: str
+    policy: str
+    order: str
+    line: int
+    idle_us: int
+    absolute_us: int
+    ranges: tuple[TokenPriority, ...]
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        return self._asdict() | {"ranges": [each._asdict() for each in self.ranges]}
+
+
+def explain_eviction(
+    table: DecisionTable,
+    tenant: str,
+    level: int,
+    tokens: int,
+    *,
+    segment: str | None = None,
+    kinds: Sequence[KindRange] = (),
+) -> EvictionExplanation:
+    """What is said of a prompt of so many tokens. Raises `PolicyError` for what the policy does not know."""
+    policy = table.policy
+    if table.tenant(tenant) is None:
+        raise PolicyError(f"tenant {quote(tenant)} is not admitted by the policy", tenant=tenant)
+    known = {each.id: each for each in policy.segments if each.tenants is None or tenant in each.tenants}
+    if segment is not None and segment not in known:
+        hint = did_you_mean(segment, known) or f"its segments are {', '.join(known) or 'none'}"
+        raise PolicyError(f"tenant {quote(tenant)} has no segment {quote(segment)}; {hint}", segment=segment)
+    declared = {each.id for each in policy.eviction.kinds}
+    for each in kinds:
+        if each.kind not in declared:
+            hint = did_you_mean(each.kind, declared) or f"kinds are {', '.join(sorted(declared)) or 'none'}"
+            raise PolicyError(f"no kind of content {quote(each.kind)}; {hint}", kind=each.kind)
+    owed = table.obligations(tenant, level)
+    rule = None if segment is None else known[segment]
+    ranges = [
+        each._replace(until=tokens if each.until is None else min(each.until, tokens))
+        for each in token_priorities(policy.eviction, rule, kinds)
+        if each.first < tokens
+    ]
+    return EvictionExplanation(
+        tenant,
+        policy.classifications[level],
+        policy.eviction.kind.value,
+        _order(policy.eviction),
+        policy.eviction.mark.line,
+        owed.idle_us,
+        owed.absolute_us,
+        tuple(ranges) if policy.eviction.kind in (EvictionKind.PRIORITY, EvictionKind.COST) else (),
+    )
+
+
+def _order(eviction: Eviction) -> str:
+    if eviction.kind is not EvictionKind.SLRU:
+        return _ORDER[eviction.kind]
+    share = "all" if eviction.protected is None else percent(eviction.protected)
+    return (
+        f"what later requests used less than {eviction.hits} times first, then the rest, each the least recently used "
+        f"first; at most {share} of a tenant's cached blocks are protected"
+    )

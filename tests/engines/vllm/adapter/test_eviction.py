@@ -1,0 +1,72 @@
+"""vLLM's own scheduler and cache manager evict in the policy's order, whatever kind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from eviction_kinds import KINDS, LOSES_HOT
+from scheduler_rig import Rig, prompt
+
+HOT_TOKENS = 128
+
+
+@pytest.fixture
+def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+    """Makes rigs."""
+    return lambda **named: Rig(model, monkeypatch, **named)
+
+
+def hot_after_scan(one: Rig, tokens: int = 300) -> int:
+    """Tokens that are hit of a prefix that was used six times, after more than the pool of prompts used once."""
+    hot = prompt(HOT_TOKENS + 1)
+    assert [one.ask(hot, "alpha", n=2) for _ in range(6)] == [0] + [HOT_TOKENS] * 5
+    for seed in range(1, 6):
+        assert one.ask(prompt(tokens, seed), "alpha", n=2) == 0
+    hit = one.ask(hot, "alpha", n=2)
+    one.verify()
+    return hit
+
+
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_hot_prefix_survives_a_scan_where_the_policy_says_so(
+    rig: Callable[..., Rig], kind: str, windows: bool
+) -> None:
+    """The control: under the least recently used, and the first in, not a token of it is left."""
+    one = rig(blocks=110 if windows else 70, eviction=KINDS[kind], windows=windows)
+    assert hot_after_scan(one) == (0 if kind in LOSES_HOT else HOT_TOKENS)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_crowded_pool_stays_right_under_each_kind(rig: Callable[..., Rig], kind: str) -> None:
+    """Chunked prefill, preemption, decoding; a tenant with a guarantee beside one without."""
+    one = rig(blocks=34, eviction=KINDS[kind], asynchronous=True, defers=True, alpha=30)
+    for round_ in range(4):
+        for seed in range(6):
+            one.add(prompt(60 + 17 * seed, seed % 4), "alpha" if seed % 2 else "beta", n=9 + round_)
+        one.run()
+    one.verify()
+    assert sum(one.port.pool.evicted.values()) > 0
+
+
+def test_without_a_kind_nothing_is_ranked(rig: Callable[..., Rig]) -> None:
+    """The least recently used is vLLM's own order: no array, and no order of ours, on the way of a request."""
+    assert rig().port.pool.ranking is None
+    assert rig(eviction=KINDS["lfu"]).port.pool.ranking is not None
+
+
+def test_what_a_caller_says_of_its_content_leaves_first(rig: Callable[..., Rig]) -> None:
+    """A pasted log used again and again leaves before prompts used once; the control says nothing, or nothing sound."""
+    eviction = "{policy: priority, priority: 40, kinds: {pasted_log: 0}}"
+    log = prompt(HOT_TOKENS + 1)
+    for kinds, kept in (([[0, 999, "pasted_log"]], 0), (None, HOT_TOKENS), ([[9, 0, 7], "x"], HOT_TOKENS)):
+        one = rig(blocks=70, eviction=eviction)
+        for seed in range(1, 4):
+            one.ask(prompt(300, seed), "alpha", n=2)
+        one.ask(log, "alpha", n=2, kinds=kinds)
+        one.ask(log, "alpha", n=2, kinds=kinds)
+        one.ask(prompt(300, 9), "alpha", n=2)
+        assert one.ask(log, "alpha", n=2, kinds=kinds) == kept
+        one.verify()
