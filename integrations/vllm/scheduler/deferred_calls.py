@@ -260,12 +260,13 @@ class DeferredCalls:
                     self.to_publish.append(governed)
         if self.filled_blocks:
             filled, self.filled_blocks = self.filled_blocks, []
-            blocks, before = [], []
+            blocks, before, keys = [], [], []
             for governed, at in filled:
                 table = governed.tables[0]
                 blocks.append(table[at])
                 before.append(table[at - 1] if at else -1)
-            self.port.published_each(blocks, before)
+                keys += governed.request.block_hashes[at : at + 1]
+            self.port.published_each(blocks, before, keys if len(keys) == len(blocks) else ())
 
     def _report_range(self, governed: GovernedRequest) -> None:
         """Runs of full blocks that entered the index; a group with gaps has no chain of parents."""
@@ -285,4 +286,7 @@ class DeferredCalls:
             before = table[first - 1] if chained and first else -1
             if blocks:
                 depths = None if self._simple else group.depths(places)
-                self.port.published(residency, blocks, before, chained=chained, depths=depths)
+                keys = governed.request.block_hashes[first:last] if self._simple else ()
+                if len(keys) != len(blocks):
+                    keys = ()
+                self.port.published(residency, blocks, before, chained=chained, depths=depths, keys=keys)

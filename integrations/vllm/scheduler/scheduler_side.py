@@ -20,6 +20,7 @@ One step, in the order of vLLM's calls:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 import structlog
 from vllm.v1.request import RequestStatus
 
+from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
 KINDS = "kvcustody_kinds"  # where they carry what its caller says of its content
 TRACE = "kvcustody_trace"  # where they carry the trace that the request came with
+_LONGEST_WAIT_SECONDS = 3600.0  # a wall clock that was set says no more than this
 _DEADLINE_STEPS = 4  # what has to be scrubbed within so many steps does not wait for the next one's
 _log = structlog.get_logger(__name__)
 
@@ -102,6 +105,7 @@ class SchedulerSide:
         self.control.state = self.state = state
         opened = self._opened = opening.open_custody(self.settings, plan, self.control)
         self.port = state.port = opened.port
+        self.port.count_tokens(state.tokens_of)
         self._models = Models(self._config, block_tokens)
         self.timer = WakeTimer(opened.clock, self.control.wake)
         governed_pool(manager.block_pool, state)
@@ -234,6 +238,7 @@ class SchedulerSide:
                 groups=len(self.state.groups),
                 keyed=governed.extras.unkeyed is None and self.state.caching,
                 trace=governed.trace,
+                asked_us=self._asked_us(request),
             )
         except (ConfigError, IdentityError) as error:
             answer = AdmissionRefused(request.request_id, error.message)
@@ -242,6 +247,12 @@ class SchedulerSide:
             self.control.end([request.request_id], answer.reason, RequestStatus.FINISHED_ERROR)
         else:
             governed.residency = answer
+
+    def _asked_us(self, request: Request) -> int:
+        """When the client's request reached vLLM, in boot time: it may have waited for its turn since."""
+        now_us = self.port.clock.now_us()
+        waited = time.time() - request.arrival_time
+        return now_us - int(min(max(waited, 0.0), _LONGEST_WAIT_SECONDS) * MICROSECONDS)
 
     def must_wait(self, request: Request) -> bool:
         """Whether `request` alone must be skipped now (rule 2)."""
@@ -260,6 +271,7 @@ class SchedulerSide:
         if getattr(output, "kv_cache_block_copies", None):
             raise IsolationError("vllm copies blocks although no partial block is ever cached; not governed")
         self.control.building = output.num_scheduled_tokens
+        self.state.note_first_tokens()
         now_us, before_us = port.clock.now_us(), self._built_us
         self._built_us = now_us
         cached = output.scheduled_cached_reqs

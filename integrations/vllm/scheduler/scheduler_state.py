@@ -62,6 +62,7 @@ class SchedulerState:
         self.keys_early = False  # somebody beside us reads `block_hashes` (hasher, rule 3 of `block_hasher`)
         self.is_ending = False  # governance ends requests now (rule 2)
         self.withheld: set[int] = set()
+        self._wait_for_token: dict[str, GovernedRequest] = {}  # have blocks, and no token yet
         self.events: SchedulerBlockEvents | None = None  # where somebody listens
         self._manager = manager
         self.pool: GovernedBlockPool = manager.block_pool
@@ -192,6 +193,8 @@ class SchedulerState:
         assert residency is not None
         attached, handed = self._first_tables(governed)
         self.deferred.record_allocation(governed, attached, handed)
+        if residency.prompt_tokens:
+            self._wait_for_token[governed.request_id] = governed
         governed.fills_one_by_one = self._fills and not residency.granted_blocks and residency.publishes
         if not self.simple:
             self.deferred.flush()
@@ -214,6 +217,24 @@ class SchedulerState:
             handed += [block for block in ids[hits:] if block != null]
         return attached, handed
 
+    def note_first_tokens(self) -> None:
+        """Once a step: requests whose first token has come since the last one."""
+        if not self._wait_for_token:
+            return
+        for request_id, governed in list(self._wait_for_token.items()):
+            residency = governed.residency
+            if residency is not None and residency.is_opened and governed.request.num_output_tokens:
+                del self._wait_for_token[request_id]
+                self._has_first_token(governed, residency)
+
+    def _has_first_token(self, governed: GovernedRequest, residency: ExternalResidency) -> None:
+        self.port.first_token(residency, max(0, governed.request.num_cached_tokens))
+
+    def tokens_of(self, request_id: object) -> int:
+        """How many tokens a running request has."""
+        governed = self.requests.get(str(request_id))
+        return 0 if governed is None else int(governed.request.num_tokens)
+
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def before_release(self, request: Request) -> None:
@@ -229,6 +250,8 @@ class SchedulerState:
             return
         self.deferred.running.pop(request.request_id, None)
         residency = governed.residency
+        if self._wait_for_token.pop(request.request_id, None) is not None and request.num_output_tokens:
+            self._has_first_token(governed, residency)  # its only one
         governed.end()
         if not request.is_finished():
             governed.forget_tables()
