@@ -26,6 +26,8 @@ class PoolStats(NamedTuple):
     overdue_residencies: int
     overdue_us: int = 0  # for how long the oldest of them has been
     active_tokens: int | None = None  # of running requests; None where the engine alone knows
+    checked_blocks: int = 0  # compared with their checksums before they were reused
+    mismatched_blocks: int = 0  # of them, those that had changed
 
 
 class Stats(NamedTuple):
@@ -63,6 +65,8 @@ def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
         manager.hold_table.overdue(now_us),
         overdue_us(manager, now_us),
         int(manager.decode.length.sum()),
+        pool.sums.checked_blocks if pool.sums is not None else 0,
+        pool.sums.mismatched_blocks if pool.sums is not None else 0,
     )
 
 

@@ -15,7 +15,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any
 
-from kvcustody.policies.document.model import SCHEMA, ErasureDuty, Policy
+from kvcustody.policies.document.model import SCHEMA, ErasureDuty, Policy, TenantPolicy
 
 _SORTED = frozenset(
     {"classify", "tenants", "groups", "segments", "grants", "rules", "readers", "owners", "actions", "via"}
@@ -32,6 +32,8 @@ def canonical(policy: Policy) -> bytes:
     form = {"schema": SCHEMA, **_form(policy)}
     if policy.erasure == ErasureDuty():
         del form["erasure"]
+    if not policy.checks_integrity:
+        del form["integrity"]
     if not policy.issuers:
         del form["issuers"]
     return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
@@ -44,7 +46,10 @@ def _form(value: Any) -> Any:
         return f"{value.numerator}/{value.denominator}"
     if is_dataclass(value):
         names = [field.name for field in fields(value) if field.compare]
-        return {name: _part(name, getattr(value, name)) for name in names}
+        form = {name: _part(name, getattr(value, name)) for name in names}
+        if isinstance(value, TenantPolicy) and not value.integrity:
+            del form["integrity"]
+        return form
     if isinstance(value, tuple):
         return [_form(item) for item in value]
     return value
