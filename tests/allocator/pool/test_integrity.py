@@ -216,3 +216,25 @@ def test_without_bytes_there_is_nothing_to_sum():
     world = World(BLOCKS, memory=UnbackedMemory(BLOCKS, 0), domain={"integrity_share": 1.0})
     world.cache("a", run(1, 4, 1))
     assert world.hit("a", run(1, 4, 1)) == 4 and world.m.pool.sums is None
+
+
+@pytest.mark.parametrize(("share", "flips"), [(1.0, 200), (1 / 8, 800), (0.0, 40)])
+def test_flipped_bits_are_found_as_stated(share, flips):
+    """`benchmarks/integrity.py` does so with 10,000 at each level."""
+    random, found = np.random.default_rng(3), 0
+    tokens = run(1, 6, 1)
+    for done in range(flips):
+        if done % 20 == 0:  # blocks that are found changed twice are used up
+            engine = Engine(share)
+        blocks = engine.cached("a", tokens)
+        at = int(random.integers(6))
+        rows = [words.view(torch.uint8) for words in engine.memory.tables[0].words]
+        row = rows[int(random.integers(len(rows)))][blocks[at]]
+        byte, bit = int(random.integers(len(row))), 1 << int(random.integers(8))
+        row[byte] ^= bit
+        hit = engine.hit("a", tokens)
+        assert hit in (at, 6)
+        found += hit == at
+        if hit == 6:
+            row[byte] ^= bit
+    assert abs(found - flips * share) <= 5 * (flips * share * (1 - share)) ** 0.5
