@@ -7,7 +7,8 @@ Our own pools give each group what it needs; vLLM has one pool of equal blocks, 
 are smaller are padded or hold more tokens, and kinds with more layers have several block tables.
 
 - The figures are vLLM's own (0.32): `tests/engines/vllm/adapter/test_sizing.py` compares them by architecture.
-- `block_tokens` is the engine's: beside recurrent layers it makes blocks so large that a state fits into a page.
+- Beside recurrent layers the engine makes blocks of so many tokens that a state fits into a page, in steps of
+  `KERNEL_TOKENS`, and pads the state to it. A block size that is larger already stays.
 """
 
 from __future__ import annotations
@@ -15,38 +16,44 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcustody.allocator.sizing.hf_config import Attention, KvLayout, LayerGroup
-from kvcustody.errors import ConfigError
+
+KERNEL_TOKENS = 16
 
 
 class EngineBlocks(NamedTuple):
     """Blocks of an engine's one pool. `tables`: block tables that each sequence has, one a group of layers."""
 
     blocks: int
+    block_tokens: int
     bytes_per_block: int
     tables: int
     layers_per_table: int
 
 
 def engine_blocks(layout: KvLayout, *, block_tokens: int, kv_bytes: int) -> EngineBlocks:
-    """vLLM's blocks for this layout. Raises `ConfigError` where its pages cannot be made equal."""
+    """vLLM's blocks for this layout."""
+    block_tokens = _room_for_states(layout.groups, block_tokens)
     if _is_one_table(layout.groups):
         size = sum(group.bytes_per_block(block_tokens) for group in layout.groups)
-        return EngineBlocks(kv_bytes // size, size, 1, layout.layers)
+        return EngineBlocks(kv_bytes // size, block_tokens, size, 1, layout.layers)
     pages = [group.bytes_per_block(block_tokens) // group.layers for group in layout.groups]
     page = max(pages)
-    for group, own in zip(layout.groups, pages, strict=True):
-        if page % own and group.attention in (Attention.LATENT, Attention.INDEXER):
-            raise ConfigError(
-                f"a block of `{block_tokens}` tokens: a page of `{own}` bytes ({group.name}) does not divide the "
-                f"largest, `{page}`, and a latent page cannot be padded; use the block size that the engine logs",
-                block_tokens=block_tokens,
-            )
     counts = [group.layers for group in layout.groups]
     fewest, most = min(counts), max(counts)
     together = most if most < fewest * 1.5 else fewest
     tables = sum(-(-count // together) for count in counts)
     size = page * together
-    return EngineBlocks(kv_bytes // size, size, tables, together)
+    return EngineBlocks(kv_bytes // size, block_tokens, size, tables, together)
+
+
+def _room_for_states(groups: tuple[LayerGroup, ...], block_tokens: int) -> int:
+    """The block size at which the smallest page of tokens holds the largest state."""
+    state = max(group.state_bytes for group in groups)
+    tokens = [group.bytes_per_token // group.layers for group in groups if group.bytes_per_token]
+    if not state or not tokens:
+        return block_tokens
+    needed = -(-state // (KERNEL_TOKENS * min(tokens))) * KERNEL_TOKENS
+    return max(block_tokens, needed)
 
 
 def _is_one_table(groups: tuple[LayerGroup, ...]) -> bool:

@@ -770,5 +770,5 @@ def _refuse_integrity(table: DecisionTable) -> None:
     if table.policy.checks_integrity:
         raise ConfigError(
             f"policy `{table.policy.name}`: `integrity` compares what is reused with checksums, which is not done "
-            "beside an engine that allocates by itself; set `verify: none` for every classification, or remove the section"
+            "beside an engine that allocates by itself; set `verify: none` everywhere, or remove the section"
         )
