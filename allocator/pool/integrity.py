@@ -22,7 +22,7 @@ from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.memory_protocol import Memory, ScrubResult
 
-STRIKES_MAX = 2  # from here on a block is withheld
+WITHHELD_AT = 2  # from here on a block is withheld
 
 
 @runtime_checkable
@@ -107,7 +107,7 @@ class BlockSums:
 
     def withhold(self, result: ScrubResult, blocks: Blocks) -> ScrubResult:
         """The result of a scrub of `blocks`, in which those fail that were found changed too often."""
-        withheld = [block for block in blocks.tolist() if self._strikes.get(block, 0) >= STRIKES_MAX]
+        withheld = [block for block in blocks.tolist() if self._strikes.get(block, 0) >= WITHHELD_AT]
         if not withheld:
             return result
         return result._replace(failed=np.union1d(result.failed, np.array(withheld, dtype=np.int64)))

@@ -20,7 +20,7 @@ from kvcustody.allocator.sizing.hf_config import Attention, KvLayout, LayerGroup
 KERNEL_TOKENS = 16
 
 
-class EngineBlocks(NamedTuple):
+class EngineAllocation(NamedTuple):
     """Blocks of an engine's one pool. `tables`: block tables that each sequence has, one a group of layers."""
 
     blocks: int
@@ -30,12 +30,12 @@ class EngineBlocks(NamedTuple):
     layers_per_table: int
 
 
-def engine_blocks(layout: KvLayout, *, block_tokens: int, kv_bytes: int) -> EngineBlocks:
+def engine_blocks(layout: KvLayout, *, block_tokens: int, kv_bytes: int) -> EngineAllocation:
     """vLLM's blocks for this layout."""
     block_tokens = _room_for_states(layout.groups, block_tokens)
     if _is_one_table(layout.groups):
         size = sum(group.bytes_per_block(block_tokens) for group in layout.groups)
-        return EngineBlocks(kv_bytes // size, block_tokens, size, 1, layout.layers)
+        return EngineAllocation(kv_bytes // size, block_tokens, size, 1, layout.layers)
     pages = [group.bytes_per_block(block_tokens) // group.layers for group in layout.groups]
     page = max(pages)
     counts = [group.layers for group in layout.groups]
@@ -43,7 +43,7 @@ def engine_blocks(layout: KvLayout, *, block_tokens: int, kv_bytes: int) -> Engi
     together = most if most < fewest * 1.5 else fewest
     tables = sum(-(-count // together) for count in counts)
     size = page * together
-    return EngineBlocks(kv_bytes // size, block_tokens, size, tables, together)
+    return EngineAllocation(kv_bytes // size, block_tokens, size, tables, together)
 
 
 def _room_for_states(groups: tuple[LayerGroup, ...], block_tokens: int) -> int:

@@ -10,7 +10,7 @@ import orjson
 import typer
 
 from kvcustody.allocator.sizing.blocks_that_fit import SizingReport, format_bytes, parse_bytes, size_pool
-from kvcustody.allocator.sizing.engine_blocks import EngineBlocks, engine_blocks
+from kvcustody.allocator.sizing.engine_blocks import EngineAllocation, engine_blocks
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.replay.options import read_policy
 from kvcustody.console.size.tenants import TenantProfile, fitting, shares
@@ -120,7 +120,7 @@ def as_document(report: SizingReport) -> dict[str, Any]:
     return document
 
 
-def _engine(report: SizingReport) -> EngineBlocks:
+def _engine(report: SizingReport) -> EngineAllocation:
     return engine_blocks(report.layout, block_tokens=report.block_tokens, kv_bytes=report.kv_bytes)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvcustody.allocator.sizing.blocks_that_fit import SizingReport
 from kvcustody.console.replay.charts import histogram
 from kvcustody.errors import ConfigError
+from kvcustody.files import READABLE, write_file
 from kvcustody.policies.document.model import Policy, TenantPolicy
 
 _STEPS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # of the profile's context, in the plot
@@ -86,6 +87,6 @@ def plot(path: Path, model: str, found: dict[str, Any]) -> None:
     start = drawn.index("<svg")
     svg = drawn[start : drawn.index("</svg>") + len("</svg>")].replace("<title>", f"{_STYLE}<title>", 1)
     try:
-        path.write_text(svg + "\n", encoding="utf-8")
+        write_file(path, svg.encode() + b"\n", mode=READABLE)
     except OSError as error:
         raise ConfigError(f"cannot write plot `{path}`: {error.strerror or error}", path=str(path)) from None
