@@ -5,9 +5,9 @@
 - Work of one stream runs in the order it was put there; between streams only `wait` orders.
 - Nothing here waits on the host but `StreamEvent.synchronize`.
 - Captures of graphs and custody's work exclude each other in one process: `with capturing():` around an engine's
-  capture, `with outside_captures():` around a scrub, a copy or a wait, from whatever thread. Work put on a stream that is being
-  captured is recorded instead of done, an event or a wait that touches one breaks the capture, and a wait for the
-  whole device is refused while there is one; so whoever comes second waits, on the host. Both are re-entrant in one
+  capture, `with outside_captures():` around a scrub, a copy or a wait, from whatever thread. Work put on a stream that
+  is being captured is recorded instead of done, an event or a wait that touches one breaks the capture, and a wait for
+  the whole device is refused while there is one; so whoever comes second waits, on the host. Both are re-entrant in one
   thread. A capture that nobody announces is not seen here: `OrderedScrub.launch` refuses that of its current stream.
 - The side stream is nobody else's: it is made by the driver, not drawn from torch's pool, in which the 33rd stream is
   the first one again.
