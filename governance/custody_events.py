@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.pool.accounting import EndedRun
 from kvcustody.allocator.pool.block_state import NEVER_US
+from kvcustody.allocator.pool.integrity import MismatchedBlocks
 from kvcustody.allocator.pool.records import ReleasedBlocks, Scrubbed
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.audit.events import (
     BlocksReleased,
     CustodyEnded,
     Event,
+    IntegrityMismatch,
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
@@ -102,6 +104,13 @@ def custody_ended(custody: EndedRun, pool: int, now_us: int) -> CustodyEnded:
         domain.scrub_within_us,
         custody.ceiling_us if custody.ceiling_us < NEVER_US else NO_TIME_US,
     )
+
+
+def integrity_mismatch(found: MismatchedBlocks, pool: int) -> IntegrityMismatch:
+    """Blocks that were about to be attached had changed since they were published."""
+    label = label_of(found.domain)
+    runs = FlatRuns(found.blocks, found.generations, pool)
+    return IntegrityMismatch(found.at_us, label.tenant, label.classification, runs, found.requests)
 
 
 def scrub_receipts(

@@ -72,18 +72,20 @@ def launch(
     table: SegmentTable,
     lists: tuple[torch.Tensor, ...],
     *,
+    constants: tuple[torch.Tensor, ...] = (),
     flags: torch.Tensor | None = None,
     pairs_max: int = PAIRS_MAX,
 ) -> None:
-    """Launch `kernel(*lists, address, stride, bytes, flags, blocks, tiles)` on the current stream.
+    """Launch `kernel(*lists, address, stride, bytes, *constants, flags, blocks, tiles)` on the current stream.
 
-    lists: int64 [listed] on the device. flags: int32 [listed], one for each listed block.
+    lists: int64 [listed] on the device. constants: what every program may read. flags: [listed], one for
+    each listed block.
     """
     tiles, listed = table.tiles, len(lists[0])
     variant = table.variants.get(kernel)
     if variant is None:
-        constants = {"ALIGNMENT": table.alignment_bytes, "TILE_BYTES": tiles.bytes_max}
-        variant = table.variants[kernel] = Variant(kernel, constants, warps(tiles.bytes_max))
+        compiled_in = {"ALIGNMENT": table.alignment_bytes, "TILE_BYTES": tiles.bytes_max}
+        variant = table.variants[kernel] = Variant(kernel, compiled_in, warps(tiles.bytes_max))
     step = max(1, pairs_max // tiles.count)
     with on_device(table.device):
         for start in range(0, listed, step):
@@ -96,6 +98,7 @@ def launch(
                 tiles.address,
                 tiles.stride,
                 tiles.bytes,
+                *constants,
                 *output,
                 table.blocks,
                 tiles.count,

@@ -4,6 +4,11 @@
 
 - Work of one stream runs in the order it was put there; between streams only `wait` orders.
 - Nothing here waits on the host but `StreamEvent.synchronize`.
+- Captures of graphs and custody's work exclude each other in one process: `with capturing():` around an engine's
+  capture, `with outside_captures():` around a scrub, a copy or a wait, from whatever thread. Work put on a stream that
+  is being captured is recorded instead of done, an event or a wait that touches one breaks the capture, and a wait for
+  the whole device is refused while there is one; so whoever comes second waits, on the host. Both are re-entrant in one
+  thread. A capture that nobody announces is not seen here: `OrderedScrub.launch` refuses that of its current stream.
 - The side stream is nobody else's: it is made by the driver, not drawn from torch's pool, in which the 33rd stream is
   the first one again.
 """
@@ -11,8 +16,10 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +27,21 @@ import torch
 from kvcustody.kernels.staging import StreamEvent
 
 _NON_BLOCKING = 1  # no implicit order with the legacy default stream
+
+
+_turn = threading.RLock()
+
+
+def outside_captures() -> AbstractContextManager[bool]:
+    """No announced capture runs meanwhile."""
+    return _turn
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """An engine records a graph: custody puts nothing on a device meanwhile."""
+    with _turn:
+        yield
 
 
 class Streams(Protocol):

@@ -22,13 +22,19 @@ from kvcustody.kernels.segment import WIDE_BYTES, tile_bytes_max
 
 CUDA_TARGETS = (80, 90, 100)
 HIP_TARGETS = ("gfx942",)
-KERNELS = ("scrub", "scrub_read_back", "scrub_persistent", "verify", "copy")
+KERNELS = ("scrub", "scrub_read_back", "scrub_persistent", "verify", "copy", "checksum")
 
-_LISTS = {"scrub": ("entries",), "verify": ("block_list",), "copy": ("source_list", "target_list")}
+_LISTS = {
+    "scrub": ("entries",),
+    "verify": ("block_list",),
+    "copy": ("source_list", "target_list"),
+    "checksum": ("block_list",),
+}
 _OUTPUT: dict[str, dict[str, str]] = {
     "scrub": {"tally": "*i64", "published": "*i64", "flags": "*i32", "pairs": "i32"},
     "verify": {"flags": "*i32"},
     "copy": {},
+    "checksum": {"word_keys": "*i64", "tile_keys": "*i64", "sums": "*i64"},
 }
 
 
@@ -84,9 +90,9 @@ def compile_kernel(
 
 
 def _function(kernel: str) -> Any:
-    from kvcustody.kernels import copy, scrub, verify
+    from kvcustody.kernels import checksum, copy, scrub, verify
 
-    modules: dict[str, Any] = {"scrub": scrub, "verify": verify, "copy": copy}
+    modules: dict[str, Any] = {"scrub": scrub, "verify": verify, "copy": copy, "checksum": checksum}
     return getattr(modules[kernel], f"{kernel}_kernel")
 
 

@@ -752,7 +752,8 @@ class ExternalPool:
         shorter: dict[int, int] = {}
         for domain, limits in changed.items():
             shorter[domain.tag] = max(0, domain.idle_us - limits.idle_us)
-            domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share = limits
+            domain.idle_us, domain.absolute_us, domain.scrub_within_us = limits[:3]
+            domain.verify_share, domain.integrity_share = limits[3:]
             if domain.absolute_us < NEVER_US:
                 mine = np.flatnonzero(self.tag == domain.tag)
                 self.ceiling_us[mine] = np.minimum(

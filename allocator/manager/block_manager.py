@@ -33,6 +33,7 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcustody.allocator.manager.integrity import sum_published, withdraw_changed
 from kvcustody.allocator.manager.reclaim import POOL_FULL, Reclaimer
 from kvcustody.allocator.pool.accounting import (
     Account,
@@ -192,8 +193,19 @@ class BlockManager:
     # -- admission ---------------------------------------------------------------------------------------------
 
     def match_prefix(self, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
-        """The longest prefix that `plan` lets this prompt reuse; changes nothing."""
-        return find_longest_prefix(self.tree, plan, prompt, now_us)
+        """The longest prefix that `plan` lets this prompt reuse.
+
+        Changes nothing, but where blocks are compared with their checksums: what has changed since it was published is
+        withdrawn, and the match is made without it.
+        """
+        found = find_longest_prefix(self.tree, plan, prompt, now_us)
+        sums, tree = self.pool.sums, self.tree
+        if sums is not None:
+            before = sums.checked_blocks
+            while withdraw_changed(sums, tree, self.decode, found, plan.own.domain, now_us):
+                found, before = find_longest_prefix(tree, plan, prompt, now_us), sums.checked_blocks
+            found.checked_blocks = min(found.hit_blocks, sums.checked_blocks - before)
+        return found
 
     def allocate(
         self,
@@ -453,13 +465,6 @@ class BlockManager:
                     self.publication.extend_windows(sequence, blocks[len(wanting) + i :: len(wanting)])
         return stalled
 
-    @staticmethod
-    def stop_publishing(sequence: RunningSequence) -> None:
-        """Nothing more of `sequence` is published, and it leaves no hold; it may run on."""
-        for span in sequence.spans:
-            span.keys, span.state = b"", None
-        sequence.residency.may_hold = False
-
     # -- release ------------------------------------------------------------------------------------------------------
 
     def release(self, sequence: RunningSequence, now_us: int, cause: str) -> bool:
@@ -554,6 +559,10 @@ class BlockManager:
         for domain, limits in changed.items():
             shorter[domain] = max(0, domain.idle_us - limits.idle_us)
             domain.set_limits(limits)
+        if any(limits.integrity_share for limits in changed.values()):
+            sums = self.pool.keep_sums()
+            if sums is not None:
+                sum_published(sums, self.tree, changed)
         self._lower_ceilings(shorter, now_us)
         holds = [hold for account in self.accounts.values() for hold in self.hold_table.of(account)]
         narrowed: dict[Account, HoldList[PathResidency]] = {}

@@ -80,7 +80,7 @@ def end_lost(manager: BlockManager, blocks: Blocks, domain: Domain, now_us: int)
 
 def cut_path(manager: BlockManager, sequence: RunningSequence) -> None:
     """A sequence whose path has ended under it keeps what lives of it and its own blocks, to be released."""
-    manager.stop_publishing(sequence)
+    sequence.stop_publishing()
     own = sequence.table[sequence.published : sequence.block_count]
     node = sequence.leaf
     while node is not None and node.length == 0:

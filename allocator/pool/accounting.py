@@ -111,6 +111,7 @@ class DomainLimits(NamedTuple):
     absolute_us: int
     scrub_within_us: int
     verify_share: float
+    integrity_share: float = 0.0
 
 
 class DomainFacts(TypedDict, total=False):
@@ -121,17 +122,22 @@ class DomainFacts(TypedDict, total=False):
     absolute_us: int
     scrub_within_us: int
     verify_share: float
+    integrity_share: float
     is_segment: bool
 
 
 class Domain:
-    """The unit of reuse. Times are microseconds; `verify_share` is 0 (none) to 1 (every block re-read)."""
+    """The unit of reuse. Times are microseconds; a share is 0 (none) to 1 (every block).
+
+    `verify_share` of its blocks is read back after a scrub, `integrity_share` compared with checksums before an attach.
+    """
 
     __slots__ = (
         "__weakref__",
         "absolute_us",
         "cacheable",
         "idle_us",
+        "integrity_share",
         "is_open",
         "is_segment",
         "label",
@@ -152,13 +158,14 @@ class Domain:
         absolute_us: int = NEVER_US,
         scrub_within_us: int = NEVER_US,
         verify_share: float = 0.0,
+        integrity_share: float = 0.0,
         is_segment: bool = False,
         windows: tuple[int, ...] = (),
     ) -> None:
         self.tag = tag
         self.owner = owner
         self.label = label  # what the governor calls this domain; opaque here
-        self.set_limits(DomainLimits(idle_us, absolute_us, scrub_within_us, verify_share))
+        self.set_limits(DomainLimits(idle_us, absolute_us, scrub_within_us, verify_share, integrity_share))
         self.is_segment = is_segment
         self.windows = windows  # blocks a sliding-window group needs, per group
         self.is_open = True
@@ -166,11 +173,13 @@ class Domain:
     @property
     def limits(self) -> DomainLimits:
         """The limits it has now."""
-        return DomainLimits(self.idle_us, self.absolute_us, self.scrub_within_us, self.verify_share)
+        return DomainLimits(
+            self.idle_us, self.absolute_us, self.scrub_within_us, self.verify_share, self.integrity_share
+        )
 
     def set_limits(self, limits: DomainLimits) -> None:
         """Give it new limits. What it holds already, its pool brings under them."""
-        self.idle_us, self.absolute_us, self.scrub_within_us, self.verify_share = limits
+        self.idle_us, self.absolute_us, self.scrub_within_us, self.verify_share, self.integrity_share = limits
         # False where the policy says `0s`: such blocks are never CACHED and never published.
         self.cacheable = self.idle_us > 0 and self.absolute_us > 0
 

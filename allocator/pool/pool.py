@@ -35,6 +35,7 @@ from kvcustody.allocator.pool.block_state import (
     BlockState,
 )
 from kvcustody.allocator.pool.fence import Fences
+from kvcustody.allocator.pool.integrity import BlockSums, SummedMemory
 from kvcustody.allocator.pool.memory_protocol import Memory, ScrubResult
 from kvcustody.allocator.pool.records import AttachedBlocks, EndingRun, ReleasedBlocks, Scrubbed
 from kvcustody.allocator.pool.scrubs_in_flight import ScrubInFlight, ScrubsInFlight, StreamMemory
@@ -65,10 +66,17 @@ class Pool:
         self.released: list[ReleasedBlocks] = []
         self.attached: list[AttachedBlocks] = []
         self.stuck_findings: list[EndedRun] = []
+        self.sums: BlockSums | None = None
         self.flight = ScrubsInFlight(memory) if isinstance(memory, StreamMemory) else None
         self.partitions: list[PoolPartition] = []
         for partition in partitions:
             self.add_partition(partition)
+
+    def keep_sums(self) -> BlockSums | None:
+        """Checksum what is published from now on; None where no memory with bytes is behind the blocks."""
+        if self.sums is None and isinstance(self.memory, SummedMemory):
+            self.sums = BlockSums(self.memory, self.generation)
+        return self.sums
 
     def add_partition(self, partition: PoolPartition) -> None:
         """Take a new partition in; its blocks are DIRTY until they are scrubbed."""
@@ -222,6 +230,8 @@ class Pool:
         while dirty and taken < at_most:
             custody = dirty.popleft()
             share = custody.domain.verify_share if custody.domain is not None else 1.0
+            if self.sums is not None and self.sums.is_suspect(custody.blocks):
+                share = 1.0
             # A sampled launch has one owner, so that its receipt can say how many of the owner's blocks were read.
             owner = custody.account if 0.0 < share < 1.0 else None
             batches.setdefault((share, owner), []).append(custody)
@@ -251,6 +261,8 @@ class Pool:
         failed: list[Blocks] = []
         for shard in range(self.memory.shards):
             result = self.memory.scrub(shard, blocks, share)
+            if self.sums is not None:
+                result = self.sums.withhold(result, blocks)
             self._record_receipt(shard, result, share, custodies)
             if len(result.failed):
                 failed.append(result.failed)
@@ -293,6 +305,8 @@ class Pool:
     def _finish(self, scrub: ScrubInFlight) -> int:
         """Every shard has answered: receipts, and the blocks that were read back become CLEAN or QUARANTINED."""
         results = scrub.results()
+        if self.sums is not None:
+            results = [self.sums.withhold(result, scrub.held) for result in results]
         for shard, result in enumerate(results):
             self._record_receipt(shard, result, scrub.share, scrub.batch)
         for run in scrub.batch:

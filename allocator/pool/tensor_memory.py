@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS, ScrubResult
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, DeviceError
+from kvcustody.kernels.checksum import ChecksumKeys, checksum
 from kvcustody.kernels.copy import copy
-from kvcustody.kernels.launch import uses_triton
+from kvcustody.kernels.launch import to_device, uses_triton
 from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.scrub import scrub
 from kvcustody.kernels.segment import Layout, SegmentTable, block_list
@@ -73,6 +74,7 @@ class TensorMemory:
         self.bytes_per_block = tables[0].bytes_per_block
         self.stuck: set[tuple[int, int]] = set()
         self._clock = clock or SystemClock()
+        self._sums: list[tuple[ChecksumKeys, torch.Tensor]] = []  # by shard, where its blocks are
         self._random = np.random.default_rng()  # seeded by the operating system
 
     @classmethod
@@ -164,6 +166,28 @@ class TensorMemory:
         for table in self.tables:
             with _device_faults("copy", table.device):
                 copy(table, source, target)
+
+    def keep_sums(self) -> None:
+        """Room for a checksum of every block of every shard, and what makes them, compiled now."""
+        for table in self.tables[len(self._sums) :]:
+            keys = ChecksumKeys(table)
+            self._sums.append((keys, torch.zeros(table.blocks, dtype=torch.int64, device=keys.device)))
+            checksum(table, keys, NO_BLOCKS if table.device.type == "cpu" else [0])
+
+    def record_sums(self, blocks: NDArray[np.int64]) -> None:
+        """Keep the checksums of `blocks`, made behind the work of the current stream; does not wait."""
+        for table, (keys, kept) in zip(self.tables, self._sums, strict=True):
+            with _device_faults("checksum", table.device):
+                kept.index_copy_(0, to_device(blocks, keys.device), checksum(table, keys, blocks))
+
+    def differing(self, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """By block: whether it is not what was summed, on any shard; reads each whole, and waits."""
+        differs: NDArray[np.bool_] = np.zeros(len(blocks), dtype=np.bool_)
+        for table, (keys, kept) in zip(self.tables, self._sums, strict=True):
+            with _device_faults("checksum", table.device):
+                expected = kept.index_select(0, to_device(blocks, keys.device))
+                differs |= (checksum(table, keys, blocks) != expected).cpu().numpy()
+        return differs
 
     def scrubbed(self, shard: int) -> int:
         """Blocks scrubbed on `shard`, as its device counted them; waits for the device."""

@@ -43,12 +43,22 @@ class ReadPlan(NamedTuple):
 class PrefixMatch:
     """The result of a look-up: the path to attach, and the spans that this request will write."""
 
-    __slots__ = ("hit_blocks", "leaf", "pending_key", "position", "spans", "stale_blocks", "via")
+    __slots__ = (
+        "checked_blocks",
+        "hit_blocks",
+        "leaf",
+        "pending_key",
+        "position",
+        "spans",
+        "stale_blocks",
+        "via",
+    )
 
     def __init__(self, leaf: Node | None, position: int, hit_blocks: int, via: Domain | None) -> None:
         self.leaf = leaf
         self.position = position
         self.hit_blocks = hit_blocks
+        self.checked_blocks = 0  # of them, compared with their checksums
         self.stale_blocks = 0  # found behind them, past their time
         self.via = via
         self.spans: list[Span] = []

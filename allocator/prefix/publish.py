@@ -6,6 +6,7 @@ leave in the tree.
 - Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
 - Publishing a key that exists makes the request hold the canonical block; its own copy serves it until release.
   Every block it comes to refer to in this way is recorded once, in `Pool.attached`.
+- Where a domain asks for it, what is published is summed at once, all of a call in one launch: it is whole, computed.
 - Every block a sequence was handed ends with it, or lives on in exactly one node.
 """
 
@@ -31,9 +32,18 @@ class Publication:
     def __init__(self, pool: Pool, tree: PrefixTree) -> None:
         self.pool = pool
         self.tree = tree
+        self._unsummed: list[Blocks] = []
 
     def publish(self, sequence: RunningSequence, computed_blocks: int, now_us: int) -> None:
         """Publish what is whole, computed and keyed, span by span, in token order."""
+        self._publish_spans(sequence, computed_blocks, now_us)
+        if self._unsummed:
+            unsummed, self._unsummed = self._unsummed, []
+            sums = self.pool.keep_sums()
+            if sums is not None:
+                sums.record(np.concatenate(unsummed))
+
+    def _publish_spans(self, sequence: RunningSequence, computed_blocks: int, now_us: int) -> None:
         spans = sequence.spans
         while spans:
             span = spans[0]
@@ -79,6 +89,8 @@ class Publication:
                 tree.changes.append(IndexChange(span.domain, node.keys, before, sequence.residency.id, ""))
             if sequence.windows:
                 self._publish_windows(sequence, node, span.first + joined)
+            if span.domain.integrity_share:
+                self._unsummed += [node.blocks, *node.windows]
             if sequence.priorities:
                 self._prioritise(sequence, node, now_us)
         span.keys = span.keys[KEY_BYTES * count :]

@@ -121,6 +121,12 @@ class RunningSequence:
             node = node.parent
         return count
 
+    def stop_publishing(self) -> None:
+        """Nothing more of it is published, and it leaves no hold; it may run on."""
+        for span in self.spans:
+            span.keys, span.state = b"", None
+        self.residency.may_hold = False
+
     def append(self, blocks: Blocks) -> None:
         """Extend the table; capacity doubles, so a decoding sequence copies its table rarely."""
         count = self.block_count + len(blocks)

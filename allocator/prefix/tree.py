@@ -160,7 +160,7 @@ class PrefixTree:
         head.ceiling_us, head.deadline_us = node.ceiling_us, node.deadline_us
         head.released_us = node.released_us
         head.priority, head.demote_us, head.rank_us = node.priority, node.demote_us, node.rank_us
-        head.windows, tail_windows = _split_windows(node, position)
+        head.windows, tail_windows = split_windows(node, position)
         parent = node.parent
         self._unlink(node)
         if parent is not None:
@@ -456,6 +456,28 @@ class PrefixTree:
             self.changes.append(IndexChange(node.domain, node.keys, b"", 0, cause))
         node.keys = b""
 
+    def withdraw(self, node: Node, cause: str, now_us: int) -> None:
+        """Take a referenced node and all that continues it out for good; its sequences keep it. The caller flushes.
+
+        No hold keeps it any longer, so it ends with its last reference; what nobody refers to ends now.
+        """
+        stack, inside = [node], []
+        while stack:
+            at = stack.pop()
+            inside.append(at)
+            child = at.first_child
+            while child is not None:
+                after = child.next_sibling
+                if child.refs:
+                    stack.append(child)
+                else:
+                    self.end_subtree(child, cause, now_us, now_us)
+                child = after
+        for at in reversed(inside):  # holds move up step by step, until they are outside
+            self._move_holds_up(at)
+            at.holds = 0
+            self.unpublish(at, cause)
+
     def flush(self, now_us: int) -> None:
         """Carry out the block moves that the walks above have gathered, one array operation per kind of move."""
         if self._cached:
@@ -521,7 +543,7 @@ def _due(node: Node, due_us: int) -> int:
     return max(due_us, node.released_us)
 
 
-def _split_windows(node: Node, position: int) -> tuple[tuple[Blocks, ...], tuple[Blocks, ...]]:
+def split_windows(node: Node, position: int) -> tuple[tuple[Blocks, ...], tuple[Blocks, ...]]:
     """Windows end with the run, so the head keeps what reaches below `position` and the tail the rest."""
     heads: list[Blocks] = []
     tails: list[Blocks] = []

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from kvcustody.allocator.sizing.hf_config import KvLayout, LayerGroup, parse_config
+from kvcustody.allocator.sizing.hf_config import Attention, KvLayout, LayerGroup, parse_config
 from kvcustody.allocator.sizing.weight_bytes import estimate_weights_bytes
 from kvcustody.errors import ConfigError
 
@@ -121,7 +121,8 @@ def size_pool(
             kv_bytes=kv_bytes,
         )
     mean_tokens = sum(share * tokens for tokens, share in mix)
-    tokens = groups[0].blocks * block_tokens if len(groups) == 1 else int(sequences * mean_tokens)
+    alone = len(groups) == 1 and layout.groups[0].attention is not Attention.RECURRENT
+    tokens = groups[0].blocks * block_tokens if alone else int(sequences * mean_tokens)
     return SizingReport(
         layout=layout,
         block_tokens=block_tokens,
@@ -192,7 +193,7 @@ def _fill(
         sum((share * group.blocks_for(tokens, block_tokens) for tokens, share in mix), Fraction(0))
         for group in layout.groups
     ]
-    sizes = [group.bytes_per_token * block_tokens for group in layout.groups]
+    sizes = [group.bytes_per_block(block_tokens) for group in layout.groups]
     sequences = kv_bytes / sum((need * size for need, size in zip(needs, sizes, strict=True)), Fraction(0))
     groups = []
     for group, need, size in zip(layout.groups, needs, sizes, strict=True):

@@ -4,19 +4,22 @@ thing.
 Nothing is guessed: a field that is missing and has no documented default for its model type is a
 `ConfigError` that names it.
 
-- Every layer is in exactly one group, or shares another layer's cache (`num_kv_shared_layers`).
-- `bytes_per_token` of a group is layers x kv_heads x (key_dim + value_dim) x bytes, on one shard.
-- A latent (MLA) group stores one vector a token for all heads, whole on every shard.
+- Every layer is in exactly one group of its kind, keeps nothing (a bare MLP), or shares another layer's cache
+  (`num_kv_shared_layers`). A kind of layer that is not known here is a `ConfigError` that names field and value.
+- `bytes_per_token` of a group is layers x kv_heads x bytes of a key and a value, with their scales, on one shard.
+- A latent (MLA) group stores one vector a token for all heads, whole on every shard; so does a sparse indexer.
+- A recurrent group (Mamba, linear attention) keeps `state_bytes` a layer and sequence, whatever its length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from kvcustody.allocator.sizing.hf_config_fields import ModelConfig
+from kvcustody.allocator.sizing.recurrent_state import RECURRENT_TYPES, RecurrentLayers, recurrent_layers
 from kvcustody.errors import ConfigError
 
 
@@ -26,12 +29,25 @@ class KvDtype(StrEnum):
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
-    FP8 = "fp8"
+    FP8 = "fp8"  # one scale a tensor
+    FP8_PER_TOKEN_HEAD = "fp8_per_token_head"  # noqa: S105 - no password
+    INT8_PER_TOKEN_HEAD = "int8_per_token_head"  # noqa: S105
+    NVFP4 = "nvfp4"  # two elements a byte, an 8-bit scale for every 16
+    FP8_BLOCKS = "fp8_blocks"  # a 4-byte scale for every 128: what sparse indexers keep
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of one element."""
-        return {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}[self.value]
+    def vector_bytes(self, dim: int) -> int:
+        """Bytes of one head's vector of `dim` elements, with its scales."""
+        if self is KvDtype.NVFP4:
+            if dim % 16:
+                raise ConfigError(
+                    f"nvfp4 has a scale for every 16 elements: a vector of `{dim}` does not fit"
+                )
+            return dim // 2 + dim // 16
+        if self in (KvDtype.FP8_PER_TOKEN_HEAD, KvDtype.INT8_PER_TOKEN_HEAD):
+            return dim + 4
+        if self is KvDtype.FP8_BLOCKS:
+            return dim + dim // 128 * 4
+        return dim * {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}[self.value]
 
 
 class Attention(StrEnum):
@@ -41,6 +57,9 @@ class Attention(StrEnum):
     SLIDING = "sliding"  # the last `window_tokens`
     CHUNKED = "chunked"  # the current chunk of `window_tokens`
     LATENT = "latent"  # all of it, compressed (MLA)
+    INDEXER = "indexer"  # the keys by which sparse attention chooses
+    RECURRENT = "recurrent"  # a state of one size, whatever the past
+    CROSS = "cross"  # keys and values of the encoder's `source_tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +73,8 @@ class LayerGroup:
     value_dim: int
     window_tokens: int | None
     dtype: KvDtype
+    state_bytes: int = 0  # of one layer and sequence
+    source_tokens: int = 0  # of one sequence
 
     @property
     def name(self) -> str:
@@ -66,11 +87,22 @@ class LayerGroup:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in this group's layers, on one shard."""
-        return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.bytes
+        """Bytes of one token in this group's layers, on one shard; of a source token in a cross-attention group."""
+        if self.attention is Attention.RECURRENT:
+            return 0
+        value = self.dtype.vector_bytes(self.value_dim) if self.value_dim else 0
+        return self.layers * self.kv_heads * (self.dtype.vector_bytes(self.key_dim) + value)
+
+    def bytes_per_block(self, block_tokens: int) -> int:
+        """Bytes of one block in this group's layers; of a recurrent group, of one sequence's states."""
+        return self.layers * self.state_bytes or self.bytes_per_token * block_tokens
 
     def blocks_for(self, context_tokens: int, block_tokens: int) -> int:
         """Blocks that one sequence of this length holds at most; a window may straddle one block more."""
+        if self.attention is Attention.RECURRENT:
+            return 1
+        if self.attention is Attention.CROSS:
+            return -(-self.source_tokens // block_tokens)
         whole = -(-context_tokens // block_tokens)
         if self.window_tokens is None:
             return whole
@@ -98,7 +130,7 @@ class KvLayout:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token that every group still keeps, on one shard."""
-        return sum(group.bytes_per_token for group in self.groups)
+        return sum(group.bytes_per_token for group in self.groups if group.attention is not Attention.CROSS)
 
 
 _DTYPES = {
@@ -114,6 +146,10 @@ _DTYPES = {
     "fp8_e5m2": KvDtype.FP8,
     "float8_e4m3fn": KvDtype.FP8,
     "float8_e5m2": KvDtype.FP8,
+    "int8": KvDtype.INT8_PER_TOKEN_HEAD,
+    "int8_per_token_head": KvDtype.INT8_PER_TOKEN_HEAD,
+    "fp8_per_token_head": KvDtype.FP8_PER_TOKEN_HEAD,
+    "nvfp4": KvDtype.NVFP4,
 }
 # Every n-th layer is full, the others slide.
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "exaone4": 4}
@@ -123,13 +159,6 @@ _LAYER_TYPES = {
     "full_attention": Attention.FULL,
     "sliding_attention": Attention.SLIDING,
     "chunked_attention": Attention.CHUNKED,
-}
-_NOT_A_KV_CACHE = {  # fields of models that keep something else besides K and V
-    "index_head_dim": "a sparse-attention indexer keeps its own cache",
-    "ssm_cfg": "a state-space layer keeps a recurrent state",
-    "hybrid_override_pattern": "a state-space layer keeps a recurrent state",
-    "attn_layer_period": "a state-space layer keeps a recurrent state",
-    "linear_attn_config": "a linear-attention layer keeps a recurrent state",
 }
 
 
@@ -145,15 +174,12 @@ def parse_config(
         raise ConfigError(
             f"tensor parallel size `{tensor_parallel}` is not positive", tensor_parallel=tensor_parallel
         )
-    for field, reason in _NOT_A_KV_CACHE.items():
-        if model.raw(field) is not None:
-            raise ConfigError(f"field `{field}`: {reason}, which this calculator does not size", field=field)
-    if model.raw("is_encoder_decoder"):
-        raise ConfigError(
-            "field `is_encoder_decoder`: cross-attention caches are not sized", field="is_encoder_decoder"
-        )
     dtype = _dtype(model, kv_dtype)
-    groups = _latent(model, dtype) if model.latent else _groups(model, dtype, tensor_parallel)
+    if model.raw("is_encoder_decoder"):
+        groups = _encoder_decoder(model, dtype, tensor_parallel)
+    else:
+        states = recurrent_layers(model, tensor_parallel)
+        groups = (*_attention(model, dtype, tensor_parallel, states), *_recurrent(states, dtype))
     return KvLayout(
         model.model_type,
         groups,
@@ -183,19 +209,79 @@ def _dtype(model: ModelConfig, override: str | None) -> KvDtype:
 
 def _named_dtype(name: str, field: str) -> KvDtype:
     if name.lower() not in _DTYPES:
-        raise ConfigError(f"`{field}` is `{name}`: use one of fp8, bf16, fp16, fp32", field=field, value=name)
+        raise ConfigError(
+            f"`{field}` is `{name}`: use one of fp8, int8, nvfp4, bf16, fp16, fp32", field=field, value=name
+        )
     return _DTYPES[name.lower()]
 
 
-def _latent(model: ModelConfig, dtype: KvDtype) -> tuple[LayerGroup, ...]:
-    """The compressed K/V and the rotary key side by side, whole on every shard."""
+_FULL: tuple[Attention, int | None] = (Attention.FULL, None)
+
+
+def _attention(
+    model: ModelConfig, dtype: KvDtype, tensor_parallel: int, states: RecurrentLayers | None
+) -> tuple[LayerGroup, ...]:
+    """What the layers that attend keep: all of them, or those that a hybrid's pattern leaves."""
+    layers = model.layers if states is None else states.attention_layers
+    if not layers:
+        return ()
+    if model.latent:
+        return _latent(model, dtype, layers)
+    kinds = [_FULL] * layers if states is not None else _kinds(model)
+    return _groups(model, dtype, tensor_parallel, kinds)
+
+
+def _recurrent(states: RecurrentLayers | None, dtype: KvDtype) -> tuple[LayerGroup, ...]:
+    if states is None:
+        return ()
+    return (LayerGroup(Attention.RECURRENT, states.layers, 1, 0, 0, None, dtype, states.state_bytes),)
+
+
+def _encoder_decoder(model: ModelConfig, dtype: KvDtype, tensor_parallel: int) -> tuple[LayerGroup, ...]:
+    """The decoder's own K/V, and that of what the encoder read."""
+    layers = model.need("decoder_layers", "num_decoder_layers")
+    heads = model.need("decoder_attention_heads", "num_attention_heads", "num_heads")
+    head_dim = model.count("d_kv") or model.hidden // heads
+    source = model.need(
+        "max_source_positions", hint="a cross-attention layer keeps the encoder's tokens: add their number"
+    )
+    model.note(f"cross-attention is planned for {source} source tokens a sequence (`max_source_positions`)")
+    sharded = _sharded(heads, tensor_parallel, model)
+    own = LayerGroup(Attention.FULL, layers, sharded, head_dim, head_dim, None, dtype)
+    return own, replace(own, attention=Attention.CROSS, source_tokens=source)
+
+
+def _latent(model: ModelConfig, dtype: KvDtype, layers: int) -> tuple[LayerGroup, ...]:
+    """The compressed K/V and the rotary key side by side, whole on every shard; an indexer's keys beside them."""
+    if dtype not in (KvDtype.FP32, KvDtype.FP16, KvDtype.BF16, KvDtype.FP8):
+        raise ConfigError(f"a latent (MLA) cache is not kept as {dtype.value}: use fp8, bf16, fp16 or fp32")
     width = model.need("kv_lora_rank") + model.need("qk_rope_head_dim")
     model.note("MLA: the latent cache is whole on every tensor-parallel shard")
-    return (LayerGroup(Attention.LATENT, model.layers, 1, width, 0, None, dtype),)
+    latent = LayerGroup(Attention.LATENT, layers, 1, width, 0, None, dtype)
+    index = model.count("index_head_dim")
+    if index is None:
+        return (latent,)
+    if index % 128:
+        raise ConfigError(
+            f"field `index_head_dim` is `{index}`: an indexer's keys have a scale for every 128 elements",
+            field="index_head_dim",
+            value=index,
+        )
+    if dtype is KvDtype.FP8:
+        raise ConfigError(
+            "a sparse model's fp8 cache has a layout of its engine's own, which is not sized: use bf16",
+            field="kv_dtype",
+        )
+    model.note("sparse attention: the indexer keeps 8-bit keys of its own, with scales, on every shard")
+    return latent, LayerGroup(Attention.INDEXER, layers, 1, index, 0, None, KvDtype.FP8_BLOCKS)
 
 
-def _groups(model: ModelConfig, dtype: KvDtype, tensor_parallel: int) -> tuple[LayerGroup, ...]:
-    kinds = _kinds(model)
+def _groups(
+    model: ModelConfig,
+    dtype: KvDtype,
+    tensor_parallel: int,
+    kinds: list[tuple[Attention, int | None]],
+) -> tuple[LayerGroup, ...]:
     shared = model.raw("num_kv_shared_layers") or 0
     if not 0 <= shared < len(kinds):
         raise ConfigError(
@@ -242,7 +328,8 @@ def _kinds(model: ModelConfig) -> list[tuple[Attention, int | None]]:
     layers = model.layers
     declared = model.raw("layer_types")
     if declared is not None:
-        return [_declared(model, str(one)) for one in _of_length(declared, layers)]
+        attending = [one for one in _of_length(declared, layers) if str(one) not in RECURRENT_TYPES]
+        return [_declared(model, str(one)) for one in attending]
     if model.raw("attention_chunk_size") is not None and model.model_type.startswith("llama4"):
         rope = model.raw("no_rope_layers") or _every(layers, model.count("no_rope_layer_interval") or 4)
         return [
@@ -286,8 +373,8 @@ def _declared(model: ModelConfig, name: str) -> tuple[Attention, int | None]:
     attention = _LAYER_TYPES.get(name)
     if attention is None:
         raise ConfigError(
-            f"layer type `{name}` keeps no K/V pages that this calculator knows "
-            f"(known: {', '.join(_LAYER_TYPES)})",
+            f"`layer_types` of `{model.model_type}` has `{name}`, which keeps nothing that this calculator knows; "
+            f"it knows {', '.join((*_LAYER_TYPES, *RECURRENT_TYPES))}: size such a model by its engine's own figures",
             field="layer_types",
             value=name,
         )

@@ -137,6 +137,18 @@ class ReceiptRecorded(LifecycleEvent, frozen=True, tag="receipt"):
     incarnation: str = ""
 
 
+class IntegrityMismatch(LifecycleEvent, frozen=True, tag="integrity-mismatch"):
+    """Blocks that somebody was about to reuse were not what had been published (class B).
+
+    They were not attached and their custody ends; `requests` running ones refer to them until they are released.
+    """
+
+    tenant: str
+    classification: str
+    runs: Runs
+    requests: int
+
+
 class CustodyChanged(LifecycleEvent, frozen=True, tag="custody-changed"):
     """What one process released, ended and wiped of one tenant within a short while, as one leaf (class B).
 

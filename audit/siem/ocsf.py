@@ -72,6 +72,7 @@ TABLE: dict[str, OcsfClass] = {
     "erasure-completed": OcsfClass(COMPLIANCE, 3, "Close", LOW, ("partial",)),
     "orphan-scanned": OcsfClass(COMPLIANCE, OTHER, "Scan"),
     "orphan-found": OcsfClass(DETECTION, CREATE, "Create", HIGH),
+    "integrity-mismatch": OcsfClass(DETECTION, CREATE, "Create", HIGH),
     "observation-started": OcsfClass(LIFECYCLE, 3, "Start"),
     "observed-stored": OcsfClass(DATASTORE, 5, "Write"),
     "observed-removed": OcsfClass(DATASTORE, 7, "Delete"),

@@ -10,7 +10,11 @@ import orjson
 import typer
 
 from kvcustody.allocator.sizing.blocks_that_fit import SizingReport, format_bytes, parse_bytes, size_pool
+from kvcustody.allocator.sizing.engine_blocks import EngineAllocation, engine_blocks
 from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.replay.options import read_policy
+from kvcustody.console.size.tenants import TenantProfile, fitting, shares
+from kvcustody.console.size.tenants import plot as write_plot
 from kvcustody.errors import ConfigError
 
 EPILOG = """
@@ -21,6 +25,8 @@ Examples:
     kvcustody size config.json --gpu-memory 80GiB --tensor-parallel 4 --kv-dtype fp8
 
     kvcustody size config.json --gpu-memory 24GiB --weights 15GiB --context 4096:3 --context 32768:1 --json
+
+    kvcustody size config.json --gpu-memory 80GiB --policy policy.yaml --tenant-profile 8x4096 --plot tenants.svg
 """
 
 
@@ -36,20 +42,35 @@ def size(
     headroom: Annotated[str, typer.Option(help="Memory to leave free.")] = "0",
     block_tokens: Annotated[int, typer.Option(help="Tokens a block.")] = 16,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="fp8, bf16, fp16 or fp32; default: the model's.")
+        str | None, typer.Option(help="fp8, int8, nvfp4, bf16, fp16 or fp32; default: the model's.")
     ] = None,
     tensor_parallel: Annotated[int, typer.Option(help="Devices that share every layer.")] = 1,
     context: Annotated[
         list[str] | None,
         typer.Option(help="A context length to plan for, as TOKENS or TOKENS:WEIGHT; repeatable."),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="A library policy or a YAML file: blocks and tokens by tenant, from its quotas."),
+    ] = None,
+    tenant_profile: Annotated[
+        str | None,
+        typer.Option(help="How many tenants fit that keep SESSIONSxTOKENS each, as 8x4096."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --tenant-profile: tenants by tokens a session, as an SVG file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Size the KV cache of a model on a device: exact bytes per token, blocks, tokens and sequences.
 
-    Nothing universal is assumed: layers, key/value heads, head dimensions, latent or sliding-window attention
-    and the cache's dtype come from the config. Figures are of one device.
+    Nothing universal is assumed: layers, key/value heads, head dimensions, latent, sparse or sliding-window attention,
+    recurrent states, cross-attention and the cache's dtype come from the config. A kind of layer that is not known is
+    an error that names it. Figures are of one device.
     """
+    if plot is not None and tenant_profile is None:
+        raise ConfigError("`--plot` draws how many tenants fit: give --tenant-profile, as 8x4096")
+    profile = TenantProfile.read(tenant_profile) if tenant_profile is not None else None
     report = size_pool(
         read_config(config),
         gpu_memory_bytes=parse_bytes(gpu_memory),
@@ -62,10 +83,16 @@ def size(
         tensor_parallel=tensor_parallel,
         context_mix=[_context(item) for item in context] if context else None,
     )
+    tenants = shares(report, read_policy(policy)) if policy is not None else None
+    fit = fitting(report, profile) if profile is not None else None
+    if plot is not None and fit is not None:
+        write_plot(plot, report.layout.model_type, fit)
     if as_json:
-        print_json(as_document(report))
+        more = {"tenants": tenants, "tenant_profile": fit}
+        print_json(as_document(report) | {name: value for name, value in more.items() if value is not None})
     else:
         _print(config, report)
+        _print_tenants(report, tenants, fit)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -87,9 +114,14 @@ def as_document(report: SizingReport) -> dict[str, Any]:
     """The report as JSON values."""
     document = asdict(report)
     document["layout"]["bytes_per_token"] = report.layout.bytes_per_token
+    document["engine"] = _engine(report)._asdict()
     for group, row in zip(document["groups"], report.groups, strict=True):
         group["group"]["name"] = row.group.name
     return document
+
+
+def _engine(report: SizingReport) -> EngineAllocation:
+    return engine_blocks(report.layout, block_tokens=report.block_tokens, kv_bytes=report.kv_bytes)
 
 
 def _context(text: str) -> tuple[int, float]:
@@ -141,5 +173,31 @@ def _print(path: Path, report: SizingReport) -> None:
         f"{report.bytes_per_token:,} bytes a token here, {report.bytes_per_token_model:,} over all shards; "
         f"{format_bytes(report.metadata_bytes)} of host memory for metadata"
     )
+    engine = _engine(report)
+    console.print(
+        f"vLLM makes {engine.blocks:,} blocks of {engine.block_tokens} tokens of it, "
+        f"{format_bytes(engine.bytes_per_block)} each, with {engine.tables} block "
+        f"{'table' if engine.tables == 1 else 'tables'} a sequence"
+    )
     for note in report.notes:
         console.print(f"note: {note}", style="dim")
+
+
+def _print_tenants(
+    report: SizingReport, tenants: list[dict[str, Any]] | None, fit: dict[str, Any] | None
+) -> None:
+    console = stdout()
+    if tenants is not None:
+        rows = make_table(
+            "by tenant", "tenant", "guaranteed blocks", "tokens", "blocks at most", "tokens at most"
+        )
+        for row in tenants:
+            name = row["tenant"] if row["tenants"] == 1 else f"{row['tenant']} (each of {row['tenants']})"
+            columns = ("guaranteed_blocks", "guaranteed_tokens", "cap_blocks", "cap_tokens")
+            rows.add_row(name, *(f"{row[column]:,}" for column in columns))
+        console.print(rows)
+    if fit is not None:
+        console.print(
+            f"{fit['fit']:,} tenants fit that keep {fit['sessions']} sessions of {fit['tokens']:,} tokens each: "
+            f"{format_bytes(fit['bytes'])} a tenant of {format_bytes(report.kv_bytes)}"
+        )

@@ -407,6 +407,7 @@ class PlanCache(Generic[PoolT_co]):
             absolute_us=owed.absolute_us,
             scrub_within_us=owed.scrub_within_us,
             verify_share=owed.verify_share,
+            integrity_share=owed.integrity_share,
             is_segment=is_segment,
         )
         if spec is not None:

@@ -81,6 +81,7 @@ def _stricter(first: DomainLimits, second: DomainLimits) -> DomainLimits:
         min(first.absolute_us, second.absolute_us),
         min(first.scrub_within_us, second.scrub_within_us),
         max(first.verify_share, second.verify_share),
+        max(first.integrity_share, second.integrity_share),
     )
 
 
@@ -92,4 +93,6 @@ def _limits(spec: DomainSpec, table: DecisionTable) -> DomainLimits | None:
     except PolicyError:
         return None
     owed = owed_by(table, spec.tenant_name, level)
-    return DomainLimits(owed.idle_us, owed.absolute_us, owed.scrub_within_us, owed.verify_share)
+    return DomainLimits(
+        owed.idle_us, owed.absolute_us, owed.scrub_within_us, owed.verify_share, owed.integrity_share
+    )

@@ -105,6 +105,7 @@ class EnginePort(Authority[ExternalPool]):
                 f"policy `{table.policy.name}` is `dedicated` and names {len(table.policy.tenants)} tenants: "
                 "run one engine for each, with a policy of its own"
             )
+        _refuse_integrity(table)
         self.pool = pool
         pool.rank_by(eviction or (lambda: eviction_order(table.policy.eviction)))
         self._engine = engine
@@ -131,6 +132,11 @@ class EnginePort(Authority[ExternalPool]):
         self._orphans = OrphanScans(EngineScanSource(self, engine), self._clock, self._emit)
         self._accounts.limit(quotas_of(table))
         self.on_command = engine.wake
+
+    def activate(self, table: DecisionTable, *, actor: str, expires_utc_us: int | None = None) -> None:
+        """As `Authority.activate`. Raises `ConfigError` for what an engine's own blocks cannot be held to."""
+        _refuse_integrity(table)
+        super().activate(table, actor=actor, expires_utc_us=expires_utc_us)
 
     def defer_calls(self, flush: Callable[[], None]) -> None:
         """The adapter makes its calls later, in order; `flush` makes it make all of them now."""
@@ -873,3 +879,12 @@ class EnginePort(Authority[ExternalPool]):
 
 def _nothing() -> None:
     """Everything has been told."""
+
+
+def _refuse_integrity(table: DecisionTable) -> None:
+    """The blocks lie in the engine's own workers, where nothing sums them: a policy that relies on it is not run."""
+    if table.policy.checks_integrity:
+        raise ConfigError(
+            f"policy `{table.policy.name}`: `integrity` compares what is reused with checksums, which is not done "
+            "beside an engine that allocates by itself; set `verify: none` everywhere, or remove the section"
+        )

@@ -56,7 +56,7 @@ class GovernorErasure:
                 domain.is_open = False
             covered.end_holds(before_us)
             for sequence in covered.sequences:
-                manager.stop_publishing(sequence)
+                sequence.stop_publishing()
                 if finish:
                     finishing.append(sequence.id)
                 else:

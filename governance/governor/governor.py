@@ -38,6 +38,7 @@ from kvcustody.governance.admission_outcome import Admission, AdmissionOutcome, 
 from kvcustody.governance.custody_events import (
     blocks_passed,
     custody_ended,
+    integrity_mismatch,
     residency_released,
     scrub_receipts,
 )
@@ -118,6 +119,7 @@ class Governor(Authority[BlockManager]):
         )
         self._orphans = OrphanScans(GovernorScanSource(self), self._clock, self._emit)
         pools.boot(quotas_of(table))
+        self._keep_sums(table)
         self._drain(self._clock.now_us())
 
     # -- admission ----------------------------------------------------------------------------------------------------
@@ -211,6 +213,7 @@ class Governor(Authority[BlockManager]):
         if begun.hit_blocks and (plan.grants or plan.segments):
             counters.granted_hit_blocks += begun.foreign_blocks()
         counters.stale_blocks += found.stale_blocks
+        counters.verified_blocks += found.checked_blocks
         self._measure(begun, manager, counters, now_us)
         return answer
 
@@ -470,6 +473,9 @@ class Governor(Authority[BlockManager]):
             outbox += self.attempts.events()
         for number, manager in enumerate(self._pools.managers):
             pool = manager.pool
+            if pool.sums is not None and pool.sums.found:
+                changed, pool.sums.found = pool.sums.found, []
+                outbox += [integrity_mismatch(found, number) for found in changed]
             if not (pool.ended or pool.receipts or pool.released):
                 continue
             if pool.released:
@@ -519,6 +525,13 @@ class Governor(Authority[BlockManager]):
 
     def _limit(self, table: DecisionTable) -> None:
         self._pools.limit(quotas_of(table))
+        self._keep_sums(table)
+
+    def _keep_sums(self, table: DecisionTable) -> None:
+        """What compares blocks with checksums is made ready before a request waits for it."""
+        if table.policy.checks_integrity:
+            for manager in self._pools.managers:
+                manager.pool.keep_sums()
 
     def erase(self, selector: Selector, **order: Any) -> ErasureResult:
         """End all custody of a selector now, by the policy's way with running requests; `step` completes it.

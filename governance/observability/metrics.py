@@ -122,6 +122,11 @@ MEASURES: tuple[Measure, ...] = (
     Measure("residencies_expired_total", "counter", "Residencies that lapsed at their deadline.", _WORKER, "expired"),
     Measure("scrubbed_blocks_total", "counter", "Blocks overwritten, counted on the device.", ("worker", "shard"),
             "scrubbed.{shard}"),
+    # integrity of what is reused (PRE-1)
+    Measure("integrity_checked_blocks_total", "counter", "Blocks compared with their checksums before they were "
+            "reused.", _WORKER, "integrity_checked"),
+    Measure("integrity_mismatched_blocks_total", "counter", "Of them, those that had changed: never attached.",
+            _WORKER, "integrity_mismatched"),
     Measure("deletion_due_units", "gauge", "Custody that was due to end in the last 24 hours of the clock, the open "
             "one too.", _TENANT),
     Measure("deletion_covered_units", "gauge", "Of it, what has evidence of its end in time.", _TENANT),
@@ -287,6 +292,8 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
             ("expired", pool.expired_residencies),
             ("overdue", pool.overdue_residencies),
             ("clean_waits", pool.clean_waits),
+            ("integrity_checked", pool.checked_blocks),
+            ("integrity_mismatched", pool.mismatched_blocks),
         ):
             add(name, value)
         if pool.nodes is not None:

@@ -49,6 +49,8 @@ class PoolStats(NamedTuple):
     )
     tree: TreeLook | None = None  # of our own pools
     cached_age_us: tuple[int, int] | None = None  # of cached blocks: the mean, and the oldest
+    checked_blocks: int = 0  # compared with their checksums before they were reused
+    mismatched_blocks: int = 0  # of them, those that had changed
 
 
 class Stats(NamedTuple):
@@ -96,6 +98,8 @@ def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
         advised_blocks(pool.blocks, manager.tree.evicted_keys.distances),
         tree,
         (tree.cached_age_us // tree.cached_blocks, tree.oldest_us) if tree.cached_blocks else None,
+        checked_blocks=pool.sums.checked_blocks if pool.sums is not None else 0,
+        mismatched_blocks=pool.sums.mismatched_blocks if pool.sums is not None else 0,
     )
 
 

@@ -88,7 +88,7 @@ class PoolScan:
         def end() -> tuple[str, str]:
             if sequence in self.census.broken:
                 cut_path(self.manager, sequence)
-            self.manager.stop_publishing(sequence)
+            sequence.stop_publishing()
             self.end(sequence)
             return action, "recovered"
 

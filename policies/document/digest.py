@@ -15,7 +15,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any
 
-from kvcustody.policies.document.model import SCHEMA, ErasureDuty, Policy
+from kvcustody.policies.document.model import SCHEMA, ErasureDuty, Policy, TenantPolicy
 
 _SORTED = frozenset(
     {
@@ -48,6 +48,8 @@ def canonical(policy: Policy) -> bytes:
     form = {"schema": SCHEMA, **_form(policy)}
     if policy.erasure == ErasureDuty():
         del form["erasure"]
+    if not policy.checks_integrity:
+        del form["integrity"]
     if not policy.issuers:
         del form["issuers"]
     return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
@@ -61,6 +63,8 @@ def _form(value: Any) -> Any:
     if is_dataclass(value):
         names = [field.name for field in fields(value) if field.compare]
         form = {name: _part(name, getattr(value, name)) for name in names}
+        if isinstance(value, TenantPolicy) and not value.integrity:
+            del form["integrity"]
         return {name: part for name, part in form.items() if name not in _LATER or part != _LATER[name]}
     if isinstance(value, tuple):
         return [_form(item) for item in value]

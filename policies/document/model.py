@@ -141,6 +141,14 @@ class ScrubPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class IntegrityPolicy:
+    """The share of what is reused that is compared with its checksum first (0 = none, 1 = all)."""
+
+    verify: Fraction = Fraction(0)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Offload:
     """The tiers that a block may go to; none means never."""
 
@@ -228,6 +236,7 @@ class TenantPolicy:
     retention: tuple[tuple[int, Retention], ...] = ()
     scrub: tuple[tuple[int, ScrubPolicy], ...] = ()
     offload: tuple[tuple[int, Offload], ...] = ()
+    integrity: tuple[tuple[int, IntegrityPolicy], ...] = ()
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
@@ -320,12 +329,21 @@ class Policy:
     outage: tuple[OutagePolicy, ...]
     eviction: Eviction
     erasure: ErasureDuty = ErasureDuty()
+    integrity: tuple[
+        IntegrityPolicy, ...
+    ] = ()  # none: the policy does not speak of it, and nothing is compared
     issuers: tuple[
         str, ...
     ] = ()  # first the one whose tenants go by their bare ids; none: there is one, unnamed
     file: str = field(default="", compare=False)
     source: str = field(default="", compare=False, repr=False)  # its document; empty: it is of none
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
+
+    @property
+    def checks_integrity(self) -> bool:
+        """Whether any block is to be compared with its checksum before it is reused."""
+        own = (one for tenant in (*self.tenants, self.default) if tenant for _, one in tenant.integrity)
+        return any(one.verify for one in (*self.integrity, *own))
 
     def named(self, said: str) -> str:
         """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several."""

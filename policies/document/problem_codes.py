@@ -90,6 +90,7 @@ CODES: dict[str, Code] = {
     "KVP501": Code("missing retention", "add `{idle, absolute, active_max}` for the classification"),
     "KVP502": Code("missing scrub", "add `scrub.default`, or an entry for the classification"),
     "KVP503": Code("missing offload", "add `never` or `{tiers, encrypt}` for the classification"),
+    "KVP504": Code("missing integrity", "add `integrity.default`, or an entry for the classification"),
     "KVP505": Code(
         "idle longer than absolute", "an idle limit beyond the absolute one never takes effect; shorten it"
     ),

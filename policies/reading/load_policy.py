@@ -20,7 +20,14 @@ from kvcustody.policies.document.problems import Problems, SourceMark
 from kvcustody.policies.document.yaml_nodes import parse
 from kvcustody.policies.reading.fields import read_section
 from kvcustody.policies.reading.names import DeclaredNames
-from kvcustody.policies.reading.obligations import OFFLOAD, RETENTION, SCRUB, outages, policy_wide
+from kvcustody.policies.reading.obligations import (
+    INTEGRITY,
+    OFFLOAD,
+    RETENTION,
+    SCRUB,
+    outages,
+    policy_wide,
+)
 from kvcustody.policies.reading.sections import (
     HITS_DEFAULT,
     PRIORITY_DEFAULT,
@@ -53,7 +60,9 @@ def load_policy(text: str | bytes, *, name: str) -> Policy:
 
 def _policy(document: PolicyDocument, problems: Problems, source: str) -> Policy:
     names = DeclaredNames(document, problems)
-    owed = TenantObligations(*(policy_wide(names, document, duty) for duty in (RETENTION, SCRUB, OFFLOAD)))
+    owed = TenantObligations(
+        *(policy_wide(names, document, duty) for duty in (RETENTION, SCRUB, OFFLOAD, INTEGRITY))
+    )
     tenants, default = build_tenants(names, document, owed)
     return Policy(
         name=document.name.text,
@@ -75,6 +84,7 @@ def _policy(document: PolicyDocument, problems: Problems, source: str) -> Policy
         outage=outages(names, document),
         eviction=_eviction(document.eviction, names.contents),
         erasure=_erasure(document.erasure),
+        integrity=owed.integrity,
         issuers=names.issuers,
         file=problems.file,
         source=source,

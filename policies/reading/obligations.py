@@ -1,6 +1,7 @@
-"""Building `retention`, `scrub`, `offload` and `audit`: what is owed for every classification.
+"""Building `retention`, `scrub`, `offload`, `integrity` and `audit`: what is owed for every classification.
 
-1. Every classification has every obligation; an omission is a problem at the section, never a default.
+1. Every classification has every obligation; an omission is a problem at the section, never a default. Without a
+   section `integrity` nothing is compared with its checksum; a section covers every classification.
 2. A tenant's own obligations may only be stricter than the policy's.
 3. An outage action may only be stricter than the floor: decisions deny, lifecycle spill, own hits aggregate.
 """
@@ -10,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from kvcustody.policies.document.model import Offload, OnOutage, OutagePolicy, Retention, ScrubPolicy, Tier
+from kvcustody.policies.document.model import (
+    IntegrityPolicy,
+    Offload,
+    OnOutage,
+    OutagePolicy,
+    Retention,
+    ScrubPolicy,
+    Tier,
+)
 from kvcustody.policies.document.problems import SourceMark, quote
 from kvcustody.policies.document.yaml_nodes import MappingNode, Scalar
 from kvcustody.policies.reading.fields import sound
@@ -23,7 +32,7 @@ from kvcustody.policies.reading.sections import (
     TenantEntry,
 )
 
-T = TypeVar("T", Retention, ScrubPolicy, Offload)
+T = TypeVar("T", Retention, ScrubPolicy, Offload, IntegrityPolicy)
 
 
 class Duty(NamedTuple, Generic[T]):
@@ -67,9 +76,18 @@ OFFLOAD: Duty[Offload] = Duty(
 )
 
 
+INTEGRITY: Duty[IntegrityPolicy] = Duty(
+    "integrity",
+    "KVP504",
+    lambda terms, mark: IntegrityPolicy(terms.verify, mark),
+    lambda own, policy: own.verify >= policy.verify,
+    ("default",),
+)
+
+
 def policy_wide(names: DeclaredNames, document: PolicyDocument, duty: Duty[T]) -> tuple[T, ...]:
     """One obligation a classification; none where one is missing or could not be read."""
-    entries: Mapping[str, Any] = getattr(document, duty.section)
+    entries: Mapping[str, Any] = getattr(document, duty.section) or {}
     found = names.by_level(document.keys_of(duty.section), entries, f"`{duty.section}`", duty.also)
     values = {name: duty.build(terms, document.at(duty.section, name)) for name, (_, terms) in found.items()}
     missing = [name for name in names.levels if name not in values and "default" not in values]

@@ -129,6 +129,13 @@ class ScrubTerms(DocumentPart):
     verify: Annotated[Fraction, fields.SHARE] = told("The share of it that is read back")
 
 
+class IntegrityTerms(DocumentPart):
+    """What is compared with its checksum before it is reused."""
+
+    called = "{tenant}`integrity` for {0}"
+    verify: Annotated[Fraction, fields.SHARE] = told("The share of it that is compared")
+
+
 class OffloadTerms(DocumentPart):
     """Tiers, and whether they hold ciphertext."""
 
@@ -147,6 +154,7 @@ class OffloadTerms(DocumentPart):
 _NEVER = choice({"never": None}).called(OffloadTerms.called)
 Retentions = Annotated[dict[str, RetentionTerms], by_name()]
 Scrubs = Annotated[dict[str, ScrubTerms], by_name()]
+Integrities = Annotated[dict[str, IntegrityTerms], by_name()]
 Offloads = Annotated[dict[str, Annotated[OffloadTerms | None, either(OffloadTerms, _NEVER)]], by_name()]
 
 
@@ -273,6 +281,7 @@ class TenantEntry(DocumentPart):
     retention: Retentions = told("By classification: stricter than the policy's", {})
     scrub: Scrubs = told("By classification: stricter than the policy's", {})
     offload: Offloads = told("By classification: stricter than the policy's", {})
+    integrity: Integrities = told("By classification: stricter than the policy's", {})
 
 
 class GroupEntry(DocumentPart):
@@ -428,6 +437,9 @@ class PolicyDocument(DocumentPart):
     retention: Retentions = told("By classification: how long blocks may exist")
     scrub: Scrubs = told("By classification, or `default`: how a block ends")
     offload: Offloads = told("By classification: where blocks may go: never, or to tiers")
+    integrity: Integrities | None = told(
+        "By classification, or `default`: what is compared with its checksum before it is reused", None
+    )
     audit: AuditSection
     eviction: EvictionSection | None = None
     erasure: ErasureSection | None = None

@@ -15,6 +15,7 @@ from kvcustody.policies.document.model import (
     DEFAULT_TENANT,
     EVERY_TENANT,
     ClassifyRule,
+    IntegrityPolicy,
     Offload,
     Retention,
     Scope,
@@ -26,7 +27,7 @@ from kvcustody.policies.document.problems import SourceMark, quote
 from kvcustody.policies.document.yaml_nodes import MappingNode, Scalar
 from kvcustody.policies.reading.fields import sound
 from kvcustody.policies.reading.names import DeclaredNames
-from kvcustody.policies.reading.obligations import OFFLOAD, RETENTION, SCRUB, tenants_own
+from kvcustody.policies.reading.obligations import INTEGRITY, OFFLOAD, RETENTION, SCRUB, tenants_own
 from kvcustody.policies.reading.sections import PolicyDocument, TenantEntry, percent
 
 
@@ -36,6 +37,7 @@ class TenantObligations(NamedTuple):
     retention: tuple[Retention, ...]
     scrub: tuple[ScrubPolicy, ...]
     offload: tuple[Offload, ...]
+    integrity: tuple[IntegrityPolicy, ...]
 
 
 def build_tenants(
@@ -92,6 +94,7 @@ def _tenant(
         retention=tenants_own(names, document, entry, RETENTION, owed.retention),
         scrub=tenants_own(names, document, entry, SCRUB, owed.scrub),
         offload=tenants_own(names, document, entry, OFFLOAD, owed.offload),
+        integrity=tenants_own(names, document, entry, INTEGRITY, owed.integrity),
         mark=key.mark,
     )
 

@@ -1,7 +1,8 @@
 """What is owed for a block: how long it may exist, how it ends, where it may go, and its evidence.
 
-1. Where several sources apply: the shortest time, the strictest scrub and verification, the intersection of tiers,
-   required encryption, the highest audit class. `combine` is commutative, associative and idempotent.
+1. Where several sources apply: the shortest time, the strictest scrub, verification and integrity check, the
+   intersection of tiers, required encryption, the highest audit class. `combine` is commutative, associative and
+   idempotent.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcustody.policies.document.model import (
+    IntegrityPolicy,
     Offload,
     OnOutage,
     OutagePolicy,
@@ -33,6 +35,7 @@ class Obligations(NamedTuple):
     on_outage_decisions: OnOutage
     on_outage_lifecycle: OnOutage
     on_outage_own_hits: OnOutage
+    integrity_share: float = 0.0
 
     @property
     def cacheable(self) -> bool:
@@ -55,6 +58,7 @@ def combine(first: Obligations, *others: Obligations) -> Obligations:
             on_outage_decisions=max(result.on_outage_decisions, other.on_outage_decisions),
             on_outage_lifecycle=max(result.on_outage_lifecycle, other.on_outage_lifecycle),
             on_outage_own_hits=max(result.on_outage_own_hits, other.on_outage_own_hits),
+            integrity_share=max(result.integrity_share, other.integrity_share),
         )
     return result
 
@@ -62,15 +66,17 @@ def combine(first: Obligations, *others: Obligations) -> Obligations:
 def obligations_of(policy: Policy, tenant: TenantPolicy | None) -> tuple[Obligations, ...]:
     """One `Obligations` a level: the policy's, combined with the tenant's own where it has some."""
     result = []
+    wide = policy.integrity or (IntegrityPolicy(),) * len(policy.classifications)
     for level in range(len(policy.classifications)):
         parts = (policy.retention[level], policy.scrub[level], policy.offload[level])
-        owed = _from_parts(*parts, policy.outage[level])
+        owed = _from_parts(*parts, policy.outage[level], wide[level])
         if tenant is not None:
             own = _from_parts(
                 dict(tenant.retention).get(level, policy.retention[level]),
                 dict(tenant.scrub).get(level, policy.scrub[level]),
                 dict(tenant.offload).get(level, policy.offload[level]),
                 policy.outage[level],
+                dict(tenant.integrity).get(level, wide[level]),
             )
             owed = combine(owed, own)
         result.append(owed)
@@ -84,7 +90,11 @@ def ended(policy_wide: tuple[Obligations, ...]) -> Obligations:
 
 
 def _from_parts(
-    retention: Retention, scrub: ScrubPolicy, offload: Offload, outage: OutagePolicy
+    retention: Retention,
+    scrub: ScrubPolicy,
+    offload: Offload,
+    outage: OutagePolicy,
+    integrity: IntegrityPolicy,
 ) -> Obligations:
     return Obligations(
         idle_us=retention.idle_us,
@@ -97,4 +107,5 @@ def _from_parts(
         on_outage_decisions=outage.decisions,
         on_outage_lifecycle=outage.lifecycle,
         on_outage_own_hits=outage.own_hits,
+        integrity_share=float(integrity.verify),
     )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcustody.allocator.sizing.blocks_that_fit import format_bytes, parse_bytes, size_pool
+from kvcustody.allocator.sizing.engine_blocks import engine_blocks
 from kvcustody.allocator.sizing.hf_config import Attention, KvDtype, parse_config
 from kvcustody.allocator.sizing.weight_bytes import estimate_parameters, estimate_weights_bytes
 from kvcustody.errors import ConfigError
@@ -173,10 +174,13 @@ def without(config, *names):
         (LLAMA3_8B | {"torch_dtype": "int4"}, "`torch_dtype` is `int4`: use one of"),
         (LLAMA3_8B | {"num_attention_heads": 30}, "no multiple of `30` heads: add `head_dim`"),
         (GPT_OSS_20B | {"layer_types": ["full_attention"]}, "lists `1` layers of `24`"),
-        (GPT_OSS_20B | {"layer_types": ["linear_attention"] * 24}, "layer type `linear_attention`"),
+        (
+            GPT_OSS_20B | {"layer_types": ["linear_attention"] * 24},
+            "`layer_types` of `gpt_oss` has `linear_attention`",
+        ),
         (without(GPT_OSS_20B, "sliding_window"), "`sliding_window` is missing"),
-        (DEEPSEEK_V3 | {"index_head_dim": 128}, "`index_head_dim`: a sparse-attention indexer"),
-        (LLAMA3_8B | {"is_encoder_decoder": True}, "cross-attention"),
+        (DEEPSEEK_V3 | {"index_head_dim": 100}, "`index_head_dim` is `100`"),
+        (LLAMA3_8B | {"is_encoder_decoder": True, "decoder_layers": 4}, "`max_source_positions` is missing"),
         (GEMMA2_9B | {"num_kv_shared_layers": 42}, "`num_kv_shared_layers` is `42` of `42`"),
         ([], "a model config is a JSON object"),
     ],
@@ -331,3 +335,96 @@ def test_sizes_in_words():
         "80.00 GiB",
         "3.00 TiB",
     ]
+
+
+QWEN3_NEXT_80B = {
+    "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "vocab_size": 151936,
+    "full_attention_interval": 4, "max_position_embeddings": 262144, "torch_dtype": "bfloat16",
+}  # fmt: skip
+NEMOTRON_H_8B = {
+    "model_type": "nemotron_h", "hidden_size": 4096, "num_hidden_layers": 52, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128,
+    "hybrid_override_pattern": "M-M*" * 13, "n_groups": 8,
+    "conv_kernel": 4, "torch_dtype": "bfloat16", "vocab_size": 131072,
+}  # fmt: skip
+MINIMAX_TEXT = {
+    "model_type": "minimax_text_01", "hidden_size": 6144, "num_hidden_layers": 8, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 128, "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1], "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "attending", "recurrent", "state_bytes"),
+    [
+        # convolution: 3 x (2 x 16 x 128 + 32 x 128) x 2 bytes; state: 32 x 128 x 128 x 2
+        (QWEN3_NEXT_80B, 12, 36, 3 * 8192 * 2 + 32 * 128 * 128 * 2),
+        # convolution: 3 x (128 x 64 + 2 x 8 x 128) x 2 bytes; state in 32 bits: 128 x 64 x 128 x 4
+        (NEMOTRON_H_8B, 13, 26, 3 * (8192 + 2048) * 2 + 128 * 64 * 128 * 4),
+        (MINIMAX_TEXT, 1, 7, 64 * 128 * 128 * 2),
+    ],
+    ids=["qwen3-next", "nemotron-h", "minimax"],
+)
+def test_recurrent_layers_keep_a_state_of_one_size(config, attending, recurrent, state_bytes):
+    full, states = parse_config(config).groups
+    assert (full.attention, full.layers) == (Attention.FULL, attending)
+    assert (states.attention, states.layers, states.state_bytes) == (
+        Attention.RECURRENT,
+        recurrent,
+        state_bytes,
+    )
+    assert states.bytes_per_token == 0 and states.blocks_for(100_000, 16) == states.blocks_for(1, 16) == 1
+    half = parse_config(config, tensor_parallel=2).groups[1]
+    assert half.state_bytes == state_bytes // 2
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LLAMA3_8B | {"ssm_state_size": 16}, "`ssm_state_size`: `llama` has recurrent layers"),
+        (
+            LLAMA3_8B | {"model_type": "zamba2", "mamba_d_state": 64},
+            "`mamba_d_state`: `zamba2` has recurrent layers",
+        ),
+        (
+            LLAMA3_8B | {"layer_types": ["conv"] * 32},
+            "`layer_types` of `llama` has `conv`, which keeps nothing",
+        ),
+        (LLAMA3_8B | {"layer_types": ["mamba"] * 32}, "`layer_types` of `llama` has `mamba`"),
+        (NEMOTRON_H_8B | {"hybrid_override_pattern": "M-X*"}, "`hybrid_override_pattern` has `X`"),
+        (MINIMAX_TEXT | {"attn_type_list": [0, 2] * 4}, "`attn_type_list` of `minimax_text_01` has `2`"),
+        (MINIMAX_TEXT | {"attn_type_list": [0, 1]}, "`attn_type_list` lists `2` of `8` layers"),
+        (without(QWEN3_NEXT_80B, "linear_key_head_dim"), "`linear_key_head_dim` is missing"),
+    ],
+)
+def test_a_kind_of_layer_that_is_not_known_is_named(config, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_config(config)
+
+
+def test_models_that_name_only_attention_are_read_as_such():
+    config = LLAMA3_8B | {"model_type": "minimax_m2", "attn_type_list": [1] * 32}
+    assert [group.name for group in parse_config(config).groups] == ["full"]
+
+
+def test_a_sparse_models_indexer_has_pages_of_its_own():
+    latent, indexer = parse_config(DEEPSEEK_V3 | {"index_head_dim": 128}).groups
+    assert (latent.bytes_per_token, indexer.bytes_per_token) == (61 * 576 * 2, 61 * (128 + 4))
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "vector"),
+    [("int8", 128 + 4), ("fp8_per_token_head", 128 + 4), ("nvfp4", 64 + 8), ("fp8", 128)],
+)
+def test_quantised_keys_and_values_count_their_scales(kv_dtype, vector):
+    assert parse_config(LLAMA3_8B, kv_dtype=kv_dtype).bytes_per_token == 32 * 8 * 2 * vector
+
+
+def test_an_engine_makes_blocks_in_which_a_state_fits():
+    layout = parse_config(QWEN3_NEXT_80B)
+    found = engine_blocks(layout, block_tokens=16, kv_bytes=40 * GIB)
+    state = 3 * 8192 * 2 + 32 * 128 * 128 * 2
+    assert found.block_tokens * 2048 >= state > (found.block_tokens - 16) * 2048
+    assert (found.tables, found.layers_per_table) == (4, 12)
+    assert found.blocks == 40 * GIB // (found.block_tokens * 2048 * 12)

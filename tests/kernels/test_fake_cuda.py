@@ -15,11 +15,11 @@ from fake_cuda import fake_cuda, ranges_of, rows_of
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.errors import DeviceError
-from kvcustody.kernels.capture import capturing, outside_captures
 from kvcustody.kernels.launch import INTERPRETED
 from kvcustody.kernels.ordered import OrderedScrub, RetiredScrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.staging import WorkListStaging
+from kvcustody.kernels.streams import capturing, outside_captures
 from kvcustody.kernels.verify import verify
 
 pytestmark = [

@@ -6,6 +6,7 @@ process that `test_interpreter.py` starts.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcustody.errors import ConfigError, DeviceError
+from kvcustody.kernels.checksum import ChecksumKeys, checksum, checksum_kernel, word_bytes
 from kvcustody.kernels.copy import copy
 from kvcustody.kernels.entry import FAULT, IDLE, POSITION_SHIFT, READ_BACK, blocks_of, entries_of, position_of
 from kvcustody.kernels.launch import launch, uses_triton
@@ -252,6 +254,91 @@ def test_sampling_follows_the_share_and_the_seed():
     assert not len(verify(table, np.arange(512), 0.0).checked)
     with pytest.raises(ConfigError, match=r"outside 0\.\.1"):
         verify(table, [1], 1.5)
+
+
+def expected_sum(table, keys, block):
+    """By Python's own integers, byte for byte through the pointer table."""
+    width = word_bytes(table)
+    total = 0
+    columns = (column.tolist() for column in (table.tiles.address, table.tiles.stride, table.tiles.bytes))
+    for tile, (address, stride, size) in enumerate(zip(*columns, strict=True)):
+        data = ctypes.string_at(address + block * stride, size)
+        words = [
+            int.from_bytes(data[at : at + width], "little", signed=width > 1) for at in range(0, size, width)
+        ]
+        of_tile = sum(word * int(key) for word, key in zip(words, keys.host_words, strict=False))
+        total += of_tile * int(keys.host_tiles[tile])
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def scramble(table):
+    for at, tensor in enumerate(table.tensors):
+        raw = raw_bytes(tensor)
+        raw.copy_(torch.from_numpy(np.random.default_rng(at).integers(0, 256, len(raw), dtype=np.uint8)))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the oracle reads host memory")
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(shape=shapes, data=st.data())
+def test_a_checksum_is_the_sum_over_the_blocks_words(shape, data):
+    table, _ = table_of(shape)
+    scramble(table)
+    keys = ChecksumKeys(table)
+    listed = data.draw(st.lists(st.integers(0, table.blocks - 1), max_size=4))
+    found = checksum(table, keys, np.array(listed, dtype=np.int64))
+    assert found.tolist() == [expected_sum(table, keys, block) for block in listed]
+
+
+@pytest.mark.parametrize("kind", ["kv_blocks", "padded", "scales"])
+def test_every_flipped_bit_changes_the_checksum_of_its_block_alone(kind):
+    table, _ = table_of((kind, torch.bfloat16, 4, 2, 1, 3))
+    scramble(table)
+    keys = ChecksumKeys(table)
+    before, flips = checksum(table, keys, range(4)).clone(), 0
+    rows = [words.view(torch.uint8) for words in table.words]
+    for block in (0, 3):
+        for piece in rows:
+            for at in range(0, piece.shape[1], 1 + 2 * INTERPRETED):
+                for bit in range(8) if not INTERPRETED else (0, 7):
+                    piece[block, at] ^= 1 << bit
+                    changed = (checksum(table, keys, range(4)) != before).nonzero().flatten()
+                    assert changed.tolist() == [block], (block, at, bit)
+                    piece[block, at] ^= 1 << bit
+                    flips += 1
+    assert flips > 30 and torch.equal(checksum(table, keys, range(4)), before)
+
+
+def test_words_and_tiles_that_change_places_change_the_checksum():
+    table = SegmentTable.from_tensors(
+        [torch.arange(2 * 8192, dtype=torch.int32, device=DEVICE).view(2, 8192)]
+    )
+    keys = ChecksumKeys(table)
+    assert table.tiles.count == 2
+    before = checksum(table, keys, [0, 1]).tolist()
+    row = table.tensors[0][0]
+    for one, other in ((slice(0, 1), slice(1, 2)), (slice(0, 4096), slice(4096, 8192))):
+        kept = row.clone()
+        row[one], row[other] = kept[other], kept[one]
+        assert checksum(table, keys, [0, 1]).tolist()[0] != before[0]
+        row.copy_(kept)
+    table.tensors[0][1].copy_(row)
+    assert checksum(table, keys, [0, 1]).tolist() == [before[0]] * 2  # it is of the bytes, not of the place
+
+
+def test_keys_are_the_same_in_every_process():
+    keys = ChecksumKeys(small())
+    assert (keys.host_words & 1).all() and (keys.host_tiles & 1).all()
+    assert keys.host_words[:2].tolist() == ChecksumKeys(small(512)).host_words[:2].tolist()
+
+
+@pytest.mark.skipif(not TRITON, reason="the torch path cannot index outside a tensor")
+def test_a_checksum_of_an_index_outside_the_pool_is_zero():
+    table = small()
+    keys = ChecksumKeys(table)
+    sums = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    listed = torch.tensor([-1, 2, 10**12], device=DEVICE)
+    launch(checksum_kernel, table, (listed,), constants=(keys.words, keys.tiles), flags=sums)
+    assert sums.tolist() == [0, *checksum(table, keys, [2]).tolist(), 0] and sums[1]
 
 
 @pytest.mark.skipif(not TRITON, reason="the torch path cannot index outside a tensor")

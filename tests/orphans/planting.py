@@ -194,7 +194,7 @@ class Garden:
         handle = self.random.choice(list(self.governor.running))
         self.world.lengths.pop(handle, None)
         sequence = self.governor.running[handle]
-        self.manager.stop_publishing(sequence)
+        sequence.stop_publishing()
         self.governor.release(handle)
         self.world.wait(3)
         self.dropping = ()

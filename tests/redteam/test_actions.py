@@ -12,7 +12,7 @@ from two_worlds import _POLICY, BLOCK, ISSUER, MODEL, ROOMY, KeepingLedger, Worl
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.audit.events import DecisionRecorded, Event, HitCounted
 from kvcustody.clock import VirtualClock
-from kvcustody.errors import LedgerUnavailable
+from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.decisions.authorize import authorize
 from kvcustody.governance.external.engine_port import EnginePort
@@ -229,3 +229,21 @@ def test_no_block_event_leaves_before_its_permit_is_on_record() -> None:
     assert feed.happen(begun("victim")) == [], "an engine does not wait for the ledger at every step"
     clock.advance(10_000_000)
     assert feed.happen(begun("victim")) == [("stored", "victim")]
+
+
+def asking(revision: int = 1) -> DecisionTable:
+    text = offloading(revision=revision).policy.source
+    return compile_policy(
+        load_policy(text + "integrity: {default: {verify: 1/64}}\n", name="asks"), revision=revision
+    )
+
+
+def test_integrity_is_refused_where_nothing_sums_the_engines_blocks() -> None:
+    with pytest.raises(
+        ConfigError, match="`integrity` compares what is reused with checksums, which is not done"
+    ):
+        port(asking())
+    made = port(offloading())
+    with pytest.raises(ConfigError, match="`integrity`"):
+        made.activate(asking(revision=2), actor="t")
+    assert made.table.revision == 1

@@ -13,8 +13,8 @@ from gpu.report import Report
 from gpu.stages.ordering import fill
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.errors import DeviceError
-from kvcustody.kernels.capture import capturing, outside_captures
 from kvcustody.kernels.segment import SegmentTable
+from kvcustody.kernels.streams import capturing, outside_captures
 
 WRITTEN = 0xCD
 

@@ -18,7 +18,7 @@ from kvcustody.integrations.transformers.batching.request_claims import (
     RequestClaims,
 )
 from kvcustody.integrations.transformers.batching.thread_turn import Turn
-from kvcustody.kernels.capture import capturing
+from kvcustody.kernels.streams import capturing
 
 ACTING: ContextVar[RequestClaim | None] = ContextVar("kvcustody_acting", default=None)
 

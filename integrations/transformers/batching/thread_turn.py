@@ -1,6 +1,6 @@
 """A turn at the Governor: one thread at a time, and device work in the order of the engine's own.
 
-1. No turn runs while the engine records a graph (`kernels.capture`), whoever takes it; `alone` keeps turns out of what
+1. No turn runs while the engine records a graph (`kernels.streams`), whoever takes it; `alone` keeps turns out of what
    the engine does by itself, such as its warm-up.
 2. Copies of a turn run on the engine's compute stream. Its scrubs run there too, or, on a memory in stream order, on
    a stream of their own: either way after every read and write that was launched before the turn, and before every
@@ -19,7 +19,7 @@ import torch
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
-from kvcustody.kernels.capture import outside_captures
+from kvcustody.kernels.streams import outside_captures
 
 
 class Turn:

@@ -24,7 +24,7 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, DeviceError, IsolationError
 from kvcustody.governance.worker.worker import MemoryPlan
-from kvcustody.kernels.capture import outside_captures
+from kvcustody.kernels.streams import outside_captures
 
 BLOCK_BYTES = 64 << 10
 _LEVELS = ("unread", "launched", "retired", "sampled", "full")  # weakest first

@@ -25,6 +25,7 @@ SAME = {
     "equal levels": ("{at_least: high}", "high"),
 }
 OTHER = {
+    "integrity": ("audit:\n", "integrity: {default: {verify: 1/64}}\naudit:\n"),
     "name": ("name: base", "name: base2"),
     "order of classifications": ("[low, mid, high]", "[mid, low, high]"),
     "duration": ("idle: 30m", "idle: 31m"),

@@ -194,6 +194,7 @@ CASES = [
     case("missing-retention", "  mid: {idle: 30m, absolute: 8h, active_max: 2h}\n", ""),
     case("missing-scrub", "  default: {within: 1s, verify: 1/64}\n", "  low: {within: 1s, verify: none}\n"),
     case("missing-offload", "  high: never\n", ""),
+    case("missing-integrity", "audit:\n", "integrity: {low: {verify: all}}\naudit:\n"),
     case("idle-over-absolute", "idle: 30m, absolute: 8h", "idle: 9h, absolute: 8h"),
     case("active-zero", "active_max: 15m", "active_max: 0s"),
     case("scrub-zero", "within: 250ms", "within: 0s"),

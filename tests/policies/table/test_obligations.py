@@ -86,3 +86,30 @@ def test_combine_is_a_semilattice():
     for a, b, c in itertools.product(some, some, some[:4]):
         assert combine(a, a) == a and combine(a, b) == combine(b, a)
         assert combine(a, b, c) == combine(a, combine(b, c))
+
+
+INTEGRITY = ("audit:\n", "integrity: {default: {verify: 1/64}, high: {verify: all}}\naudit:\n")
+
+
+def test_without_an_integrity_section_nothing_is_compared_with_its_checksum(compiled):
+    table = compiled()
+    assert [table.obligations("acme", level).integrity_share for level in range(3)] == [0, 0, 0]
+    assert not table.policy.checks_integrity
+
+
+def test_integrity_is_owed_by_classification_and_by_tenant(compiled):
+    table = compiled(INTEGRITY)
+    assert [table.obligations("acme", level).integrity_share for level in range(3)] == [1 / 64, 1 / 64, 1]
+    assert table.policy.checks_integrity
+    own = ("globex: {scope", "globex: {integrity: {low: {verify: 1/8}}, scope")
+    table = compiled(INTEGRITY, own)
+    assert [table.obligations("globex", level).integrity_share for level in range(3)] == [1 / 8, 1 / 64, 1]
+    assert table.obligations("acme", 0).integrity_share == 1 / 64
+    alone = compiled(own)
+    assert alone.policy.checks_integrity and alone.obligations("globex", 0).integrity_share == 1 / 8
+
+
+def test_a_tenants_own_integrity_may_only_be_stricter(compiled):
+    own = ("globex: {scope", "globex: {integrity: {high: {verify: 1/2}}, scope")
+    with pytest.raises(PolicyError, match="tenant `integrity` for `high` is looser"):
+        compiled(INTEGRITY, own)

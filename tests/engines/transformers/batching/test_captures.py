@@ -19,7 +19,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.integrations.transformers.batching import manager as manager_module
 from kvcustody.integrations.transformers.batching.thread_turn import Turn
 from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory, SlabSize
-from kvcustody.kernels.capture import capturing, outside_captures
+from kvcustody.kernels.streams import capturing, outside_captures
 
 WAIT_SECONDS = 0.2
 CPU = torch.device("cpu")

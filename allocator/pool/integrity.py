@@ -1,0 +1,113 @@
+"""What a pool knows of its blocks' contents: a checksum made when a block was published, compared before an attach.
+
+    sums = pool.keep_sums()                  # from now on; without a memory that has bytes there is nothing to sum
+    sums.record(blocks)                      # published: each is whole, and computed
+    bad = sums.differing(blocks, shares)     # of those that were drawn, the ones that changed since
+
+- A checksum is of one (block, generation): what is handed out anew has none.
+- Which blocks are compared is drawn one by one with the operating system's randomness; a share of 1 compares all.
+- A block that has changed under its holders is read back in full at every later scrub. One that does so a second time
+  is withheld there: it is quarantined like a block that did not become zero, whatever its read-back shows.
+- It finds corruption, and is no defence against somebody who writes to the device (`kernels.checksum`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.memory_protocol import Memory, ScrubResult
+
+WITHHELD_AT = 2  # from here on a block is withheld
+
+
+@runtime_checkable
+class SummedMemory(Memory, Protocol):
+    """A memory that can checksum blocks where they lie, and keeps the sums there."""
+
+    def keep_sums(self) -> None:
+        """Make room for a checksum of every block, and compile what makes them; a second time does nothing."""
+
+    def record_sums(self, blocks: Blocks) -> None:
+        """Sum `blocks` on every shard, behind the work of the current stream; does not wait."""
+
+    def differing(self, blocks: Blocks) -> NDArray[np.bool_]:
+        """By block: whether its sum on any shard is another than was recorded. Waits for the answer."""
+
+
+class MismatchedBlocks(NamedTuple):
+    """Blocks that were found changed since they were published: evidence for governance to write.
+
+    `requests`: running ones that refer to them, and go on.
+    """
+
+    domain: Domain
+    blocks: Blocks
+    generations: NDArray[np.int64]
+    requests: int
+    at_us: int
+
+
+class BlockSums:
+    """The checksums of one pool. `generation` is the pool's own array."""
+
+    def __init__(self, memory: SummedMemory, generation: NDArray[np.int64]) -> None:
+        memory.keep_sums()
+        self._memory = memory
+        self._generation = generation
+        self._summed: NDArray[np.int64] = np.full(len(generation), -1, dtype=np.int64)
+        self._random = np.random.default_rng()  # seeded by the operating system
+        self._strikes: dict[int, int] = {}
+        self.found: list[MismatchedBlocks] = []
+        self.summed_blocks = 0
+        self.checked_blocks = 0
+        self.mismatched_blocks = 0
+
+    def record(self, blocks: Blocks) -> None:
+        """Sum `blocks`, in one launch a shard."""
+        self._memory.record_sums(blocks)
+        self._summed[blocks] = self._generation[blocks]
+        self.summed_blocks += len(blocks)
+
+    def missing(self, blocks: Blocks) -> Blocks:
+        """Those without a checksum of their present generation."""
+        found: Blocks = blocks[self._summed[blocks] != self._generation[blocks]]
+        return found
+
+    def differing(self, blocks: Blocks, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """By block: whether it was drawn, with its probability in `shares`, and is not what was published.
+
+        One that ought to have a checksum and has none counts as changed: nobody can say that it has not.
+        """
+        drawn = shares >= 1.0
+        if not drawn.all():
+            drawn |= self._random.random(len(blocks)) < shares
+        bad: NDArray[np.bool_] = np.zeros(len(blocks), dtype=np.bool_)
+        places = np.flatnonzero(drawn)
+        if not len(places):
+            return bad
+        chosen = blocks[places]
+        self.checked_blocks += len(chosen)
+        bad[places] = self._memory.differing(chosen) | (self._summed[chosen] != self._generation[chosen])
+        return bad
+
+    def strike(self, blocks: Blocks) -> None:
+        """These blocks were found changed."""
+        self.mismatched_blocks += len(blocks)
+        for block in blocks.tolist():
+            self._strikes[block] = self._strikes.get(block, 0) + 1
+
+    def is_suspect(self, blocks: Blocks) -> bool:
+        """Whether any of `blocks` was ever found changed."""
+        return bool(self._strikes) and not self._strikes.keys().isdisjoint(blocks.tolist())
+
+    def withhold(self, result: ScrubResult, blocks: Blocks) -> ScrubResult:
+        """The result of a scrub of `blocks`, in which those fail that were found changed too often."""
+        withheld = [block for block in blocks.tolist() if self._strikes.get(block, 0) >= WITHHELD_AT]
+        if not withheld:
+            return result
+        return result._replace(failed=np.union1d(result.failed, np.array(withheld, dtype=np.int64)))
