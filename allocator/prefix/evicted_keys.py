@@ -34,20 +34,22 @@ class EvictedKeys:
 
     def add(self, key: bytes, length: int) -> None:
         """A run of `length` blocks made room; `key` is its first block's."""
-        self.evicted += length
-        self._newer[key] = (length, self.evicted)
-        self._turn(length)
+        self.evicted = serial = self.evicted + length
+        self._newer[key] = (length, serial)
+        self._kept = kept = self._kept + length
+        if kept >= self._blocks:
+            self._turn()
 
     def add_each(self, keys: Iterable[bytes], count: int) -> None:
         """`count` blocks made room, each a run of its own."""
         self.evicted += count
         self._newer.update(dict.fromkeys(keys, (1, self.evicted)))
-        self._turn(count)
-
-    def _turn(self, blocks: int) -> None:
-        self._kept += blocks
+        self._kept += count
         if self._kept >= self._blocks:
-            self._older, self._newer, self._kept = self._newer, {}, 0
+            self._turn()
+
+    def _turn(self) -> None:
+        self._older, self._newer, self._kept = self._newer, {}, 0
 
     def computed_again(self, keys: bytes) -> int:
         """How many leading blocks of `keys`, 32 bytes each, had been evicted. They are forgotten: counted once."""

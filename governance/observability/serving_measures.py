@@ -5,7 +5,7 @@
     measures.cancelled(took_us)                                  # from the cancel to the release
     measures.figures()                                           # names and numbers, as workers report them
 
-1. The path of a request keeps a tuple; distributions are made of many at a time.
+1. The path of a request keeps a few numbers; distributions are made of many at a time.
 2. Time to first token counts from when the request was first asked for here, waiting included, to when what computes
    its first token has ended. A request that is preempted before it is counted once, when it comes.
 3. Prefill time avoided is what the measured cost of a prefill says of the tokens that were attached (`prefill_cost`).
@@ -14,13 +14,16 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.observability.histogram import AGES, SECONDS, TOKENS, Histogram
 from kvcustody.governance.observability.prefill_cost import PrefillCost
 
-_AT_ONCE = 1024  # tuples that wait to be counted
+_AT_ONCE = 4096  # numbers that wait to be counted
 
 
 class ServingMeasures:
@@ -45,9 +48,9 @@ class ServingMeasures:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._began: list[tuple[int, int, int]] = []
-        self._first: list[tuple[int, int, int, int]] = []
-        self._cancelled: list[int] = []
+        self._began = array("d")  # three numbers a request
+        self._first = array("d")  # four
+        self._cancelled = array("d")
         self.waits = Histogram(SECONDS)
         self.ages = Histogram(AGES)
         self.hit_tokens = Histogram(TOKENS)
@@ -60,13 +63,13 @@ class ServingMeasures:
 
     def began(self, hit_blocks: int, age_us: int, wait_us: int) -> None:
         """A request got its blocks after `wait_us`; it attached so many, the newest of which is so old."""
-        self._began.append((hit_blocks, age_us, wait_us))
+        self._began.extend((hit_blocks, age_us, wait_us))
         if len(self._began) >= _AT_ONCE:
             self._count_began()
 
     def first_token(self, computed: int, before: int, since_asked_us: int, since_began_us: int) -> None:
         """A request has its first token: `computed` tokens were prefilled after `before` that it had attached."""
-        self._first.append((computed, before, since_asked_us, since_began_us))
+        self._first.extend((computed, before, since_asked_us, since_began_us))
         if len(self._first) >= _AT_ONCE:
             self._count_first()
 
@@ -77,28 +80,25 @@ class ServingMeasures:
             self._count_cancelled()
 
     def _count_began(self) -> None:
-        rows, self._began = self._began, []
-        if not rows:
-            return
-        hits, ages, waits = np.array(rows, dtype=np.float64).T
+        hits, ages, waits = _columns(self._began, 3)
+        self._began = array("d")
         self.waits.add_many(waits / MICROSECONDS)
         which = hits > 0
         self.ages.add_many(ages[which] / MICROSECONDS)
         self.hit_tokens.add_many(hits[which] * self._block_tokens)
 
     def _count_first(self) -> None:
-        rows, self._first = self._first, []
-        if not rows:
-            return
-        computed, before, asked, began = np.array(rows, dtype=np.float64).T
+        computed, before, asked, began = _columns(self._first, 4)
+        self._first = array("d")
         self.first_with_hit.add_many(asked[before > 0] / MICROSECONDS)
         self.first_without_hit.add_many(asked[before == 0] / MICROSECONDS)
         self.cost.learn(computed, before, began / MICROSECONDS)
         self.avoided_seconds += self.cost.avoided_seconds(before)
 
     def _count_cancelled(self) -> None:
-        rows, self._cancelled = self._cancelled, []
-        self.cancels.add_many(np.array(rows, dtype=np.float64) / MICROSECONDS)
+        (took,) = _columns(self._cancelled, 1)
+        self._cancelled = array("d")
+        self.cancels.add_many(took / MICROSECONDS)
 
     def figures(self) -> dict[str, float]:
         """Everything, by the keys of `metrics.MEASURES`."""
@@ -125,3 +125,8 @@ class ServingMeasures:
         if self.cost.error is not None:
             found["prefill_cost_error"] = self.cost.error
         return found
+
+
+def _columns(kept: array[float], width: int) -> NDArray[np.float64]:
+    """Rows of so many numbers, by column."""
+    return np.frombuffer(kept, dtype=np.float64).reshape(-1, width).T

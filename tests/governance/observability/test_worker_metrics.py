@@ -478,7 +478,7 @@ def test_prefill_time_avoided_is_what_the_prefills_cost() -> None:
             hit = int(rng.integers(0, prompt))
         computed = prompt - hit
         seconds = start + token * computed + pair * (computed * hit + computed**2 / 2)
-        if at >= 1024:
+        if at >= 1024:  # a batch of them has been learned from
             saved += token * hit + pair * hit**2 / 2
         noisy = int(seconds * 1e6 * rng.normal(1, 0.05))
         measures.first_token(computed, hit, noisy, noisy)

@@ -1,0 +1,107 @@
+"""What the measures of serving cost a request on our own pool: the same Governor with them and without, in turns.
+
+    python benchmarks/measures.py [--rounds 30] [--requests 400] [--json FILE]
+
+Thread CPU time of admission, commit, release and step, events left to the writer. `without` has a silent stand-in for
+each thing that counts: the distributions, the ghosts of what was evicted, who waits since when, the timing of look-ups.
+Pools are fresh (nothing is evicted) or evicting; half of every other prompt is a hit. The goal is 3 us a request.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import thread_time_ns
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
+from bench import Bench, frozen, turned
+from governed import GovernedPeer
+
+BLOCK_TOKENS, GOAL_US = 16, 3.0
+
+
+class Silent:
+    """Counts nothing, whatever it is told; for `FirstAsked` the moment that it is told."""
+
+    evicted = look_up_ns = stalled = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return _nothing
+
+    def take(self, request: object, now_us: int) -> int:
+        """When a request was first asked for: now."""
+        return now_us
+
+
+def _nothing(*what: object, **how: object) -> int:
+    return 0
+
+
+def peer(*, blocks: int, measured: bool) -> GovernedPeer:
+    """One Governor; without measures where `measured` is False."""
+    made = GovernedPeer(blocks, BLOCK_TOKENS)
+    governor: Any = made.governor
+    if not measured:
+        governor.measures, governor._asked = Silent(), Silent()
+        governor._match = lambda manager, *rest: manager.match_prefix(*rest)
+        governor._measure = _nothing
+        for manager in governor.managers:
+            manager.tree.evicted_keys = Silent()
+    return made
+
+
+def prompts(requests: int, tokens: int, seed: int) -> list[list[int]]:
+    """Prompts of which every other one's first half was seen before."""
+    rng = np.random.default_rng(seed)
+    made: list[list[int]] = []
+    for at in range(requests):
+        fresh = rng.integers(3, 50_000, tokens).tolist()
+        made.append(made[at - 1][: tokens // 2] + fresh[tokens // 2 :] if at % 2 else fresh)
+    return made
+
+
+def turns(tokens: int, blocks: int, requests: int, rounds: int) -> dict[str, list[float]]:
+    """Microseconds a request, round by round; both sides take the same prompts, the order turns."""
+    peers = {side: peer(blocks=blocks, measured=side == "with") for side in ("with", "without")}
+    rows: dict[str, list[float]] = {side: [] for side in peers}
+    for number in range(-2, rounds):
+        work = prompts(requests, tokens, number + 3)
+        for side in turned(list(peers), number):
+            start = thread_time_ns()
+            for prompt in work:
+                peers[side].run_request(prompt)
+            if number >= 0:
+                rows[side].append((thread_time_ns() - start) / len(work) / 1000)
+    return rows
+
+
+def main() -> None:
+    """Run it."""
+    bench = Bench(__doc__, "numpy", rounds=30, strict=True, pin=True)
+    bench.add("--requests", type=int, default=400)
+    options = bench.parse()
+    found: dict[str, dict[str, float]] = {}
+    for tokens in (256, 2048):
+        for name, blocks in (("fresh", 1 << 19), ("evicting", 4 * tokens // BLOCK_TOKENS * 8)):
+            requests = options.requests if name == "evicting" else options.requests // 4
+            with frozen():
+                rows = turns(tokens, blocks, requests, options.rounds)
+            difference = np.median(np.array(rows["with"]) - np.array(rows["without"]))
+            found[f"{tokens} tokens, {name}"] = {
+                "with_us": round(float(np.median(rows["with"])), 2),
+                "without_us": round(float(np.median(rows["without"])), 2),
+                "measures_us": round(float(difference), 2),
+            }
+            print(f"{tokens:>5} tokens, {name:<9}", found[f"{tokens} tokens, {name}"], flush=True)
+    bench.keep({"points": found, "goal_us": GOAL_US})
+    if options.strict and any(point["measures_us"] > GOAL_US for point in found.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
