@@ -538,6 +538,32 @@ def test_what_is_cancelled_is_timed_from_the_cancel() -> None:
     world.facade.close()
 
 
+def test_a_request_that_could_never_run_is_refused_and_counted() -> None:
+    """What would be an OOM elsewhere: refused at once, with what it needs and what it may have."""
+    world = Counted(ReferenceEngine)
+    number = world.ask(person("alpha"), [*range(3, 3 + (BLOCKS + 1) * BLOCK_TOKENS)])
+    assert world.engine.outcome(number).state == "refused"
+    assert world.said()["refused.too-large"] == 1
+    world.ask(person("alpha"), SHARED)
+    world.run()
+    assert world.said()["requests"] == 1, "control: one that fits runs"
+    world.engine.close()
+
+
+def test_room_behind_the_last_token_is_what_is_lost() -> None:
+    """Eight requests of a block and two tokens: a quarter of what they have is waste."""
+    world = Counted(ReferenceEngine)
+    for at in range(8):
+        world.ask(person("alpha", "ada"), [*range(100 * at, 100 * at + BLOCK_TOKENS + 1)], 9)
+    world.engine.step()
+    said = world.said()
+    assert (said["running"], said["active_tokens"], said["waste_tokens"]) == (8, 8 * 6, 8 * 2)
+    assert said["fragmentation"] == pytest.approx(2 / 8)
+    world.run()
+    assert world.said()["waste_tokens"] == 0 and not world.said().get("fragmentation")
+    world.engine.close()
+
+
 def test_who_waits_for_room_waits_from_when_it_first_came() -> None:
     asked = FirstAsked()
     asked.note("one", 10)

@@ -107,6 +107,7 @@ def test_a_request_that_can_never_fit_is_refused_alone() -> None:
         big, small = engine.submit(person("a"), prompt(60)), engine.submit(person("a"), prompt(10))
         engine.run()
         assert "need `11` blocks, the tenant may have `8`" in engine.results[big].error
+        assert engine.governor.stats().tenants["a"].refused == {"too-large": 1}
         assert len(engine.output(small)) == 26
         filled = engine.submit(person("a"), prompt(60), max_new_tokens=5)
         engine.run()
