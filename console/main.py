@@ -82,13 +82,13 @@ COMMANDS = {
         "Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
     ),
     "showback": Lazy(
-        "kvcustody.console.showback:bill",
-        "What each tenant held of the cache in a period, and what reuse saved it: what to bill with.",
+        "kvcustody.console.audit.showback:bill",
+        "Block-seconds held, prefill seconds saved, taken from others and given to them, by tenant.",
         "EPILOG",
     ),
     "top": Lazy(
         "kvcustody.console.top:top",
-        "Watch workers and tenants: hits, time to first token, evictions, thrash, waste.",
+        "Watch workers and tenants: hits, time to first token, prefill time avoided, evictions, thrash, waste.",
         "EPILOG",
     ),
     "clock": Lazy(

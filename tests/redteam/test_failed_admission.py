@@ -38,6 +38,11 @@ NOBODY = TenantCounters()
 BEFORE_ANY_EFFECT = {"Pool.move", "BlockManager.allocate"}  # after them their caller cannot know what to undo
 
 
+def timeless(governor: Any) -> dict[str, float]:
+    """The measures but for how long look-ups took, which an admission that fails has looked up as well."""
+    return {name: value for name, value in governor.stats().serving.items() if name != "look_up_seconds"}
+
+
 def world_of(windows: tuple[int, ...]) -> World:
     options: Any = {"windows": windows}
     world = World(table(), blocks=256, options=options, keep_events=True)
@@ -61,7 +66,7 @@ def standing(world: World) -> object:
             stack.append(child)
             child = child.next_sibling
     return (
-        repr(governor.stats()._replace(tenants={}, departed=NOBODY)),
+        repr(governor.stats()._replace(tenants={}, departed=NOBODY, serving=timeless(governor))),
         pool.state.tolist(),
         pool.next_generation,
         [(p.clean_count, p.over_blocks, p.charged_over) for p in pool.partitions],

@@ -220,7 +220,7 @@ def test_without_bytes_there_is_nothing_to_sum():
 
 @pytest.mark.parametrize(("share", "flips"), [(1.0, 200), (1 / 8, 800), (0.0, 40)])
 def test_flipped_bits_are_found_as_stated(share, flips):
-    """`benchmarks/integrity.py` does so with 10,000 at each level."""
+    """`benchmarks/device/integrity.py` does so with 10,000 at each level."""
     random, found = np.random.default_rng(3), 0
     tokens = run(1, 6, 1)
     for done in range(flips):

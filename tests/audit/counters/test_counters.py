@@ -534,6 +534,7 @@ def test_a_migration_counts_what_is_there(any_store: Engine, make_writer: Any, w
     with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
         for name in ("counters", "counter_deltas", "coverage_hours", "coverage_pass"):
             connection.exec_driver_sql(f"DROP TABLE {name}")
+        connection.exec_driver_sql("ALTER TABLE service_workers DROP COLUMN tenants")
         builders.without_months(connection)
         connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0021'")
     told: list[tuple[str, int, int]] = []

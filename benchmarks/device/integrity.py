@@ -1,6 +1,6 @@
 """Checksums of what is reused: how many flipped bits are found at each level, and what it costs.
 
-    python benchmarks/integrity.py [--flips 10000] [--clean 10000] [--rounds 9] [--json FILE]
+    python benchmarks/device/integrity.py [--flips 10000] [--clean 10000] [--rounds 9] [--json FILE]
 
 - `detection`: a bit of a cached prefix is flipped, then the prefix is looked up; the flip is found where the hit ends
   before it. At `all` every one has to be, at `1/n` one in n within five standard deviations, at `none` none; look-ups
@@ -33,7 +33,7 @@ from kvcustody.kernels.scrub import scrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.verify import verify
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from bench import Bench, alternate
 

@@ -1,6 +1,6 @@
 """What an order of victims costs beside an engine: a request's calls to the external pool, and a batch of victims.
 
-    python benchmarks/ranked_victims.py [--blocks 100000]
+    python benchmarks/engines/ranked_victims.py [--blocks 100000]
 
 `lru` is the engine's own order: its row is the cost of a request without any rank. Medians of five rounds, one process.
 """
