@@ -228,7 +228,7 @@ class SchedulerState:
                 self._has_first_token(governed, residency)
 
     def _has_first_token(self, governed: GovernedRequest, residency: ExternalResidency) -> None:
-        self.port.first_token(residency, max(0, governed.request.num_cached_tokens))
+        self.port.first_token(residency, governed.hit_blocks[0] * self.groups[0].block_tokens)
 
     def tokens_of(self, request_id: object) -> int:
         """How many tokens a running request has."""

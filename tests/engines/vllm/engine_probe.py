@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -77,6 +78,18 @@ class WorkerProbe:
 
         setattr(runner, name, begun)
         return os.getpid()
+
+    def slow_steps(self, seconds: float) -> None:
+        """Every step that computes something takes so much longer from now on."""
+        runner = self.model_runner
+        computes = runner.execute_model
+
+        def compute(scheduled: Any, *arguments: Any, **named: Any) -> Any:
+            if scheduled.total_num_scheduled_tokens:
+                time.sleep(seconds)
+            return computes(scheduled, *arguments, **named)
+
+        runner.execute_model = compute
 
     def write_report(self) -> dict[str, int]:
         """Blocks handed out since the last report, and what was in them when the first write was due."""

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from kvcustody.allocator.pool.options import PoolOptions
-from kvcustody.clock import VirtualClock
+from kvcustody.clock import Clock, VirtualClock
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import Principal, identify
@@ -213,7 +213,7 @@ class Driver:
 class Governed(Driver):
     """A governed engine and its clock."""
 
-    def __init__(self, batching_: GovernedBatching, clock: VirtualClock) -> None:
+    def __init__(self, batching_: GovernedBatching, clock: Any) -> None:
         super().__init__(batching_.manager)
         self.batching = batching_
         self.clock = clock
@@ -243,9 +243,10 @@ def governed(
     generate: GenerationConfig | None = None,
     config: ContinuousBatchingConfig | None = None,
     pool: dict[str, Any] | None = None,
+    clock: Clock | None = None,
     **options: Any,
 ) -> Iterator[Governed]:
-    clock = VirtualClock()
+    clock = clock or VirtualClock()
     one = GovernedBatching(
         model(kind),
         govern(text or policy(), clock, **(pool or {})),
