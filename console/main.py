@@ -83,12 +83,12 @@ COMMANDS = {
     ),
     "showback": Lazy(
         "kvcustody.console.showback:bill",
-        "What each tenant held of the cache in a period, and what reuse saved it: what to bill with.",
+        "Block-seconds held, prefill seconds saved, taken from others and given to them, by tenant.",
         "EPILOG",
     ),
     "top": Lazy(
         "kvcustody.console.live.top:top",
-        "Watch workers and tenants: hits, time to first token, evictions, thrash, waste.",
+        "Watch workers and tenants: hits, time to first token, prefill time avoided, evictions, thrash, waste.",
         "EPILOG",
     ),
     "advise": Lazy(

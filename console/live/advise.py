@@ -26,9 +26,10 @@ def advise(
     authority: Authority = None,
     as_json: Json = False,
 ) -> None:
-    """Bytes of a token, budgets, prefixes, keys, offload, locations, cleanup: each answer with the metrics behind it.
+    """Seven questions about the cache of running workers, answered from what they said, with the evidence.
 
-    What a worker has not said is unknown, with the reason. docs/operate/advise.md says how each answer is made.
+    Bytes of a token, budgets, prefixes, what is in the key, offload, locations, cleanup. What a worker has not said
+    is unknown, with the reason. docs/operate/advise.md says how each answer is made.
     """
     with worker_statuses(ledger, server, key_file, authority) as look:
         seen = look()

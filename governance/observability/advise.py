@@ -155,7 +155,7 @@ def _budgets(seen: Sequence[SeenWorker]) -> Advice:
             told += f", {waits:,.0f} waits for clean blocks" if waits else ""
             parts.append(told + (f", {deferred:,.0f} times told to wait" if deferred else ""))
     if charged:
-        parts.append(f"{len(charged)} tenants are charged {charged.total():,} blocks")
+        parts.append(f"charged to tenants ({len(charged)}): {charged.total():,} blocks")
     if thrashing:
         parts.append("thrashing: " + ", ".join(f"`{name}`" for name in sorted(thrashing)))
     return found.answers("What are the budgets, and do they hold?", _joined(seen, parts))
@@ -265,7 +265,7 @@ def _cleanup(seen: Sequence[SeenWorker], ledger: Mapping[str, float] | None) -> 
     found, parts = _Found(), []
     for one in seen:
         told = [
-            f"{value:,.0f} {what}"
+            f"{what}: {value:,.0f}"
             for value, what in (
                 (found.said(one, "overdue"), "residencies overdue"),
                 (found.said(one, "drift"), "blocks that nothing accounts for"),
@@ -286,9 +286,9 @@ def _cleanup(seen: Sequence[SeenWorker], ledger: Mapping[str, float] | None) -> 
         if not any(name.startswith("deletion_due_units") for name in ledger):
             found.unknown.append("deletion coverage: no hour was judged yet; `kvcustody coverage show`")
         orphans = sum(value for name, value in ledger.items() if name.startswith("orphan_findings"))
-        parts += [f"{orphans:,.0f} orphans on record"] if orphans else []
+        parts += [f"orphans on record: {orphans:,.0f}"] if orphans else []
         late = ledger.get("deletion_overdue_units", 0) + ledger.get("deletion_unproven_units", 0)
-        parts += [f"{late:,.0f} units of custody without evidence of their end"] if late else []
+        parts += [f"custody without evidence of its end: {late:,.0f} units"] if late else []
     return found.answers("What cleanup is required?", _joined(seen, parts))
 
 

@@ -56,7 +56,7 @@ def test_every_answer_is_what_the_figures_say() -> None:
         assert rate == pytest.approx(131_072 / (1e-4 + 1e-8 * position) / 1e9)
     assert "no tiers" in offload.answer and "± 10%" in offload.answer
     assert values(locations) == {"kvcustody_worker_up": 1.0} and "kv_events_endpoint" in locations.unknown[0]
-    assert "1 residencies overdue, 2 quarantined blocks" in cleanup.answer and len(cleanup.unknown) == 2
+    assert "residencies overdue: 1, quarantined blocks: 2" in cleanup.answer and len(cleanup.unknown) == 2
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_ledger_answers_for_custody() -> None:
         "deletion_overdue_units": 1.0,
     }
     cleanup = advise([seen(STATUS)], figures)[6]
-    assert "2 orphans on record" in cleanup.answer and "1 units of custody" in cleanup.answer
+    assert "orphans on record: 2" in cleanup.answer and "its end: 1 units" in cleanup.answer
     assert not cleanup.unknown and values(cleanup)["kvcustody_deletion_due_units"] == 9
     assert advise([seen(STATUS)], {})[6].unknown[0].startswith("deletion coverage")
 

@@ -183,7 +183,9 @@ def test_advise_answers_from_what_a_worker_said(plane: ControlPlane) -> None:
             assert found["workers"] == ["gpu-0"] and len(found["answers"]) == 7
             size, budgets, *_, cleanup = found["answers"]
             assert size["answer"] == f"`gpu-0` {1024 // worker.governor.block_tokens:,} bytes of a shard"
-            assert "128 blocks" in budgets["answer"] and "1 tenants are charged 4 blocks" in budgets["answer"]
+            assert (
+                "128 blocks" in budgets["answer"] and "charged to tenants (1): 4 blocks" in budgets["answer"]
+            )
             assert any(one.startswith("orphans:") for one in cleanup["unknown"]) == (where == ())
             text = _shown(plane, worker, "advise", *where)
             assert "7. What cleanup is required?" in text and "kvcustody_kv_cache_bytes_per_block" in text
