@@ -87,8 +87,13 @@ COMMANDS = {
         "EPILOG",
     ),
     "top": Lazy(
-        "kvcustody.console.top:top",
+        "kvcustody.console.live.top:top",
         "Watch workers and tenants: hits, time to first token, prefill time avoided, evictions, thrash, waste.",
+        "EPILOG",
+    ),
+    "advise": Lazy(
+        "kvcustody.console.live.advise:advise",
+        "Seven questions about the cache of running workers, answered from what they said, with the evidence.",
         "EPILOG",
     ),
     "clock": Lazy(

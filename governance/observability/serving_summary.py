@@ -18,6 +18,17 @@ Status = Mapping[str, float]
 _NOTHING: Status = {}
 
 
+class SeenWorker(NamedTuple):
+    """One worker as it was seen; `tenants` is by measure, then by tenant."""
+
+    worker: str
+    age_seconds: int
+    silent: bool
+    status: Status
+    charged: Mapping[str, int]
+    tenants: Mapping[str, Mapping[str, float]]
+
+
 class ServingSummary(NamedTuple):
     """Shares are of 1, times in seconds; None where it was not said, or nothing happened."""
 

@@ -276,6 +276,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "scan findings": (),
         "showback": ("--from", "2020-01-01"),
         "top": ("--once",),
+        "advise": (),
     }
 
 

@@ -130,8 +130,8 @@ def test_a_worker_that_is_told_nothing_waits_longer_each_time(
     assert made._refused(slow) >= 225.0
 
 
-def _top(plane: ControlPlane, worker: Worker, *words: str) -> str:
-    command = plane.command("olive", "top", *words)
+def _shown(plane: ControlPlane, worker: Worker, *words: str) -> str:
+    command = plane.command("olive", *words)
     if "--ledger" in words:
         command = command[: command.index("--server")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ran:
@@ -155,20 +155,40 @@ def test_top_shows_workers_and_tenants_as_they_said(plane: ControlPlane) -> None
         until(lambda: known(plane, life)["tenants"].get("thrashing") == {"reader": 1.0}, worker)
         ledger = str(plane.folder / "ledger.db")
         for where in ((), ("--ledger", f"sqlite:///{ledger}")):
-            found = orjson.loads(_top(plane, worker, "--json", *where))
+            found = orjson.loads(_shown(plane, worker, "top", "--json", *where))
             [said] = found["workers"]
             assert said["worker"] == "gpu-0" and said["running"] == 1 and said["recomputed_blocks"] == 500
             assert 0 < said["hit_share"] < 0.5 and not said["silent"]
             first, second = found["tenants"]
             assert (first["tenant"], first["thrashing"], first["active_tokens"]) == ("reader", True, 20)
             assert (second["tenant"], second["charged_blocks"], second["thrashing"]) == ("holder", 4, False)
-            text = _top(plane, worker, "--once", *where)
+            text = _shown(plane, worker, "top", "--once", *where)
             assert "gpu-0" in text and "thrashing" in text and "since each began" in text
         with plane.connect("olive") as operator:
             shown = operator.request("GET", "/metrics").text
         assert 'kvcustody_tenant_cache_thrashing{tenant="' in shown
         assert 'kvcustody_time_to_first_token_seconds_bucket{cached="hit",le="' in shown
         worker.governor.release(("reader", "r"))
+
+
+def test_advise_answers_from_what_a_worker_said(plane: ControlPlane) -> None:
+    """From a control plane and from its ledger, which alone knows of orphans and coverage."""
+    with plane.worker() as worker:
+        life = worker.writer.incarnation
+        for _ in range(2):
+            ask(worker, "holder")
+        until(lambda: known(plane, life)["status"].get("hit_requests") == 1, worker)
+        for where in ((), ("--ledger", f"sqlite:///{plane.folder / 'ledger.db'}")):
+            found = orjson.loads(_shown(plane, worker, "advise", "--json", *where))
+            assert found["workers"] == ["gpu-0"] and len(found["answers"]) == 7
+            size, budgets, *_, cleanup = found["answers"]
+            assert size["answer"] == f"`gpu-0` {1024 // worker.governor.block_tokens:,} bytes of a shard"
+            assert (
+                "128 blocks" in budgets["answer"] and "charged to tenants (1): 4 blocks" in budgets["answer"]
+            )
+            assert any(one.startswith("orphans:") for one in cleanup["unknown"]) == (where == ())
+            text = _shown(plane, worker, "advise", *where)
+            assert "7. What cleanup is required?" in text and "kvcustody_kv_cache_bytes_per_block" in text
 
 
 def order_of(plane: ControlPlane, order: str) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
@@ -19,33 +18,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.opening import connect, reading
+from kvcustody.console.live.worker_status import worker_statuses
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server
-from kvcustody.errors import CustodyError
 from kvcustody.governance.observability.serving_summary import (
+    SeenWorker,
     ServingSummary,
+    Status,
     seconds_text,
     share_text,
     summary,
 )
-from kvcustody.governance.service.fleet.workers import Fleet
-from kvcustody.times import SECOND_US
 
 EPILOG = "Example: `kvcustody top --server https://kv.example:8443 --api-key-file olive.key`"
-_PAGE = 1000
-
-
-class _Seen(NamedTuple):
-    """One worker as it was seen."""
-
-    worker: str
-    age_seconds: int
-    silent: bool
-    status: dict[str, float]
-    charged: dict[str, int]
-    tenants: dict[str, dict[str, float]]
 
 
 def top(
@@ -66,7 +51,7 @@ def top(
     Until Ctrl-C, or once with `--once`, with `--json` or where the output is no terminal. Behind each table stands what
     its columns mean.
     """
-    with _source(ledger, server, key_file, authority) as look:
+    with worker_statuses(ledger, server, key_file, authority) as look:
         seen = look()
         if as_json:
             print_json(_document(seen, tenants))
@@ -85,48 +70,7 @@ def top(
                 return
 
 
-@contextmanager
-def _source(
-    ledger: str, server: str | None, key_file: Any, authority: Any
-) -> Iterator[Callable[[], list[_Seen]]]:
-    """Where workers are looked up (rule 1)."""
-    clock = SystemClock()
-    if server is not None:
-        with connect(server, key_file, authority) as plane:
-
-            def ask() -> list[_Seen]:
-                latest: dict[str, Any] = {}
-                cursor = None
-                while True:
-                    found = plane.get("/v1/workers", limit=_PAGE, cursor=cursor)
-                    latest |= {row["worker"]: row for row in found["items"] if row["ended_us"] is None}
-                    cursor = found["next"]
-                    if cursor is None:
-                        rows = [latest[name] for name in sorted(latest)]
-                        return [_seen(row, clock.utc_us()) for row in rows if row["status"]]
-
-            yield ask
-        return
-    with reading(ledger) as engine:
-        fleet = Fleet(engine, clock, _closes_nothing, apart_us=0)
-
-        def read() -> list[_Seen]:
-            return [_seen(one._asdict(), clock.utc_us()) for one in fleet.running() if one.status]
-
-        yield read
-
-
-def _closes_nothing(worker: str, incarnation: str) -> None:
-    """Whoever looks registers nobody."""
-    raise CustodyError(f"`{worker}` was registered by somebody who only looks")
-
-
-def _seen(row: dict[str, Any], now_us: int) -> _Seen:
-    age = max(0, now_us - row["seen_us"]) // SECOND_US
-    return _Seen(row["worker"], age, row["silent"], row["status"], row["charged"], row["tenants"])
-
-
-def _document(seen: list[_Seen], tenants: int) -> dict[str, Any]:
+def _document(seen: list[SeenWorker], tenants: int) -> dict[str, Any]:
     return {
         "workers": [
             {"worker": one.worker, "age_seconds": one.age_seconds, "silent": one.silent}
@@ -137,7 +81,7 @@ def _document(seen: list[_Seen], tenants: int) -> dict[str, Any]:
     }
 
 
-def _tenants(seen: list[_Seen]) -> list[dict[str, Any]]:
+def _tenants(seen: list[SeenWorker]) -> list[dict[str, Any]]:
     """What workers say of tenants, added up; whoever thrashes anywhere first, then the busiest."""
     charged: Counter[str] = Counter()
     measures: dict[str, Counter[str]] = {"active_tokens": Counter(), "recomputed_blocks": Counter()}
@@ -163,7 +107,7 @@ def _tenants(seen: list[_Seen]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (not row["thrashing"], -row["charged_blocks"], row["tenant"]))
 
 
-def _shown(seen: list[_Seen], before: dict[str, dict[str, float]], tenants: int) -> Group:
+def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -> Group:
     if not seen:
         return Group(
             "no worker has said anything of itself yet; docs/operate/service.md shows how one is enrolled"
@@ -211,7 +155,7 @@ def _shown(seen: list[_Seen], before: dict[str, dict[str, float]], tenants: int)
     return Group(*parts)
 
 
-def _add(table: Table, one: _Seen, said: ServingSummary) -> None:
+def _add(table: Table, one: SeenWorker, said: ServingSummary) -> None:
     table.add_row(
         Text(one.worker),
         Text(f"{one.age_seconds} s", "red" if one.silent else ""),
