@@ -305,7 +305,7 @@ def test_every_flipped_bit_changes_the_checksum_of_its_block_alone(kind):
                     assert changed.tolist() == [block], (block, at, bit)
                     piece[block, at] ^= 1 << bit
                     flips += 1
-    assert flips > 30 and torch.equal(checksum(table, keys, range(4)), before)
+    assert flips > 20 and torch.equal(checksum(table, keys, range(4)), before)
 
 
 def test_words_and_tiles_that_change_places_change_the_checksum():
