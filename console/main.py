@@ -86,6 +86,10 @@ COMMANDS = {
         "Block-seconds held, prefill seconds saved, taken from others and given to them, by tenant.",
         "EPILOG",
     ),
+    "prefixes": Lazy(
+        "kvcustody.console.audit.prefixes:app",
+        "Which prefixes are worth keeping: what later requests reused of what one had written.",
+    ),
     "top": Lazy(
         "kvcustody.console.live.top:top",
         "Watch workers and tenants: hits, time to first token, prefill time avoided, evictions, thrash, waste.",

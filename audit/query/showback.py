@@ -42,6 +42,13 @@ class Cost(NamedTuple):
     token_seconds: float
     pair_seconds: float = 0.0
 
+    def seconds(self, place: Int64s) -> NDArray[np.float64]:
+        """What computing one block takes, for each of these places in a prompt, in blocks."""
+        size = self.block_tokens
+        found = np.full(len(place), size * self.token_seconds)
+        found += self.pair_seconds * size * size * (place + 0.5)
+        return found
+
 
 class ShowbackRow(NamedTuple):
     """One tenant's period. `blocks_mean`: block-seconds over the length of the period."""
@@ -86,19 +93,68 @@ def showback(
 ) -> list[ShowbackRow]:
     """Every tenant that had anything in [since, until), UTC microseconds; `costs` by worker's name."""
     sums = _Sums()
-    table = incarnations.c
-    query = select(table.id, table.offset_us, table.ended_us, workers.c.name).join(
-        workers, workers.c.id == table.worker
-    )
-    for life in connection.execute(query.order_by(table.id)).all():
-        if life.ended_us is not None and life.ended_us < since_us:
-            continue
+    for life in lives_at_work(connection, since_us):
         ended_us = until_us if life.ended_us is None else min(until_us, life.ended_us)
         _count_life(
             connection, life.id, life.offset_us, (since_us, until_us, ended_us), costs.get(life.name), sums
         )
     rows = [_row(name, code, sums, until_us - since_us) for name, code in sums.names.items()]
     return sorted((row for row in rows if any(row[1:6])), key=lambda row: (-row.block_seconds, row.tenant))
+
+
+class WorkingLife(NamedTuple):
+    """One process of a worker; `offset_us` turns its boot time into UTC."""
+
+    id: int
+    uuid: str
+    name: str
+    offset_us: int
+    ended_us: int | None
+
+
+def lives_at_work(connection: Connection, since_us: int) -> list[WorkingLife]:
+    """Every process that had not ended before a moment."""
+    table = incarnations.c
+    query = select(table.id, table.uuid, workers.c.name, table.offset_us, table.ended_us).join(
+        workers, workers.c.id == table.worker
+    )
+    found = [WorkingLife(*row) for row in connection.execute(query.order_by(table.id))]
+    return [life for life in found if life.ended_us is None or life.ended_us >= since_us]
+
+
+class LifeEvidence(NamedTuple):
+    """What one process's residencies attached at their opening, were handed then, joined and grew by."""
+
+    attached: Evidence
+    handed: Evidence
+    joined: Evidence
+    grown: Evidence
+
+
+def read_life(connection: Connection, life: int, until_us: int) -> LifeEvidence:
+    """The evidence of residencies that opened before a UTC moment."""
+    column = residencies.c
+    attached, handed = read_opened(
+        connection,
+        (column.residency, column.part, column.opened_boot_us, column.tenant, column.classification),
+        and_(column.incarnation == life, column.opened_us < until_us),
+        ordered=False,
+    )
+    joined = read(
+        connection,
+        attachments,
+        (attachments.c.residency, attachments.c.attached_boot_us, attachments.c.tenant),
+        attachments.c.incarnation == life,
+        ordered=False,
+    )
+    grown = read(
+        connection,
+        releases,
+        (releases.c.residency, releases.c.released_boot_us, releases.c.tenant),
+        and_(releases.c.incarnation == life, releases.c.written),
+        ordered=False,
+    )
+    return LifeEvidence(attached, handed, joined, grown)
 
 
 def _row(name: str, code: int, sums: _Sums, length_us: int) -> ShowbackRow:
@@ -119,29 +175,9 @@ def _count_life(
     sums: _Sums,
 ) -> None:
     since, until, stopped = (at - offset_us for at in period)
-    column = residencies.c
-    attached, handed = read_opened(
-        connection,
-        (column.residency, column.part, column.opened_boot_us, column.tenant),
-        and_(column.incarnation == life, column.opened_us < until + offset_us),
-        ordered=False,
-    )
+    attached, handed, joined, grown = read_life(connection, life, until + offset_us)
     if not attached.size:
         return
-    joined = read(
-        connection,
-        attachments,
-        (attachments.c.residency, attachments.c.attached_boot_us, attachments.c.tenant),
-        attachments.c.incarnation == life,
-        ordered=False,
-    )
-    grown = read(
-        connection,
-        releases,
-        (releases.c.residency, releases.c.released_boot_us, releases.c.tenant),
-        and_(releases.c.incarnation == life, releases.c.written),
-        ordered=False,
-    )
     ends = read(
         connection,
         custody_ends,
@@ -155,8 +191,8 @@ def _count_life(
     keys, first = np.unique(keys, return_index=True)
     begun, owner = begun[first], owner[first]
     ended = np.full(len(keys), min(until, stopped), dtype=np.int64)
-    end_keys = _keys(ends)
-    at, is_known = _places(keys, end_keys)
+    end_keys = keys_of(ends)
+    at, is_known = places_in(keys, end_keys)
     ended[at] = ends.column("ended_boot_us")[ends.owner[is_known]]
     owner[at] = _tenants(ends, sums)[ends.owner[is_known]]
     held_us = np.minimum(ended, until) - np.maximum(begun, since)
@@ -180,7 +216,7 @@ def _written(
     since = np.where(found, opened[order][place], grown.column("released_boot_us"))
     tenants = _tenants(attached, sums)
     return (
-        np.concatenate((_keys(handed), _keys(grown))),
+        np.concatenate((keys_of(handed), keys_of(grown))),
         np.concatenate((opened[handed.owner], since[grown.owner])),
         np.concatenate((tenants[handed.owner], _tenants(grown, sums)[grown.owner])),
     )
@@ -196,7 +232,7 @@ def _count_hits(
 ) -> None:
     since, until = period
     chosen = ((at_us >= since) & (at_us < until))[part.owner]
-    rows, keys = part.owner[chosen], _keys(part)[chosen]
+    rows, keys = part.owner[chosen], keys_of(part)[chosen]
     if not len(rows):
         return
     known, owner = owners
@@ -204,13 +240,9 @@ def _count_hits(
     reader = _tenants(part, sums)[rows]
     whose = np.where(known[at] == keys, owner[at], reader) if len(known) else reader
     crosses = whose != reader
-    # The place of a block in its prompt: the leaf lists them in their order.
-    place = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    seconds = np.zeros(len(rows), dtype=np.float64)
-    if cost is not None:
-        size = cost.block_tokens
-        seconds += size * cost.token_seconds + cost.pair_seconds * size * size * (place + 0.5)
-    else:
+    place = places_in_prompt(rows)
+    seconds = cost.seconds(place) if cost is not None else np.zeros(len(rows))
+    if cost is None:
         sums.unknown.update(np.unique(np.concatenate((reader, whose))).tolist())
     for kind, who, which in ((0, reader, ~crosses), (1, reader, crosses), (2, whose, crosses)):
         blocks = np.bincount(who[which], minlength=len(sums.held)).tolist()
@@ -220,15 +252,21 @@ def _count_hits(
             sums.hits[code][3 + kind] += worth[code]
 
 
-def _keys(part: Evidence) -> Int64s:
+def keys_of(part: Evidence) -> Int64s:
+    """The (pool, generation) key of every flat entry."""
     return unit_keys(part.pairs.pools, part.pairs.generations)
+
+
+def places_in_prompt(rows: Int64s) -> Int64s:
+    """Where each block stands in its prompt, given the ascending row of each: leaves list them in their order."""
+    return np.arange(len(rows)) - np.searchsorted(rows, rows)
 
 
 def _tenants(part: Evidence, sums: _Sums) -> NDArray[np.int64]:
     return np.array([sums.code(name) for name in part.texts("tenant")], dtype=np.int64)
 
 
-def _places(known: Int64s, keys: Int64s) -> tuple[Int64s, NDArray[np.bool_]]:
+def places_in(known: Int64s, keys: Int64s) -> tuple[Int64s, NDArray[np.bool_]]:
     """Where each of `keys` stands in `known`, and which of them do."""
     if not len(known):
         return np.empty(0, np.int64), np.zeros(len(keys), np.bool_)

@@ -161,6 +161,49 @@ class Showback(Model):
     items: list[TenantShowback]
 
 
+_PREFIX = {
+    "incarnation": "ab" * 16,
+    "residency": 17,
+    "tenant": "acme",
+    "classification": "internal",
+    "blocks": 32,
+    "attached_blocks": 640,
+    "requests": 20,
+    "foreign_requests": 0,
+    "saved_seconds": 4.5,
+    "last_us": 1_780_000_000_000_000,
+}
+
+
+class PrefixWorth(Model):
+    """A request of which later ones attached blocks, and what that saved; never what was in them."""
+
+    model_config = example(_PREFIX)
+
+    incarnation: str
+    residency: Whole
+    tenant: str
+    classification: str
+    blocks: Whole
+    attached_blocks: Whole
+    requests: Whole
+    foreign_requests: Whole
+    saved_seconds: float | None
+    last_us: Utc
+
+
+class Prefixes(Model):
+    """Prefixes by worth, the worthiest first."""
+
+    model_config = example(
+        {"since_us": 1_780_000_000_000_000, "until_us": 1_780_086_400_000_000, "items": [_PREFIX]}
+    )
+
+    since_us: Utc
+    until_us: Utc
+    items: list[PrefixWorth]
+
+
 class WorkerCapacity(Model):
     """A running worker's blocks, as it last said; 0 where it has said nothing."""
 

@@ -19,6 +19,7 @@ from fastapi import Path, Query
 
 from kvcustody.audit.counters.read_figures import tenant_totals
 from kvcustody.audit.events import ClockConfirmed
+from kvcustody.audit.query.prefix_value import prefix_values
 from kvcustody.audit.query.scans import scan_of, scans
 from kvcustody.audit.query.showback import costs_of, showback
 from kvcustody.clock import MICROSECONDS
@@ -32,6 +33,7 @@ from kvcustody.governance.api.models.operations import (
     Capacity,
     Clock,
     ClockReason,
+    Prefixes,
     Quotas,
     ScanDetail,
     Scans,
@@ -76,6 +78,7 @@ def add_fleet(api: Api) -> None:
     api.add(capacity_, capacity, answers=Capacity, problems=("cursor-invalid",))
     showback_ = _read("getShowback", path="/v1/showback")
     api.add(showback_, get_showback, answers=Showback)
+    api.add(_read("listPrefixes", path="/v1/prefixes"), list_prefixes, answers=Prefixes)
     api.add(_read("listSinks", path="/v1/sinks"), sinks, answers=SinkPage)
     for act, says in _SINK_ACTS.items():
         operation = _operate(f"{act}Sink", path=f"/v1/sinks/{{name}}/{act}")
@@ -166,6 +169,25 @@ def get_showback(
         rows = showback(connection, since_us, until_us, costs_of(statuses(connection)))
     items = [row._asdict() for row in rows if tenant in (None, row.tenant)]
     return {"since_us": since_us, "until_us": until_us, "items": items}
+
+
+def list_prefixes(
+    caller: CallerDep,
+    service: ServiceDep,
+    since: Since = None,
+    until: Until = None,
+    tenant: Tenant = None,
+    limit: Limit = 100,
+) -> dict[str, Any]:
+    """Requests whose blocks saved later ones most in [since, until) UTC microseconds; the last day by default."""
+    until_us = service.clock.utc_us() if until is None else until
+    since_us = until_us - _DAY_US if since is None else since
+    if since_us >= until_us:
+        raise ProblemError("invalid", "`since` is not before `until`")
+    with service.reading() as connection:
+        costs = costs_of(statuses(connection))
+        rows = prefix_values(connection, since_us, until_us, costs, tenant=tenant, limit=limit)
+    return {"since_us": since_us, "until_us": until_us, "items": [row._asdict() for row in rows]}
 
 
 def capacity(

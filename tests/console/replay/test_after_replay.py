@@ -275,6 +275,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "size ledger": ("--ledger", "sqlite:///kvcustody.db"),
         "scan findings": (),
         "showback": ("--from", "2020-01-01"),
+        "prefixes top": ("--from", "2020-01-01"),
         "top": ("--once",),
         "advise": (),
     }

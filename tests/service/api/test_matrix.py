@@ -180,6 +180,7 @@ ROWS = {
     "getScanOrder": Row("/v1/orphans/orders/{order}", every=OPERATORS),
     "listQuotas": Row("/v1/quotas", every=OPERATORS),
     "getShowback": Row("/v1/showback", every=OPERATORS),
+    "listPrefixes": Row("/v1/prefixes", every=OPERATORS),
     "getCapacity": Row("/v1/capacity", every=OPERATORS),
     "getClock": Row("/v1/clock", every=OPERATORS),
     "confirmClock": Row("/v1/clock:confirm", every="operator", body={"reason": "set by hand"}, ok=409),

@@ -1,0 +1,96 @@
+"""The commands of `kvcustody prefixes`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvcustody.audit.query.prefix_value import PrefixValue, prefix_values
+from kvcustody.audit.query.showback import costs_of
+from kvcustody.clock import SystemClock
+from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.opening import connect, reading
+from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us
+from kvcustody.errors import ConfigError
+from kvcustody.governance.observability.serving_summary import seconds_text
+from kvcustody.governance.service.fleet.workers import statuses
+from kvcustody.times import DAY_US, readable
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Which prefixes are worth keeping: what later requests reused of what one had written.",
+    epilog="docs/audit/showback.md#prefixes says what a row is; no content is read or shown.",
+)
+
+
+@app.callback()
+def prefixes() -> None:
+    """Which prefixes are worth keeping: what later requests reused of what one had written."""
+
+
+@app.command(epilog="Example: `kvcustody prefixes top --from 2026-11-01 --tenant acme --json`")
+def top(
+    *,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="From this UTC date or moment on; default: a day before --to."),
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Up to this one, not included; now.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, the worthiest.")] = 20,
+    ledger: Ledger = DEFAULT,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """The requests whose blocks saved later ones most: by tenant and classification, in prefill seconds.
+
+    Seconds are by the cost that each worker measured of its own prefills; where none is told, blocks decide.
+    """
+    until_us = moment_us(end, "--to")
+    until_us = SystemClock().utc_us() if until_us is None else until_us
+    since_us = moment_us(start, "--from")
+    since_us = until_us - DAY_US if since_us is None else since_us
+    if until_us <= since_us:
+        raise ConfigError(f"--to `{readable(until_us)}` is not after --from `{readable(since_us)}`")
+    if server is not None:
+        with connect(server, key_file, authority) as plane:
+            found = plane.get("/v1/prefixes", since=since_us, until=until_us, tenant=tenant, limit=limit)
+        rows = [PrefixValue(**row) for row in found["items"]]
+    else:
+        with reading(ledger) as engine, engine.connect() as connection:
+            costs = costs_of(statuses(connection))
+            rows = prefix_values(connection, since_us, until_us, costs, tenant=tenant, limit=limit)
+    if as_json:
+        print_json({"since_us": since_us, "until_us": until_us, "prefixes": [row._asdict() for row in rows]})
+        return
+    table = make_table(
+        f"{readable(since_us)} to {readable(until_us)}",
+        *(
+            "written by",
+            "tenant",
+            "classification",
+            "saved",
+            "requests",
+            "of others",
+            "blocks",
+            "attached",
+            "last",
+        ),
+        left=3,
+    )
+    for row in rows:
+        table.add_row(
+            f"{row.incarnation[:12]}:{row.residency}",
+            row.tenant,
+            row.classification,
+            seconds_text(row.saved_seconds),
+            *(
+                f"{number:,}"
+                for number in (row.requests, row.foreign_requests, row.blocks, row.attached_blocks)
+            ),
+            readable(row.last_us),
+        )
+    stdout().print(table, markup=False)
