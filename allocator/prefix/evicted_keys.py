@@ -1,13 +1,14 @@
 """Which blocks were evicted last, by key: a block that is computed again was wanted, and a larger pool had had it.
 
-    evicted = EvictedKeys(blocks=pool.blocks)
-    evicted.add(keys, length)                   # a run that made room, by the key of its first block
-    again = evicted.computed_again(keys)        # of a prompt's missing blocks: how many there were, and how far back
+    evicted = EvictedKeys(pool.blocks)
+    evicted.add(tenant, key, length)             # a run that made room, by the key of its first block
+    again = evicted.computed_again(tenant, keys)  # of a prompt's missing blocks: how many there were
+    evicted.forget(tenant)                       # it has left, or something of it was erased
 
 1. What is kept is at most twice as many blocks as the pool has, the newest: a key and two numbers for each run.
 2. `distance` of a block is how many were evicted since, itself included, and what is computed with it: a pool that much
    larger had kept it, where the least recently used leaves first.
-3. A key is one of a tenant's: nobody learns of another's evictions from it.
+3. Keys are kept by tenant: none finds another's, and what is forgotten is a tenant's whole.
 """
 
 from __future__ import annotations
@@ -17,47 +18,70 @@ from collections.abc import Iterable
 from kvcustody.allocator.prefix.node import KEY_BYTES
 
 _DISTANCES = 48  # powers of two
+_Runs = dict[bytes, tuple[int, int]]  # key of the first block: its length, and how many were evicted by then
+_NONE: _Runs = {}
 
 
 class EvictedKeys:
     """The ghosts of one pool. `evicted` counts blocks since the pool was made."""
 
-    __slots__ = ("_blocks", "_kept", "_newer", "_older", "distances", "evicted")
+    __slots__ = ("_kept", "_newer", "_older", "distances", "evicted", "keys_max")
 
     def __init__(self, blocks: int) -> None:
         self.evicted = 0
         self.distances = [0] * _DISTANCES  # blocks computed again, by the bit length of their distance
-        self._blocks = max(1, blocks)
+        self.keys_max = max(1, blocks)  # blocks of all tenants until the older half is let go
         self._kept = 0
-        self._newer: dict[bytes, tuple[int, int]] = {}
-        self._older: dict[bytes, tuple[int, int]] = {}
+        self._newer: dict[str, _Runs] = {}
+        self._older: dict[str, _Runs] = {}
 
-    def add(self, key: bytes, length: int) -> None:
-        """A run of `length` blocks made room; `key` is its first block's."""
+    def add(self, tenant: str, key: bytes, length: int) -> None:
+        """A run of `length` blocks of `tenant` made room; `key` is its first block's."""
         self.evicted = serial = self.evicted + length
-        self._newer[key] = (length, serial)
+        self._runs(tenant)[key] = (length, serial)
         self._kept = kept = self._kept + length
-        if kept >= self._blocks:
+        if kept >= self.keys_max:
             self._turn()
 
-    def add_each(self, keys: Iterable[bytes], count: int) -> None:
-        """`count` blocks made room, each a run of its own."""
+    def add_each(self, tenant: str, keys: Iterable[bytes], count: int) -> None:
+        """`count` blocks of `tenant` made room, each a run of its own; `keys`: of those whose key is known."""
         self.evicted += count
-        self._newer.update(dict.fromkeys(keys, (1, self.evicted)))
+        self._runs(tenant).update(dict.fromkeys(keys, (1, self.evicted)))
         self._kept += count
-        if self._kept >= self._blocks:
+        if self._kept >= self.keys_max:
             self._turn()
+
+    def forget(self, tenant: str | None) -> None:
+        """No key of `tenant` (None: of anybody) is kept any longer. What was counted stays."""
+        if tenant is None:
+            self._newer, self._older = {}, {}
+        else:
+            self._newer.pop(tenant, None)
+            self._older.pop(tenant, None)
+
+    def __len__(self) -> int:
+        """Runs that are kept."""
+        return sum(map(len, (*self._newer.values(), *self._older.values())))
+
+    def _runs(self, tenant: str) -> _Runs:
+        runs = self._newer.get(tenant)
+        if runs is None:
+            runs = self._newer[tenant] = {}
+        return runs
 
     def _turn(self) -> None:
         self._older, self._newer, self._kept = self._newer, {}, 0
 
-    def computed_again(self, keys: bytes) -> int:
+    def computed_again(self, tenant: str, keys: bytes) -> int:
         """How many leading blocks of `keys`, 32 bytes each, had been evicted. They are forgotten: counted once."""
+        newer, older = self._newer.get(tenant, _NONE), self._older.get(tenant, _NONE)
+        if not (newer or older):
+            return 0
         found, at, end = 0, 0, len(keys)
         wanted = end // KEY_BYTES
         while at < end:
             key = keys[at : at + KEY_BYTES]
-            kept = self._newer if key in self._newer else self._older
+            kept = newer if key in newer else older
             if key not in kept:
                 break
             length, serial = kept.pop(key)
@@ -67,14 +91,14 @@ class EvictedKeys:
             at += length * KEY_BYTES
         return found
 
-    def computed_again_each(self, keys: Iterable[bytes]) -> int:
+    def computed_again_each(self, tenant: str, keys: Iterable[bytes]) -> int:
         """How many of `keys` had been evicted; counted once."""
-        if not (self._newer or self._older):
+        newer, older = self._newer.get(tenant, _NONE), self._older.get(tenant, _NONE)
+        if not (newer or older):
             return 0
-        found = [key for key in keys if key in self._newer or key in self._older]
+        found = [key for key in keys if key in newer or key in older]
         for key in found:
-            kept = self._newer if key in self._newer else self._older
-            length, serial = kept.pop(key)
+            length, serial = (newer if key in newer else older).pop(key)
             self._count(self.evicted - serial + length + len(found), 1)
         return len(found)
 

@@ -63,6 +63,7 @@ class PrefixTree:
         """An account that has no node left leaves."""
         del self.queues[account]
         self.hold_table.forget(account)
+        self.evicted_keys.forget(account.name)
 
     def nodes(self) -> Iterator[Node]:
         """Every node, parents before their children; the tree must not change meanwhile."""
@@ -351,7 +352,7 @@ class PrefixTree:
             if surplus <= 0 or node.windows:
                 given += node.block_count
                 if node.keys:
-                    self.evicted_keys.add(node.keys[:KEY_BYTES], node.length)
+                    self.evicted_keys.add(account.name, node.keys[:KEY_BYTES], node.length)
                 self._end_cached(node, reason, now_us, now_us)
             else:
                 given += self._trim(node, count - given, reason, now_us)
@@ -363,7 +364,8 @@ class PrefixTree:
         keep = node.length - count
         if node.keys:
             self.index.remove(node, keep)
-            self.evicted_keys.add(node.keys[KEY_BYTES * keep : KEY_BYTES * (keep + 1)], count)
+            first = node.keys[KEY_BYTES * keep : KEY_BYTES * (keep + 1)]
+            self.evicted_keys.add(node.domain.owner.name, first, count)
             if self.changes is not None:
                 self.changes.append(IndexChange(node.domain, node.keys[KEY_BYTES * keep :], b"", 0, reason))
             node.keys = node.keys[: KEY_BYTES * keep]

@@ -474,7 +474,8 @@ class EnginePort(Authority[ExternalPool]):
             return
         self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
         if keys:
-            again = self.evicted_keys.computed_again_each(keys)
+            owner = self.pool.domains[int(self.pool.tag[blocks[0]])].owner.name
+            again = self.evicted_keys.computed_again_each(owner, keys)
             if again:
                 self._counters(residency.tenant).recomputed_blocks += again
             self._key_of.update(zip(blocks, keys, strict=True))
@@ -490,9 +491,22 @@ class EnginePort(Authority[ExternalPool]):
 
     def _made_room(self, blocks: Sequence[int]) -> None:
         """These were evicted: whoever computes one of them again is counted."""
+        of: dict[int, list[int]] = {}
+        for block, tag in zip(blocks, self.pool.tag[np.asarray(blocks, dtype=np.int64)].tolist(), strict=True):
+            of.setdefault(tag, []).append(block)
+        for tag, some in of.items():
+            domain, keys = self.pool.domains.get(tag), self._take_keys(some)
+            if domain is not None:  # else all of these had ended before
+                self.evicted_keys.add_each(domain.owner.name, keys, len(some))
+
+    def _take_keys(self, blocks: Iterable[int]) -> list[bytes]:
         taken = self._key_of.pop
-        keys = [key for key in [taken(block, None) for block in blocks] if key is not None]
-        self.evicted_keys.add_each(keys, len(blocks))
+        return [key for block in blocks if (key := taken(block, None)) is not None]
+
+    def forget_keys(self, tenant: str | None) -> None:
+        """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
+        self.evicted_keys.forget(tenant)
+        self._take_keys([block for block in self._key_of if not self.pool.indexed[block]])
 
     def unpublished(self, blocks: Sequence[int], cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
@@ -674,6 +688,7 @@ class EnginePort(Authority[ExternalPool]):
                 self._evict(self.pool.enforce_residency_cap(account, self._clock.now_us()))
             if not self._accounts.leave(tenant, charged=is_shared):
                 return False
+        self.evicted_keys.forget(tenant)
         self._forget_tenant(tenant)
         return True
 
@@ -825,6 +840,7 @@ class EnginePort(Authority[ExternalPool]):
 
     def _evict(self, forget: Sequence[int]) -> None:
         if forget:
+            self._take_keys(forget)
             self._engine.evict(forget)
 
     # -- evidence -----------------------------------------------------------------------------------------------------

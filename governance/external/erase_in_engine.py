@@ -62,6 +62,7 @@ class PortErasure:
         if forget:
             self._engine.evict(forget)
         port.reload_plans()
+        port.forget_keys(selector.tenant)
         return ErasureEffect(
             aborted, tuple(finishing), len(covered.holds), before - _live(pool), (covered.units,)
         )

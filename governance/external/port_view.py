@@ -32,5 +32,8 @@ class PortView(Protocol):
     def reload_plans(self) -> None:
         """After domains were closed: requests that wait get a new plan."""
 
+    def forget_keys(self, tenant: str | None) -> None:
+        """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
+
     def counts(self) -> PoolCounts:
         """The pool's own counters, after everything that happened went to the ledger."""

@@ -70,6 +70,7 @@ class GovernorErasure:
             _end(manager, covered.tops(), before_us, now_us)
             if finish:
                 _unpublish(manager, covered.sequences, now_us)
+            manager.tree.evicted_keys.forget(selector.tenant)
             ended += before - manager.live_blocks()
             units.append(covered.units)
         governor.forget_closed_plans()

@@ -231,7 +231,8 @@ class Governor(Authority[BlockManager]):
         self.measures.began(begun.hit_blocks, age_us, now_us - begun.asked_us)
         if evicted.evicted:
             for span in begun.spans:
-                counters.recomputed_blocks += evicted.computed_again(span.keys)
+                owner = span.domain.owner.name
+                counters.recomputed_blocks += evicted.computed_again(owner, span.keys)
 
     def _without_plan(
         self, principal: Principal, outcome: AdmissionRefused | Deferred

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prefixes")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        found = CliRunner().invoke(app, ["replay", "--limit", "200", "--pool-blocks", "1024"])
+        found = CliRunner().invoke(app, ["replay", "--limit", "200", "--pool-blocks", "2048"])
         assert found.exit_code == 0, found.output
     return folder
 

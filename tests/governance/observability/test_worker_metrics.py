@@ -467,6 +467,27 @@ def test_a_cycle_that_does_not_fit_is_named_with_the_pool_that_would_hold_it(wor
     again.engine.close()
 
 
+def test_an_erasure_forgets_the_keys_of_what_was_evicted_before(world: Counted) -> None:
+    """Keys of evicted blocks are kept to count what is computed again: a tenant's go with its erasure, no other's."""
+    prompts = [[*range(1000 * at, 1000 * at + 6 * BLOCK_TOKENS + 1)] for at in range(1, 11)]
+
+    def ask(tenant: str) -> float:
+        before = world.said()["recomputed"]
+        for prompt in prompts:
+            world.ask(person(tenant, "ada"), prompt)
+            world.run()
+        return world.said()["recomputed"] - before
+
+    for tenant in ("alpha", "beta"):
+        ask(tenant)
+    assert ask("alpha") > 0, "void: nothing is counted where nobody erased"
+    ask("beta")
+    world.engine.erase(Selector("alpha"))
+    world.run()
+    assert ask("alpha") == 0
+    assert ask("beta") > 0
+
+
 def test_prefill_time_avoided_is_what_the_prefills_cost() -> None:
     """A simulated engine whose prefills take a known time: what hits saved is what it says, and the error is stated."""
     measures, rng = ServingMeasures(BLOCK_TOKENS), np.random.default_rng(5)
