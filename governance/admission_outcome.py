@@ -18,11 +18,26 @@ class Admission(NamedTuple):
     slot: int
 
 
+_TOO_LARGE = "prompt and new tokens need"
+
+
 class AdmissionRefused(NamedTuple):
     """A request can never be served as it is; `reason` names what to change and nobody else's state."""
 
     request_id: Hashable
     reason: str
+
+    @classmethod
+    def too_large(cls, request_id: Hashable, needed: int, most: int) -> AdmissionRefused:
+        """Of a request that could not run even alone: it needs so many blocks, and its tenant may have so many."""
+        return cls(
+            request_id, f"{_TOO_LARGE} `{needed}` blocks, the tenant may have `{most}`; ask for fewer tokens"
+        )
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether room is what it could never have."""
+        return self.reason.startswith(_TOO_LARGE)
 
 
 class Deferred(NamedTuple):

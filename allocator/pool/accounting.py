@@ -58,6 +58,11 @@ class Account:
         """The most blocks this account may be charged for."""
         return self.cap_blocks
 
+    @property
+    def request_blocks(self) -> int:
+        """The most blocks one request of this account could ever have: others' guarantees are theirs (rule 3)."""
+        return min(self.cap_blocks, self.guaranteed_blocks + self.partition.common_blocks)
+
     def limit(self, *, guaranteed: int, cap: int | None, borrow: bool, residencies: int) -> None:
         """Set the limits, and keep the partition's sums over guarantees. `cap` None: the whole partition."""
         partition = self.partition

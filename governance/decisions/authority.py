@@ -172,10 +172,11 @@ class Authority(ABC, Generic[PoolT_co]):
             counters = self.tenant_counters[tenant] = TenantCounters()
         return counters
 
-    def count_too_large(self, tenant: str) -> None:
-        """A request was refused that could not run here even alone: what would be an OOM elsewhere."""
+    def too_large(self, request_id: Hashable, tenant: str, needed: int, most: int) -> AdmissionRefused:
+        """The refusal, counted, of a request that could not run here even alone: what would be an OOM elsewhere."""
         counters = self._counters(tenant)
         counters.count(counters.refused, TOO_LARGE)
+        return AdmissionRefused.too_large(request_id, needed, most)
 
     def _new_book(self, table: DecisionTable) -> PlanCache[PoolT_co]:
         return PlanCache(

@@ -88,13 +88,9 @@ class PortAccounts:
                 self._names.add(name)
                 self._limited(name, tenant, table)
 
-    def limit_blocks(self, account: Account) -> int:
-        """The most blocks one request of this account could ever have."""
-        return min(account.cap_blocks, account.guaranteed_blocks + self._pool.partition.common_blocks)
-
     def room_of(self) -> dict[str, int]:
         """The most blocks that each tenant that is here may have."""
-        return {name: self.limit_blocks(self._pool.accounts[name]) for name in self._names}
+        return {name: self._pool.accounts[name].request_blocks for name in self._names}
 
     def fits(self, account: Account, need: int) -> bool:
         """Whether `need` more blocks may be reserved for the account now."""

@@ -190,13 +190,8 @@ class EnginePort(Authority[ExternalPool]):
         if asked_us is not None:
             residency.asked_us = min(asked_us, moment.now_us)
         blocks = -(-(len(tokens) + max_tokens) // self.block_tokens) * groups
-        most = self._accounts.limit_blocks(account)
-        if blocks > most:
-            self.count_too_large(account.name)
-            return AdmissionRefused(
-                request_id,
-                f"the prompt and `max_tokens` need {blocks} blocks, the most that the tenant may have is {most}",
-            )
+        if blocks > account.request_blocks:
+            return self.too_large(request_id, account.name, blocks, account.request_blocks)
         residency.reserved_blocks = blocks
         if plan is not None and prompt is not None and plan.own.state is not None:
             residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch, kinds=kinds)
@@ -492,7 +487,9 @@ class EnginePort(Authority[ExternalPool]):
     def _made_room(self, blocks: Sequence[int]) -> None:
         """These were evicted: whoever computes one of them again is counted."""
         of: dict[int, list[int]] = {}
-        for block, tag in zip(blocks, self.pool.tag[np.asarray(blocks, dtype=np.int64)].tolist(), strict=True):
+        for block, tag in zip(
+            blocks, self.pool.tag[np.asarray(blocks, dtype=np.int64)].tolist(), strict=True
+        ):
             of.setdefault(tag, []).append(block)
         for tag, some in of.items():
             domain, keys = self.pool.domains.get(tag), self._take_keys(some)

@@ -189,9 +189,10 @@ class Governor(Authority[BlockManager]):
                 can_preempt=can_preempt,
             )
             if isinstance(begun, str):
-                counters.count(counters.deferred, begun)
-                self._asked.note(handle, now_us if asked_us is None else asked_us)
-                return Deferred(request_id, begun)
+                since_us = now_us if asked_us is None else asked_us
+                return self._without_room(
+                    plan, handle, begun, found, prompt.tokens + lookahead_tokens, since_us
+                )
             begun.priorities = self._book.priorities(plan, read.segment, kinds)
             crossed = found.via if found.via is not plan.own.domain else None
             if crossed is not None:
@@ -233,6 +234,30 @@ class Governor(Authority[BlockManager]):
             for span in begun.spans:
                 owner = span.domain.owner.name
                 counters.recomputed_blocks += evicted.computed_again(owner, span.keys)
+
+    def _without_room(
+        self,
+        plan: Plan[BlockManager],
+        handle: tuple[str, Hashable],
+        reason: str,
+        found: PrefixMatch,
+        tokens: int,
+        since_us: int,
+    ) -> AdmissionRefused | Deferred:
+        """It waits for room, where it could ever have it."""
+        needed = -(-tokens // self.block_tokens)
+        if found.via is not plan.own.domain:
+            needed -= (
+                found.hit_blocks
+            )  # they are charged to whose they are, and so is what it writes for others
+        account = plan.account
+        needed -= sum(span.last - span.first for span in found.spans if span.domain.owner is not account)
+        if needed > account.request_blocks:
+            return self.too_large(handle[1], plan.tenant, needed, account.request_blocks)
+        counters = self._counters(plan.tenant)
+        counters.count(counters.deferred, reason)
+        self._asked.note(handle, since_us)
+        return Deferred(handle[1], reason)
 
     def _without_plan(
         self, principal: Principal, outcome: AdmissionRefused | Deferred

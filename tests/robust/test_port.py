@@ -230,7 +230,7 @@ def test_a_tenant_over_its_cap_waits_alone(make: Make) -> None:
     world.end(first)
     assert world.start(second)
     too_long = world.port.admit(None, MODEL, list(range(60 * BLOCK)), request_id="long")
-    assert "the most that the tenant may have is 48" in str(too_long)
+    assert "the tenant may have `48`" in str(too_long)
 
 
 def test_guarantees_are_never_lent_to_running_requests(make: Make) -> None:

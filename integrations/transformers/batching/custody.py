@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.accounting import Account
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.governor.governor import Governor
@@ -120,10 +119,10 @@ class BatchCustody:
         self._deferred.pop(request_id, None)
         plan = self.governor.running[outcome.request_id].residency.facts
         assert isinstance(plan, Plan)
-        if self._needed(len(tokens), max_new_tokens) > most_blocks(plan.account):
+        needed, most = self._needed(len(tokens), max_new_tokens), plan.account.request_blocks
+        if needed > most:
             self.governor.release(outcome.request_id, "refused")
-            self.governor.count_too_large(plan.tenant)
-            return too_big(request_id, self._needed(len(tokens), max_new_tokens), plan.account)
+            return self.governor.too_large(request_id, plan.tenant, needed, most)
         self._record(request_id, outcome, claim, plan, len(tokens))
         return outcome
 
@@ -150,13 +149,14 @@ class BatchCustody:
         max_new_tokens: int | None,
     ) -> AdmissionRefused | Deferred:
         """A deferral becomes a refusal where the request could not even run alone."""
+        if isinstance(outcome, AdmissionRefused):
+            return outcome
         needed = self._needed(tokens, max_new_tokens)
         tenant = self.governor.tenant_name(claim.principal)
         for manager in self.governor.managers:
             account = manager.accounts.get(tenant)
-            if account is not None and needed > most_blocks(account):
-                self.governor.count_too_large(tenant)
-                return too_big(outcome.request_id, needed, account)
+            if account is not None and needed > account.request_blocks:
+                return self.governor.too_large(outcome.request_id, tenant, needed, account.request_blocks)
         return outcome
 
     def is_crowded(self, request_id: str, margin: float) -> bool:
@@ -316,19 +316,3 @@ class BatchCustody:
             for manager in self.governor.managers
             for account in manager.accounts.values()
         )
-
-
-TOO_BIG = "prompt and new tokens need"
-
-
-def most_blocks(account: Account) -> int:
-    """The most blocks that one request of this account could ever have."""
-    return min(account.cap_blocks, account.partition.size)
-
-
-def too_big(request_id: object, needed: int, account: Account) -> AdmissionRefused:
-    """The refusal of a request that could not even run alone."""
-    return AdmissionRefused(
-        request_id,
-        f"{TOO_BIG} `{needed}` blocks, the tenant may have `{most_blocks(account)}`; ask for fewer tokens",
-    )

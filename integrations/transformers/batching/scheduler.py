@@ -23,9 +23,7 @@ from kvcustody.errors import CapacityError, ConfigError, CustodyError, HandleErr
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.integrations.transformers.batching.custody import (
     IN_FLIGHT_STEPS,
-    TOO_BIG,
     BatchCustody,
-    most_blocks,
 )
 
 BASES = {"fifo": FIFOScheduler, "prefill_first": PrefillFirstScheduler}
@@ -149,7 +147,7 @@ class GovernedScheduler:
             outcome = AdmissionRefused(request_id, error.message)
         if isinstance(outcome, AdmissionRefused):
             started.add(request_id)
-            kind = CapacityError if outcome.reason.startswith(TOO_BIG) else IdentityError
+            kind = CapacityError if outcome.is_too_large else IdentityError
             self._fail(request_id, kind(f"request `{request_id}`: {outcome.reason}"))
         elif isinstance(outcome, Admission):
             started.add(request_id)
@@ -184,7 +182,7 @@ class GovernedScheduler:
                 continue  # its others run on, and will give room
             if len(states) > 1:
                 acted = self._preempt(states[-1])
-            elif account.active_blocks >= most_blocks(account):
+            elif account.active_blocks >= account.request_blocks:
                 acted = self._fail_outgrown(states[0])
         if not acted and not batch and len(starved) == len(self.active_requests):
             acted = self._preempt(starved[-1]) if len(starved) > 1 else self._fail_outgrown(starved[0])

@@ -133,10 +133,10 @@ def test_explain_and_test(files):
 def test_explain_eviction(files):
     kinds = "{system_prompt: 90, pasted_log: 10}"
     text = library.source("regulated-saas")
-    assert text.count("eviction: {policy: slru, hits: 2}") == 1
+    assert text.count("eviction: {policy: lru}") == 1
     ranges = "ranges: [{from: 0, to: 512, priority: 60, for: 5m}]"
     kept = text.replace(
-        "{policy: slru, hits: 2}", f"{{policy: priority, priority: 40, {ranges}, kinds: {kinds}}}"
+        "eviction: {policy: lru}", f"eviction: {{policy: priority, priority: 40, {ranges}, kinds: {kinds}}}"
     )
     Path("kept.yaml").write_text(kept)
     line = kept[: kept.index("eviction:")].count("\n") + 1
@@ -161,7 +161,7 @@ def test_explain_eviction(files):
     ]  # fmt: skip
     assert found["idle_us"] <= found["absolute_us"]
     plain = policy("explain", "a.yaml", *asked)
-    assert "used less than 2 times first" in plain and "have no part in this order" in plain
+    assert "the least recently used first" in plain and "have no part in this order" in plain
     assert "did you mean `pasted_log`" in policy(
         "explain", "kept.yaml", *asked, "--kind", "0:9=pasted_logs", code=2
     )
@@ -173,7 +173,9 @@ def test_explain_eviction(files):
 
 @pytest.mark.parametrize("kind", list(EvictionKind))
 def test_explain_says_the_order_of_every_kind(files, kind):
-    text = library.source("regulated-saas").replace("{policy: slru, hits: 2}", f"{{policy: {kind.value}}}")
+    text = library.source("regulated-saas").replace(
+        "eviction: {policy: lru}", f"eviction: {{policy: {kind.value}}}"
+    )
     Path("kind.yaml").write_text(text)
     told = policy("explain", "kind.yaml", "--evict", "--reader", "acme", "-c", "internal")
     assert f"eviction `{kind.value}`: " in told and "first" in told.splitlines()[0]

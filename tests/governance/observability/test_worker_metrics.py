@@ -559,16 +559,15 @@ def test_what_is_cancelled_is_timed_from_the_cancel() -> None:
     world.facade.close()
 
 
-def test_a_request_that_could_never_run_is_refused_and_counted() -> None:
+def test_a_request_that_could_never_run_is_refused_and_counted(world: Counted) -> None:
     """What would be an OOM elsewhere: refused at once, with what it needs and what it may have."""
-    world = Counted(ReferenceEngine)
     number = world.ask(person("alpha"), [*range(3, 3 + (BLOCKS + 1) * BLOCK_TOKENS)])
+    world.run()
     assert world.engine.outcome(number).state == "refused"
     assert world.said()["refused.too-large"] == 1
     world.ask(person("alpha"), SHARED)
     world.run()
     assert world.said()["requests"] == 1, "control: one that fits runs"
-    world.engine.close()
 
 
 def test_room_behind_the_last_token_is_what_is_lost() -> None:
