@@ -27,10 +27,10 @@ class EvictedKeys:
 
     __slots__ = ("_kept", "_newer", "_older", "distances", "evicted", "keys_max")
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, keys_max: int) -> None:
         self.evicted = 0
         self.distances = [0] * _DISTANCES  # blocks computed again, by the bit length of their distance
-        self.keys_max = max(1, blocks)  # blocks of all tenants until the older half is let go
+        self.keys_max = max(1, keys_max)  # blocks of all tenants until the older half is let go
         self._kept = 0
         self._newer: dict[str, _Runs] = {}
         self._older: dict[str, _Runs] = {}

@@ -31,7 +31,12 @@ _LIBC.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def derive(
-    secret: KeyBuffer, *, salt: bytes, info: bytes, into: KeyBuffer, scratch: KeyBuffer | None = None
+    secret: KeyBuffer,
+    *,
+    salt: bytes | memoryview,
+    info: bytes,
+    into: KeyBuffer,
+    scratch: KeyBuffer | None = None,
 ) -> None:
     """HKDF-SHA256 (RFC 5869) of `secret` into a 32-byte buffer, leaving no copy of anything between.
 
@@ -42,6 +47,13 @@ def derive(
     with KeyBuffer(KEY_BYTES) if scratch is None else scratch as extracted:
         extracted.take(hmac.digest(salt, secret.view(), "sha256"))
         into.take(hmac.digest(extracted.view(), info + b"\x01", "sha256"))
+
+
+def wipe_bytes(result: bytes) -> None:
+    """Overwrite a secret that a library could only return as `bytes`. The caller must own it alone."""
+    assert len(result) > 1  # shorter ones are shared by the interpreter
+    if sys.implementation.name == "cpython":
+        ctypes.memset(id(result) + bytes.__basicsize__ - 1, 0, len(result))
 
 
 class KeyBuffer:
@@ -89,10 +101,9 @@ class KeyBuffer:
 
         Some calls can only return `bytes`. The caller must own `result` alone; nothing else may ever read it.
         """
-        assert len(result) == self.size > 1  # shorter ones are shared by the interpreter
+        assert len(result) == self.size
         self.writable()[:] = result
-        if sys.implementation.name == "cpython":
-            ctypes.memset(id(result) + bytes.__basicsize__ - 1, 0, self.size)
+        wipe_bytes(result)
 
     def wipe(self) -> None:
         """Overwrite the secret; the mapping itself is returned to the system with the buffer."""

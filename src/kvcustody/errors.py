@@ -6,6 +6,7 @@ CustodyError
 │   └── TraceError         a trace line was rejected (carries file and line)
 ├── IdentityError          no tenant, a malformed tenant, or a claim that cannot be verified
 ├── KeyringError           a root secret, wrapped key or epoch is missing, unreadable or refused
+│   └── SealError          a sealed object does not open: it is not what it should be, or a key of it is gone
 ├── HandleError            a (block, generation) handle is stale, or a request id is unknown
 ├── CapacityError          blocks, residencies or quota are exhausted for good (not merely deferred)
 ├── AdmissionError         a cache was refused by policy, or has to wait (`is_deferred`)
@@ -67,6 +68,12 @@ class KeyringError(CustodyError):
     """A root secret, wrapped key or epoch is missing, unreadable or refused."""
 
     code = "KVC300"
+
+
+class SealError(KeyringError):
+    """A sealed object does not open: it is not what it should be, or a key of it is gone."""
+
+    code = "KVC310"
 
 
 class HandleError(CustodyError):

@@ -1,0 +1,310 @@
+"""Shred keys: random secrets that many sealed objects need, so that destroying one ends them all at once.
+
+    keys = ShredKeys.open(path, wrapping, clock)
+    bucket = keys.of_bucket("internal", ceiling_us, width_us)      # the time bucket in which a ceiling falls
+    subject = keys.of_subject(tenant_digest)
+    receipt = keys.destroy(subject)
+
+1. Each is random, stored wrapped, in a file of fixed records apart from the tiers; in memory only in a `KeyBuffer`.
+2. Destroying one overwrites its record in place and syncs it before the receipt is made. Another process that has the
+   file open sees it with its next use; its buffer is wiped then. A forked child opens the file for itself.
+3. A record that a crash cut short has no key: it is free, and so is one that was being destroyed.
+4. A destroyed id never comes back: ids are random, and a subject or bucket that is asked for again gets a new key.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import stat
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from kvcustody.clock import Clock
+from kvcustody.errors import KeyringError
+from kvcustody.files import sync_path
+from kvcustody.governance.identity.domain_spec import KeyOwner
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.keys.root_key_wrapping import WRAPPED_BYTES, WrappingPort
+
+ID_BYTES = 16
+_MAGIC = b"kvcustody/shred@1".ljust(32, b"\0")
+_HEADER_BYTES = 256
+_RECORD_BYTES = 256
+_CHANGES = slice(64, 72)  # of the header: how often a record was written
+_GROWTH = 64  # records that are added together
+_BUCKET, _SUBJECT = 1, 2
+_NAMES = {_BUCKET: "bucket", _SUBJECT: "subject"}
+_RECORD = struct.Struct(
+    f"<B 3x I {ID_BYTES}s 32s Q Q {WRAPPED_BYTES}s 48s"
+)  # kind, CRC-32, id, whose, times, key, label
+_LABEL_BYTES = 48
+
+
+class ShredKey(NamedTuple):
+    """One living shred key. `until_us`: when a bucket's ends (UTC); 0: a subject's, which ends with its erasure."""
+
+    id: bytes
+    kind: str
+    label: str
+    created_us: int
+    until_us: int
+
+
+class ShredReceipt(NamedTuple):
+    """A shred key was destroyed at `utc_us`: its record is overwritten and synced, its buffers are wiped."""
+
+    key: ShredKey
+    utc_us: int
+    buffers_wiped: int
+
+
+class ShredKeys:
+    """The shred keys of one deployment. Safe for threads and for processes that share the file."""
+
+    def __init__(self, path: Path, descriptor: int, port: WrappingPort, clock: Clock) -> None:
+        self.path = path
+        self._file = descriptor
+        self._port = port
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._map = mmap.mmap(descriptor, 0)
+        self._slots: dict[bytes, int] = {}  # of living keys, by id
+        self._ids: dict[tuple[int, bytes], bytes] = {}  # by kind and whose
+        self._free: list[int] = []
+        self._secrets: dict[bytes, KeyBuffer] = {}
+        self._changes = -1  # of the file, when it was read
+        self._read()
+
+    @classmethod
+    def open(cls, path: Path, port: WrappingPort, clock: Clock) -> Self:
+        """Open the file, made where it is absent. Raises `KeyringError` for one that is not ours alone."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                _prepare(path, descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        except OSError as error:
+            raise KeyringError(
+                f"shred keys `{path}`: cannot be opened ({error.strerror})", path=path
+            ) from None
+        return cls(path, descriptor, port, clock)
+
+    # -- whose ----------------------------------------------------------------------------------------------------
+
+    def of_bucket(self, classification: str, ceiling_us: int, width_us: int) -> ShredKey:
+        """The key of the bucket in which `ceiling_us` falls, made on first use. It may be destroyed from its end on."""
+        until_us = -(-ceiling_us // width_us) * width_us
+        whose = hashlib.blake2b(f"{classification}\0{until_us}".encode(), digest_size=32).digest()
+        return self._of(_BUCKET, whose, classification, until_us)
+
+    def of_subject(self, subject: bytes) -> ShredKey:
+        """The key of the subject with this 32-byte keyed digest, made on first use."""
+        return self._of(_SUBJECT, subject, subject.hex()[:16], 0)
+
+    def find_subject(self, subject: bytes) -> ShredKey | None:
+        """A subject's key where it has one."""
+        with self._shared():
+            id_ = self._ids.get((_SUBJECT, subject))
+            return None if id_ is None else self._key(id_)
+
+    def _of(self, kind: int, whose: bytes, label: str, until_us: int) -> ShredKey:
+        with self._lock:
+            id_ = self._ids.get((kind, whose))
+            if id_ is not None and self._is_there(id_):
+                return self._key(id_)
+            with self._shared():
+                id_ = self._ids.get((kind, whose))
+                if id_ is None:
+                    id_ = self._make(kind, whose, label, until_us)
+                return self._key(id_)
+
+    def _make(self, kind: int, whose: bytes, label: str, until_us: int) -> bytes:
+        if not self._free:
+            self._grow()
+        slot, id_ = self._free.pop(), os.urandom(ID_BYTES)
+        with KeyBuffer.random() as secret:
+            wrapped = self._port.wrap(secret, owner=_owner(kind, whose), epoch=1)
+        created_us = self._clock.utc_us()
+        named = label.encode()[:_LABEL_BYTES]
+        body = _RECORD.pack(kind, 0, id_, whose, created_us, until_us, wrapped, named)
+        body = _RECORD.pack(kind, zlib.crc32(body), id_, whose, created_us, until_us, wrapped, named)
+        self._write(slot, body)
+        self._slots[id_], self._ids[kind, whose] = slot, id_
+        return id_
+
+    # -- use ------------------------------------------------------------------------------------------------------
+
+    def secret(self, id_: bytes) -> KeyBuffer:
+        """The secret of a living key, to be handed to a library call and not kept. Raises `KeyringError`."""
+        with self._lock:
+            if not self._is_there(id_):
+                with self._shared():
+                    if id_ not in self._slots:
+                        raise KeyringError(f"shred key `{id_.hex()}`: does not exist or is destroyed")
+            secret = self._secrets.get(id_)
+            if secret is None or not secret.filled:
+                kind, _, _, whose, _, _, wrapped, _ = self._record(self._slots[id_])
+                secret = self._port.unwrap(wrapped, owner=_owner(kind, whose), epoch=1)
+                self._secrets[id_] = secret
+            return secret
+
+    def is_living(self, id_: bytes) -> bool:
+        """Whether the key can still be had, here or in another process that has the file."""
+        with self._lock:
+            if self._is_there(id_):
+                return True
+            with self._shared():
+                return id_ in self._slots
+
+    def changes(self) -> int:
+        """Rises whenever a key is made or destroyed, by any process: what caches keys compares it."""
+        return int.from_bytes(self._map[_CHANGES], "little")
+
+    def living(self) -> list[ShredKey]:
+        """Every living key, buckets by their end first."""
+        with self._shared():
+            keys = [self._key(id_) for id_ in self._slots]
+        return sorted(keys, key=lambda key: (key.kind, key.until_us, key.created_us, key.id))
+
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    def destroy(self, id_: bytes) -> ShredReceipt:
+        """Overwrite the key's record, sync it, wipe its buffer. Raises `KeyringError` where it is gone already."""
+        with self._shared():
+            if id_ not in self._slots:
+                raise KeyringError(f"shred key `{id_.hex()}`: does not exist or is destroyed")
+            return self._destroy(id_)
+
+    def destroy_due(self, now_us: int) -> list[ShredReceipt]:
+        """Destroy every bucket's key whose bucket has ended (UTC)."""
+        with self._shared():
+            due = [id_ for id_ in self._slots if 0 < self._key(id_).until_us <= now_us]
+            return [self._destroy(id_) for id_ in due]
+
+    def _destroy(self, id_: bytes) -> ShredReceipt:
+        key, slot = self._key(id_), self._slots.pop(id_)
+        kind, _, _, whose, *_ = self._record(slot)
+        self._write(slot, b"")
+        del self._ids[kind, whose]
+        self._free.append(slot)
+        return ShredReceipt(key, self._clock.utc_us(), self._wipe(id_))
+
+    def close(self) -> None:
+        """Wipe every buffer and let the file go."""
+        with self._lock:
+            for secret in self._secrets.values():
+                secret.wipe()
+            self._secrets.clear()
+            self._map.close()
+            os.close(self._file)
+
+    # -- the file -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _shared(self) -> Iterator[None]:
+        """Alone with the file, and up to date with it."""
+        with self._lock:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                self._read()
+                yield
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _read(self) -> None:
+        """Read the file, where it changed since."""
+        size = os.fstat(self._file).st_size
+        if size != len(self._map):
+            self._map.close()
+            self._map = mmap.mmap(self._file, 0)
+        changes = self.changes()
+        if changes == self._changes:
+            return
+        self._slots, self._ids, self._free, self._changes = {}, {}, [], changes
+        for slot in range((size - _HEADER_BYTES) // _RECORD_BYTES):
+            kind, crc, id_, whose, *others = self._record(slot)
+            if kind in _NAMES and zlib.crc32(_RECORD.pack(kind, 0, id_, whose, *others)) == crc:
+                self._slots[id_], self._ids[kind, whose] = slot, id_
+            else:
+                self._free.append(slot)
+        for id_ in [id_ for id_ in self._secrets if id_ not in self._slots]:
+            self._wipe(id_)
+
+    def _write(self, slot: int, body: bytes) -> None:
+        """Put a record in its place, synced; whoever else has the file open reads it again."""
+        self._changes += 1
+        self._map[_CHANGES] = self._changes.to_bytes(8, "little")
+        at = _at(slot)
+        self._map[at : at + _RECORD_BYTES] = body.ljust(_RECORD_BYTES, b"\0")
+        self._map.flush()
+
+    def _grow(self) -> None:
+        have = (len(self._map) - _HEADER_BYTES) // _RECORD_BYTES
+        more = max(_GROWTH, have)
+        os.ftruncate(self._file, _HEADER_BYTES + (have + more) * _RECORD_BYTES)
+        os.fsync(self._file)
+        self._map.close()
+        self._map = mmap.mmap(self._file, 0)
+        self._free = list(range(have + more - 1, have - 1, -1))
+
+    def _record(self, slot: int) -> tuple[int, int, bytes, bytes, int, int, bytes, bytes]:
+        kind, crc, id_, whose, created_us, until_us, wrapped, label = _RECORD.unpack_from(
+            self._map, _at(slot)
+        )
+        return kind, crc, id_, whose, created_us, until_us, wrapped, label
+
+    def _is_there(self, id_: bytes) -> bool:
+        """Whether the record is in its place still: what another process destroyed is not, whatever is known here."""
+        slot = self._slots.get(id_)
+        return slot is not None and self._record(slot)[2] == id_
+
+    def _key(self, id_: bytes) -> ShredKey:
+        kind, _, _, _, created_us, until_us, _, label = self._record(self._slots[id_])
+        return ShredKey(id_, _NAMES[kind], label.rstrip(b"\0").decode(errors="replace"), created_us, until_us)
+
+    def _wipe(self, id_: bytes) -> int:
+        secret = self._secrets.pop(id_, None)
+        if secret is None:
+            return 0
+        secret.wipe()
+        return 1
+
+
+def _prepare(path: Path, descriptor: int) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid != os.geteuid():
+        raise KeyringError(
+            f"shred keys `{path}`: is no file of ours alone; chmod 600 it, or give another path", path=path
+        )
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    begun = os.pread(descriptor, len(_MAGIC), 0)
+    if not begun:
+        os.ftruncate(descriptor, _HEADER_BYTES + _GROWTH * _RECORD_BYTES)
+        os.fsync(descriptor)
+        os.pwrite(descriptor, _MAGIC, 0)  # last: a file without it holds no key
+        os.fsync(descriptor)
+        sync_path(path.parent)
+    elif begun == bytes(len(_MAGIC)):  # its making was cut short
+        os.pwrite(descriptor, _MAGIC, 0)
+        os.fsync(descriptor)
+    elif begun != _MAGIC:
+        raise KeyringError(f"shred keys `{path}`: is no file of shred keys; give another path", path=path)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _at(slot: int) -> int:
+    return _HEADER_BYTES + slot * _RECORD_BYTES
+
+
+def _owner(kind: int, whose: bytes) -> KeyOwner:
+    return KeyOwner(f"shred-{_NAMES[kind]}", "", whose.hex())

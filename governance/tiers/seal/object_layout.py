@@ -1,0 +1,128 @@
+"""The bytes of a sealed object: where each part lies, and what is bound to its content (docs/build/sealed-object.md).
+
+    header (72) ‖ facts, sealed (0, or 328 + 16) ‖ content, sealed (n + 16) ‖ CRC-32 (0 or 4)
+
+1. The header is all that is readable without a key: which format, how long, under what name. It tells nothing of
+   whose the object is, what it holds, or which others belong to it.
+2. `ObjectFacts` say whose and what it is. They are bound to the content always; they are enclosed, sealed under a key
+   of their own, where the object must be understood by a process that has no index of it.
+3. Whatever is read is checked against bounds before anything is allocated or opened. No byte that a store chose moves
+   anything but a length check.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, Self
+
+from kvcustody.errors import SealError
+from kvcustody.governance.tiers.seal.extended_nonce import NONCE_BYTES, TAG_BYTES
+
+MAGIC = b"KVSO"
+VERSION = 1
+XAES_256_GCM = 1  # the suite; others get numbers of their own
+ENCLOSED, CHECKED = 1, 2  # flags: facts are in the object, a checksum ends it
+NAME_BYTES = 32
+SHRED_ID_BYTES = 16
+CLASSIFICATION_BYTES = 32
+OBJECT_BYTES_MAX = 1 << 32  # of content; AES-GCM itself ends at 2^36
+NO_SHRED = bytes(SHRED_ID_BYTES)
+
+_HEADER = struct.Struct("<4sBBH Q 32s 24s")
+_FACTS = struct.Struct("<32s 32s 32s 32s 32s 32s 32s HH III QQ I 16s 16s 36x")
+HEADER_BYTES = _HEADER.size
+FACTS_BYTES = _FACTS.size
+CHECKSUM_BYTES = 4
+
+
+class ObjectFacts(NamedTuple):
+    """Whose an object is and what it holds. Digests are 32 bytes; times are UTC in microseconds.
+
+    `first` and `last` are the keys of its first and last block, `parent` that of the block before (zeros: none);
+    `depth` is the first block's place in its chain, `tokens` how many its blocks hold. `shard` of `shards` workers made
+    it. What `subject` and `bucket` name are the shred keys that it needs beside the tenant's epoch secret.
+    """
+
+    domain: bytes
+    classification: str
+    model: bytes
+    layout: bytes
+    parent: bytes
+    first: bytes
+    last: bytes
+    shard: int
+    shards: int
+    depth: int
+    blocks: int
+    tokens: int
+    born_us: int
+    ceiling_us: int
+    epoch: int
+    subject: bytes
+    bucket: bytes
+
+    def to_bytes(self) -> bytes:
+        """The fixed layout. Raises `SealError` for a value that has no place in it."""
+        classification = self.classification.encode()
+        if len(classification) > CLASSIFICATION_BYTES or b"\0" in classification:
+            raise SealError(
+                f"classification `{self.classification}`: a sealed object has room for {CLASSIFICATION_BYTES} bytes"
+            )
+        return _FACTS.pack(self[0], classification, *self[2:])
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> Self:
+        """What was enclosed. The bytes must have been opened: nothing else vouches for them."""
+        domain, classification, *others = _FACTS.unpack(packed)
+        return cls(domain, classification.rstrip(b"\0").decode(), *others)
+
+
+class Header(NamedTuple):
+    """What of an object is readable without a key. `size` is the length of its content."""
+
+    flags: int
+    size: int
+    name: bytes
+    nonce: bytes
+
+    def to_bytes(self) -> bytes:
+        """The 72 bytes."""
+        return _HEADER.pack(MAGIC, VERSION, XAES_256_GCM, *self)
+
+    @property
+    def content_at(self) -> int:
+        """Where the sealed content begins."""
+        return HEADER_BYTES + (FACTS_BYTES + TAG_BYTES if self.flags & ENCLOSED else 0)
+
+    @property
+    def content_end(self) -> int:
+        """Where its tag ends."""
+        return self.content_at + self.size + TAG_BYTES
+
+    @property
+    def object_bytes(self) -> int:
+        """The whole object's length."""
+        return self.content_end + (CHECKSUM_BYTES if self.flags & CHECKED else 0)
+
+
+def object_bytes(content: int, *, enclosed: bool, checked: bool) -> int:
+    """How long an object with `content` bytes is."""
+    flags = ENCLOSED * enclosed | CHECKED * checked
+    return Header(flags, content, bytes(NAME_BYTES), bytes(NONCE_BYTES)).object_bytes
+
+
+def read_header(sealed: memoryview) -> Header:
+    """The header of what a store returned. Raises `SealError` where it is no object of this format and this length."""
+    if len(sealed) < HEADER_BYTES:
+        raise SealError(f"sealed object: `{len(sealed)}` bytes are fewer than a header has")
+    magic, version, suite, *others = _HEADER.unpack_from(sealed)
+    if magic != MAGIC:
+        raise SealError("sealed object: does not begin as one")
+    if version != VERSION or suite != XAES_256_GCM:
+        raise SealError(f"sealed object: format `{version}`, suite `{suite}` is not known here")
+    header = Header(*others)
+    if header.flags & ~(ENCLOSED | CHECKED) or header.size > OBJECT_BYTES_MAX:
+        raise SealError("sealed object: flags or length are out of bounds")
+    if header.object_bytes != len(sealed):
+        raise SealError(f"sealed object: has `{len(sealed)}` bytes, its header says `{header.object_bytes}`")
+    return header

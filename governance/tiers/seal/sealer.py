@@ -1,0 +1,134 @@
+"""Seal and open: content and facts in, an object out, and back; for any store that keeps bytes.
+
+    key = ExtendedNonceKey(...)                                 # of the domain, its subject and its time bucket
+    size = seal_into(key, name, facts, content, arena)          # arena[:size] may leave the process
+    open_into(key, name, facts, arena[:size], content)          # or SealError, and content is zeros
+
+1. What is bound: the name under which it was asked for, and every field of the facts that the reader expects. An object
+   that was swapped, renamed, cut, extended, is older, or is another's, does not open.
+2. No plaintext that did not authenticate is left in `content`.
+3. The nonce is random for each object, and the object's key binds its name too.
+4. Nothing is allocated for content: `content` and `arena` are the caller's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from typing import TypeAlias
+
+from cryptography.exceptions import InvalidTag
+
+from kvcustody.errors import SealError
+from kvcustody.governance.tiers.seal.extended_nonce import NONCE_BYTES, TAG_BYTES, ExtendedNonceKey
+from kvcustody.governance.tiers.seal.object_layout import (
+    CHECKED,
+    CHECKSUM_BYTES,
+    ENCLOSED,
+    FACTS_BYTES,
+    HEADER_BYTES,
+    OBJECT_BYTES_MAX,
+    Header,
+    ObjectFacts,
+    read_header,
+)
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+_CONTENT, _FACTS = b"kvso/1 content", b"kvso/1 facts"  # what a derived nonce is for: `person` of BLAKE2b
+
+
+def seal_into(
+    key: ExtendedNonceKey,
+    name: bytes,
+    facts: ObjectFacts,
+    content: Bytes,
+    into: memoryview,
+    *,
+    facts_key: ExtendedNonceKey | None = None,
+    checked: bool = False,
+) -> int:
+    """Seal `content` under `name`; returns how many bytes of `into` the object has.
+
+    `facts_key`: enclose the facts, sealed under this key; `checked`: end with a checksum that needs no key. Raises
+    `SealError` where `into` is too short or the content too long.
+    """
+    size = len(content)
+    flags = (ENCLOSED if facts_key is not None else 0) | (CHECKED if checked else 0)
+    header = Header(flags, size, name, os.urandom(NONCE_BYTES))
+    if size > OBJECT_BYTES_MAX or header.object_bytes > len(into):
+        raise SealError(f"sealed object: `{header.object_bytes}` bytes do not fit into `{len(into)}`")
+    plain, begin = facts.to_bytes(), header.to_bytes()
+    into[:HEADER_BYTES] = begin
+    if facts_key is not None:
+        cipher, nonce = facts_key.of_message(_nonce(header, _FACTS))
+        cipher.encrypt_into(nonce, plain, begin, into[HEADER_BYTES : header.content_at])
+    cipher, nonce = key.of_message(_nonce(header, _CONTENT))
+    cipher.encrypt_into(nonce, content, begin + plain, into[header.content_at : header.content_end])
+    if checked:
+        _checksum(into, header.content_end)
+    return header.object_bytes
+
+
+def open_into(
+    key: ExtendedNonceKey, name: bytes, facts: ObjectFacts, sealed: memoryview, into: memoryview
+) -> None:
+    """Open what a store returned for `name`, expecting `facts`; `into` has the content's length.
+
+    Raises `SealError`, with `into` all zeros, unless every byte is what was sealed under this name with these facts.
+    """
+    try:
+        header = read_header(sealed)
+        if header.name != name or header.size != len(into):
+            raise SealError("sealed object: is not the one that was asked for")
+        cipher, nonce = key.of_message(_nonce(header, _CONTENT))
+        bound = bytes(sealed[:HEADER_BYTES]) + facts.to_bytes()
+        cipher.decrypt_into(nonce, sealed[header.content_at : header.content_end], bound, into)
+    except InvalidTag:
+        into[:] = bytes(len(into))
+        raise SealError("sealed object: does not open with what is known of it") from None
+    except SealError:
+        into[:] = bytes(len(into))
+        raise
+
+
+def read_facts(facts_key: ExtendedNonceKey, name: bytes, sealed: memoryview) -> ObjectFacts:
+    """The enclosed facts of an object that lies under `name`, of which no index knows. Raises `SealError`.
+
+    They say how to open it; that its content belongs to them, `open_into` finds.
+    """
+    header = read_header(sealed)
+    if header.name != name or not header.flags & ENCLOSED:
+        raise SealError("sealed object: is not the one that its place says, or encloses no facts")
+    cipher, nonce = facts_key.of_message(_nonce(header, _FACTS))
+    plain = bytearray(FACTS_BYTES)
+    try:
+        enclosed = sealed[HEADER_BYTES : HEADER_BYTES + FACTS_BYTES + TAG_BYTES]
+        cipher.decrypt_into(nonce, enclosed, bytes(sealed[:HEADER_BYTES]), plain)
+    except InvalidTag:
+        raise SealError("sealed object: its facts do not open here") from None
+    return ObjectFacts.from_bytes(bytes(plain))
+
+
+def is_sound(sealed: memoryview) -> bool | None:
+    """Whether the bytes are those that were written, by the checksum alone; None where the object has none.
+
+    It finds rot, and needs no key; it says nothing against who can write.
+    """
+    try:
+        header = read_header(sealed)
+    except SealError:
+        return False
+    if not header.flags & CHECKED:
+        return None
+    found = zlib.crc32(sealed[: header.content_end])
+    return found == int.from_bytes(sealed[header.content_end :], "little")
+
+
+def _checksum(into: memoryview, end: int) -> None:
+    into[end : end + CHECKSUM_BYTES] = zlib.crc32(into[:end]).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def _nonce(header: Header, person: bytes) -> bytes:
+    """Of this object and this use; two objects that share random bytes differ in name."""
+    return hashlib.blake2b(header.nonce + header.name, digest_size=NONCE_BYTES, person=person).digest()

@@ -1,0 +1,113 @@
+"""What an object is named by and sealed under, from the secrets of its tenant, its subject and its time.
+
+    keys = SealKeys(keyring, shred_keys)
+    key = keys.of(spec, subject_id, bucket_id)            # an `ExtendedNonceKey`, to be used and not kept
+    name = keys.name(spec, last_block_key, shard=0, layout=digest)
+
+1. A key needs all of: the secret of the owner's epoch, the subject's shred key (where the domain has one), and the
+   shred key of the bucket in which the object's ceiling falls. When one of them is destroyed, nobody can make it again.
+2. `look` drops what is cached of destroyed ones, and every call looks first: asking for such a key raises.
+3. Who does not have the domain's secret can neither make a name nor tell which names belong together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+from kvcustody.errors import SealError
+from kvcustody.governance.identity.domain_spec import DomainSpec
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
+from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.tiers.seal.extended_nonce import ExtendedNonceKey
+from kvcustody.governance.tiers.seal.object_layout import NAME_BYTES, NO_SHRED
+
+_CONTENT, _NAME, _SUBJECT, _BUCKET = (
+    b"kvcustody/v1/tier/" + use for use in (b"content\0", b"name\0", b"subject\0", b"bucket\0")
+)
+_Use = tuple[DomainSpec, bytes, bytes]
+
+
+class SealKeys:
+    """Keys of objects over one keyring and one file of shred keys. Not thread-safe."""
+
+    def __init__(self, keyring: Keyring, shred: ShredKeys, *, kept_max: int = 1_024) -> None:
+        self._keyring = keyring
+        self._shred = shred
+        self._kept_max = kept_max
+        self._keys: OrderedDict[_Use, ExtendedNonceKey] = OrderedDict()
+        self._names: OrderedDict[DomainSpec, hashlib.blake2b] = OrderedDict()
+        self._seen = keyring.changes
+        self._shreds_seen = shred.changes()
+        self._first, self._second, self._third, self._scratch = (KeyBuffer() for _ in range(4))
+
+    def of(self, spec: DomainSpec, subject: bytes, bucket: bytes) -> ExtendedNonceKey:
+        """The key of objects of `spec` under these shred keys; `subject` may be `NO_SHRED`.
+
+        Raises `SealError` where a part of it is destroyed.
+        """
+        self.look()
+        use = (spec, subject, bucket)
+        key = self._keys.get(use)
+        if key is not None:
+            self._keys.move_to_end(use)
+            return key
+        for id_ in (subject, bucket):
+            if id_ != NO_SHRED and not self._shred.is_living(id_):
+                raise SealError(f"shred key `{id_.hex()}` is destroyed: what was sealed under it is ended")
+        if len(self._keys) >= self._kept_max:
+            self._drop(next(iter(self._keys)))
+        key = self._keys[use] = self._made(spec, subject, bucket)
+        return key
+
+    def name(self, spec: DomainSpec, last: bytes, *, shard: int, layout: bytes) -> bytes:
+        """The name of the object of `spec` whose last block has the key `last`, of one shard and layout."""
+        self.look()
+        state = self._names.get(spec)
+        if state is None:
+            if len(self._names) >= self._kept_max:
+                self._names.popitem(last=False)
+            with self._first as secret:
+                self._keyring.derive(spec.owner, spec.key_epoch, _NAME + spec.info, secret)
+                state = hashlib.blake2b(key=secret.view(), digest_size=NAME_BYTES)
+            self._names[spec] = state
+        named = state.copy()
+        named.update(last + shard.to_bytes(2, "little") + layout)
+        return named.digest()
+
+    def look(self) -> None:
+        """Drop what is cached of epochs and shred keys that are destroyed, here or by another process."""
+        if self._keyring.changes != self._seen:
+            self._seen = self._keyring.changes
+            self.close()
+        changes = self._shred.changes()
+        if changes != self._shreds_seen:
+            self._shreds_seen = changes
+            for use in list(self._keys):
+                if not all(id_ == NO_SHRED or self._shred.is_living(id_) for id_ in use[1:]):
+                    self._drop(use)
+
+    def close(self) -> None:
+        """Forget every key."""
+        for use in list(self._keys):
+            self._drop(use)
+        self._names.clear()
+
+    def _made(self, spec: DomainSpec, subject: bytes, bucket: bytes) -> ExtendedNonceKey:
+        with self._first as owner, self._second as whose, self._third as sealing:
+            self._keyring.derive(spec.owner, spec.key_epoch, _CONTENT + spec.info, owner)
+            if subject != NO_SHRED:
+                self._mix(owner, subject, _SUBJECT, whose)
+            self._mix(whose if subject != NO_SHRED else owner, bucket, _BUCKET, sealing)
+            return ExtendedNonceKey(sealing)
+
+    def _mix(self, secret: KeyBuffer, shred: bytes, use: bytes, into: KeyBuffer) -> None:
+        derive(
+            secret, salt=self._shred.secret(shred).view(), info=use + shred, into=into, scratch=self._scratch
+        )
+
+    def _drop(self, use: _Use) -> None:
+        key = self._keys.pop(use, None)
+        if key is not None:
+            key.close()
