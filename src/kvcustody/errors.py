@@ -14,6 +14,7 @@ CustodyError
 │   └── LedgerUnavailable  a class-A event could not be made durable; the act it guards must not happen
 ├── ServiceError           the control plane refused a request, or cannot be reached
 ├── DeviceError            a scrub, verification or copy failed on a device
+│   └── StoreError         a store of a tier failed: a miss, and nothing kept
 └── IsolationError         an isolation guarantee would be broken; never caught inside kvcustody
 
 Messages are lowercase, quote user values in backticks, and keep their operands as attributes. `code` is stable.
@@ -116,6 +117,12 @@ class DeviceError(CustodyError):
     """A scrub, verification or copy failed on a device."""
 
     code = "KVC700"
+
+
+class StoreError(DeviceError):
+    """A store of a tier failed: what it would have returned is a miss, what it would have kept is not there."""
+
+    code = "KVC710"
 
 
 class IsolationError(CustodyError):

@@ -1,0 +1,273 @@
+"""Objects as files in one folder of a local disk, fanned out by name.
+
+1. The folder is ours: made by us or empty, of mode 0700, no link, and locked; anything else is refused at start.
+2. An object is written beside its place and renamed there. It is not synced: one that a crash cut short does not
+   open, and is a miss. A delete is synced, so that what was ended does not come back.
+3. What a start finds is listed (`page`), drafts are removed; what an index makes of it is its own affair.
+4. A full disk has no room; every other failure of the medium is a `StoreError`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvcustody.errors import ConfigError, StoreError
+from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed
+
+_MARK = "kvcustody-tier"
+_DRAFT = ".draft"
+_FAN = re.compile("[0-9a-f]{2}")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class FileStore:
+    """`capacity_bytes` of files in `folder`. Raises `ConfigError`, which names the folder and what to do."""
+
+    kind = "nvme"
+    outlives = True
+
+    def __init__(self, folder: Path, capacity_bytes: int) -> None:
+        self.folder = folder
+        self.capacity_bytes = capacity_bytes
+        self._root = self._open()
+        self._fans: dict[str, int] = {}
+        self._sizes: dict[bytes, int] = {}
+        self._prepared: dict[bytes, mmap.mmap] = {}
+        self._prepared_sizes: dict[bytes, int] = {}
+        try:
+            self._find()
+        except OSError as error:
+            raise ConfigError(
+                f"nvme tier `{folder}`: cannot be read ({error.strerror}); give another folder"
+            ) from None
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the files that are there, and of what is being written."""
+        return self._used + sum(self._prepared_sizes.values())
+
+    def prepare_store(self, name: bytes, size: int) -> memoryview | None:
+        """Memory to seal into, which is written whole."""
+        self.abandon_store(name)
+        if self.used_bytes + size > self.capacity_bytes:
+            return None
+        self._prepared[name] = made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._prepared_sizes[name] = size
+        return memoryview(made)
+
+    def complete_store(self, name: bytes) -> None:
+        """Write and rename. Raises `StoreError` where the medium does not take it: nothing is there then."""
+        data = self._prepared.pop(name, None)
+        if data is None:
+            raise StoreError(f"nvme tier `{self.folder}`: object `{name.hex()[:16]}` was not prepared")
+        size = self._prepared_sizes.pop(name)
+        file = name.hex()
+        draft = file + _DRAFT
+        try:
+            fan = self._fan(file)
+            descriptor = os.open(
+                draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fan
+            )
+            try:
+                _write_all(descriptor, memoryview(data))
+            finally:
+                os.close(descriptor)
+            os.rename(draft, file, src_dir_fd=fan, dst_dir_fd=fan)
+        except OSError as error:
+            self._discard(draft)
+            what = "is full" if error.errno in _FULL else f"cannot be written ({error.strerror})"
+            raise StoreError(f"nvme tier `{self.folder}`: {what}") from None
+        self._used += size - self._sizes.get(name, 0)
+        self._sizes[name] = size
+
+    def abandon_store(self, name: bytes) -> None:
+        """Nothing was written yet."""
+        self._prepared.pop(name, None)
+        self._prepared_sizes.pop(name, None)
+
+    def prepare_load(self, name: bytes) -> memoryview | None:
+        """The file, mapped; it stays readable until `complete_load`, whoever deletes it."""
+        if name not in self._sizes:
+            return None
+        file = name.hex()
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fan(file))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
+        try:
+            size = os.fstat(descriptor).st_size
+            data = _read_all(descriptor, size) if size else b""
+        except OSError as error:
+            raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
+        finally:
+            os.close(descriptor)
+        return memoryview(data)
+
+    def complete_load(self, name: bytes) -> None:
+        """The bytes were read into memory of their own: nothing waits."""
+
+    def delete(self, names: Iterable[bytes]) -> Deleted:
+        """Unlink, and sync the folders: what is told to be ended does not come back."""
+        objects = size = 0
+        absent, failed, touched = [], [], set()
+        for name in names:
+            known = self._sizes.pop(name, None)
+            file = name.hex()
+            try:
+                fan = self._fan(file)
+                length = os.stat(file, dir_fd=fan, follow_symlinks=False).st_size if known is None else known
+                os.unlink(file, dir_fd=fan)
+            except FileNotFoundError:
+                self._used -= known or 0
+                absent.append(name)
+                continue
+            except OSError:
+                if known is not None:
+                    self._sizes[name] = known
+                failed.append(name)
+                continue
+            self._used -= known or 0
+            objects += 1
+            size += length
+            touched.add(fan)
+        try:
+            for fan in touched:
+                os.fsync(fan)
+        except OSError as error:
+            raise StoreError(
+                f"nvme tier `{self.folder}`: a delete cannot be synced ({error.strerror})"
+            ) from None
+        return Deleted(objects, size, tuple(absent), tuple(failed))
+
+    def page(self, after: bytes, limit: int) -> list[Listed]:
+        """What the folder itself has, by name: not what is believed of it."""
+        found: list[Listed] = []
+        for number in range(after[0] if after else 0, 256):
+            fan = f"{number:02x}"
+            if not (self.folder / fan).is_dir():
+                continue
+            for file in sorted(_listed(self._fan(fan))):
+                name = _name_of(file)
+                if name is None or name <= after:
+                    continue
+                found.append(
+                    Listed(name, os.stat(file, dir_fd=self._fan(fan), follow_symlinks=False).st_size)
+                )
+                if len(found) == limit:
+                    return found
+        return found
+
+    def close(self) -> None:
+        """Let the folder go, with what is in it."""
+        for fan in self._fans.values():
+            os.close(fan)
+        self._fans.clear()
+        os.close(self._mark)
+        os.close(self._root)
+
+    # -- the folder -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> int:
+        folder = self.folder
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(
+                f"nvme tier `{folder}`: {error.strerror or error}; give a folder of its own, no link"
+            ) from None
+        status = os.fstat(root)
+        present = set(_listed(root))
+        problem = ""
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            problem = f"has mode `{stat.S_IMODE(status.st_mode):04o}` or another owner; chmod 700 it"
+        elif present and _MARK not in present:
+            problem = "has something else in it; give an empty folder"
+        else:
+            mark = os.open(_MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=root)
+            try:
+                fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(mark)
+                problem = "is used by another process; give each its own"
+            else:
+                self._mark = mark
+        if problem:
+            os.close(root)
+            raise ConfigError(f"nvme tier `{folder}`: {problem}")
+        return root
+
+    def _find(self) -> None:
+        self._used = 0
+        for fan in _listed(self._root):
+            if _FAN.fullmatch(fan) is None:
+                continue
+            for file in _listed(self._fan(fan)):
+                name = _name_of(file)
+                if name is not None:
+                    size = os.stat(file, dir_fd=self._fan(fan), follow_symlinks=False).st_size
+                    self._sizes[name] = size
+                    self._used += size
+                elif file.endswith(_DRAFT):
+                    os.unlink(file, dir_fd=self._fan(fan))
+
+    def _fan(self, file: str) -> int:
+        """The folder of this file, opened once."""
+        fan = file[:2]
+        found = self._fans.get(fan)
+        if found is None:
+            try:
+                os.mkdir(fan, 0o700, dir_fd=self._root)
+                os.fsync(self._root)
+            except FileExistsError:
+                pass
+            found = self._fans[fan] = os.open(
+                fan, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._root
+            )
+        return found
+
+    def _discard(self, draft: str) -> None:
+        try:
+            os.unlink(draft, dir_fd=self._fan(draft))
+        except OSError:
+            return  # nothing was made, or the next start removes it
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    written = 0
+    while written < len(data):
+        written += os.write(descriptor, data[written:])
+
+
+def _read_all(descriptor: int, size: int) -> bytearray:
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    while done < size:
+        count = os.readv(descriptor, [view[done:]])
+        if not count:
+            return data[:done]
+        done += count
+    return data
+
+
+def _listed(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+def _name_of(file: str) -> bytes | None:
+    if len(file) != 2 * NAME_BYTES:
+        return None
+    try:
+        return bytes.fromhex(file)
+    except ValueError:
+        return None

@@ -1,0 +1,83 @@
+"""What a tier asks of a place that keeps bytes, in vLLM's words for the same steps.
+
+    into = store.prepare_store(name, size)      # None: it has no room
+    ...                                         # seal into it
+    store.complete_store(name)                  # from now on it is there
+    data = store.prepare_load(name)             # None: it is not there
+    ...                                         # open it
+    store.complete_load(name)
+    gone = store.delete(names)
+
+1. A store keeps and returns bytes under 32-byte names. It is believed in nothing: whatever it returns is opened with
+   what is known of the object, or not at all.
+2. What was not completed is not there. An object is replaced whole, or not.
+3. Between `prepare_load` and `complete_load` the bytes stay where they are; a delete takes effect for look-ups at once.
+4. A store that fails raises `StoreError`; one that has no room returns None. Neither changes what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+NAME_BYTES = 32
+
+
+class Deleted(NamedTuple):
+    """What a delete did, `size` in bytes. `absent` were not there; `failed` may still be, and are to be asked again."""
+
+    objects: int
+    size: int
+    absent: tuple[bytes, ...] = ()
+    failed: tuple[bytes, ...] = ()
+
+
+class Listed(NamedTuple):
+    """One object that a store says it has, and its bytes."""
+
+    name: bytes
+    size: int
+
+
+class TierStore(Protocol):
+    """One place. Called on one thread at a time."""
+
+    @property
+    def kind(self) -> str:
+        """`host`, `nvme` or `remote`, as the policy names tiers."""
+
+    @property
+    def outlives(self) -> bool:
+        """Whether objects are there after a restart, so that their facts have to be enclosed."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The most that it keeps."""
+
+    @property
+    def used_bytes(self) -> int:
+        """What it keeps, by its own books."""
+
+    def prepare_store(self, name: bytes, size: int) -> memoryview | None:
+        """Memory to seal `size` bytes into; None where there is no room."""
+
+    def complete_store(self, name: bytes) -> None:
+        """What was prepared is there now, in place of what was."""
+
+    def abandon_store(self, name: bytes) -> None:
+        """What was prepared is not wanted."""
+
+    def prepare_load(self, name: bytes) -> memoryview | None:
+        """The object's bytes, to be read; None where it is not there."""
+
+    def complete_load(self, name: bytes) -> None:
+        """They were read."""
+
+    def delete(self, names: Iterable[bytes]) -> Deleted:
+        """End these objects."""
+
+    def page(self, after: bytes, limit: int) -> list[Listed]:
+        """The next objects by name, behind `after`; fewer than `limit` where that is all."""
+
+    def close(self) -> None:
+        """Let everything go. What does not outlive the process is zeroed."""
