@@ -1,6 +1,8 @@
-"""Copy: block to block over all layer segments, for copy-on-write.
+"""Copy: block to block over all layer segments, for copy-on-write; and between blocks and memory of the host.
 
     copy(table, [3], [17])          # block 17 is now block 3, byte for byte
+    copy_out(table, [3, 9], into)   # `into` holds both, one after the other, each segment by segment
+    copy_in(table, [5, 2], into)    # block 5 is now block 3, block 2 is block 9
 
 - After it retires, target `i` equals source `i` byte for byte and nothing else has changed.
 - Targets are distinct and none is also a source, so the order of the copies cannot matter.
@@ -46,6 +48,52 @@ def copy(table: SegmentTable, source: BlockIndices, target: BlockIndices) -> int
     else:
         copy_reference(table, sources, targets)
     return len(targets) * table.bytes_per_block
+
+
+def copy_out(table: SegmentTable, blocks: BlockIndices, into: memoryview) -> None:
+    """Copy `blocks` into host memory of len(blocks) × `bytes_per_block` bytes; waits for the current stream's work.
+
+    Raises `DeviceError` on an index outside the pool and memory of another length.
+    """
+    listed, parts = _parts(table, blocks, into)
+    index = torch.from_numpy(listed).to(table.device)
+    for words, part in zip(table.words, parts, strict=True):
+        part.copy_(words.index_select(0, index).view(torch.uint8))
+
+
+def copy_in(table: SegmentTable, blocks: BlockIndices, data: memoryview) -> None:
+    """Copy host memory that `copy_out` filled into `blocks`, each listed once. On CUDA it is ordered, not waited for.
+
+    Raises `DeviceError` as `copy_out`, and where a block is listed twice.
+    """
+    listed, parts = _parts(table, blocks, data)
+    ascending(listed)
+    index = torch.from_numpy(listed).to(table.device)
+    for words, part in zip(table.words, parts, strict=True):
+        words.index_copy_(
+            0, index, part.clone(memory_format=torch.contiguous_format).to(table.device).view(words.dtype)
+        )
+
+
+def _parts(
+    table: SegmentTable, blocks: BlockIndices, memory: memoryview
+) -> tuple[NDArray[np.int64], list[torch.Tensor]]:
+    """The checked list, and for each segment its [blocks, bytes] view of the host's memory."""
+    listed = block_list(table, blocks)
+    if len(memory) != len(listed) * table.bytes_per_block:
+        raise DeviceError(
+            f"`{len(memory)}` bytes for `{len(listed)}` blocks of `{table.bytes_per_block}`",
+            bytes=len(memory),
+        )
+    if not len(listed):
+        return listed, [words[:0].view(torch.uint8) for words in table.words]
+    rows = torch.frombuffer(memory, dtype=torch.uint8).view(len(listed), table.bytes_per_block)
+    parts, at = [], 0
+    for words in table.words:
+        size = words.shape[1] * words.element_size()
+        parts.append(rows[:, at : at + size])
+        at += size
+    return listed, parts
 
 
 def copy_reference(table: SegmentTable, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:

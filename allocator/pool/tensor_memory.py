@@ -21,7 +21,7 @@ from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS, ScrubResult
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, DeviceError
 from kvcustody.kernels.checksum import ChecksumKeys, checksum
-from kvcustody.kernels.copy import copy
+from kvcustody.kernels.copy import copy, copy_in, copy_out
 from kvcustody.kernels.launch import to_device, uses_triton
 from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.scrub import scrub
@@ -166,6 +166,16 @@ class TensorMemory:
         for table in self.tables:
             with _device_faults("copy", table.device):
                 copy(table, source, target)
+
+    def read(self, shard: int, blocks: NDArray[np.int64], into: memoryview) -> None:
+        """Copy a shard's part of `blocks`, one after the other, into host memory that is exactly as long; waits."""
+        with _device_faults("read", self.tables[shard].device):
+            copy_out(self.tables[shard], blocks, into)
+
+    def write(self, shard: int, blocks: NDArray[np.int64], data: memoryview) -> None:
+        """Copy what `read` made into a shard's part of `blocks`."""
+        with _device_faults("write", self.tables[shard].device):
+            copy_in(self.tables[shard], blocks, data)
 
     def keep_sums(self) -> None:
         """Room for a checksum of every block of every shard, and what makes them, compiled now."""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kvcustody.errors import ConfigError, DeviceError
 from kvcustody.kernels.checksum import ChecksumKeys, checksum, checksum_kernel, word_bytes
-from kvcustody.kernels.copy import copy
+from kvcustody.kernels.copy import copy, copy_in, copy_out
 from kvcustody.kernels.entry import FAULT, IDLE, POSITION_SHIFT, READ_BACK, blocks_of, entries_of, position_of
 from kvcustody.kernels.launch import launch, uses_triton
 from kvcustody.kernels.scrub import launch_scrub, scrub, scrub_kernel
@@ -165,6 +165,47 @@ def test_copy_moves_blocks_and_nothing_else(shape, data):
         for one, other in zip(source, target, strict=True):
             old[other] = old[one]
         assert torch.equal(view.contiguous().view(torch.uint8), old.contiguous().view(torch.uint8))
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(shape=shapes, data=st.data())
+def test_what_is_copied_out_comes_back_into_other_blocks(shape, data):
+    """Through memory of the host, in any order; nothing but the targets changes."""
+    table, views = table_of(shape)
+    for view in views:
+        view.copy_(torch.randn(view.shape).to(view.dtype))
+    order = data.draw(st.permutations(range(table.blocks)))
+    count = data.draw(st.integers(0, table.blocks // 2))
+    source, target = order[:count], order[count : 2 * count]
+    before = [view.clone() for view in views]
+    memory = memoryview(bytearray(count * table.bytes_per_block))
+    copy_out(table, source, memory)
+    for view in views:
+        for block in source:
+            view[block] = 0
+    copy_in(table, target, memory)
+    for view, old in zip(views, before, strict=True):
+        for one, other in zip(source, target, strict=True):
+            old[other] = old[one]
+        for one in source:
+            old[one] = 0
+        assert torch.equal(view.contiguous().view(torch.uint8), old.contiguous().view(torch.uint8))
+
+
+def test_memory_of_another_length_is_refused():
+    table = _small()
+    for way in (copy_out, copy_in):
+        with pytest.raises(DeviceError, match="bytes for"):
+            way(table, [1, 2], memoryview(bytearray(table.bytes_per_block)))
+        with pytest.raises(DeviceError, match="outside"):
+            way(table, [9], memoryview(bytearray(table.bytes_per_block)))
+    with pytest.raises(DeviceError, match="listed twice"):
+        copy_in(table, [1, 1], memoryview(bytearray(2 * table.bytes_per_block)))
+
+
+def _small():
+    tensors, layout, tokens, _ = build("kv_blocks", torch.bfloat16, 6, 4, 2, 8)
+    return SegmentTable.from_tensors(tensors, layout=layout, block_tokens=tokens)
 
 
 @pytest.mark.parametrize("left_out", [0, 1])

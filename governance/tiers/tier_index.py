@@ -1,0 +1,164 @@
+"""Which objects a tier has: by name, in flat columns, at most 200 bytes each.
+
+    index = TierIndex()
+    index.add(name, size=…, domain=…, subject=…, bucket=…, born_us=…, ceiling_us=…, depth=…, blocks=…)
+    at = index.find(name)                  # a row, or -1
+    rows = index.rows(index.ceiling_us <= now_us)
+
+1. A look-up is a probe of one table of row numbers (linear probing, at most half full): its cost does not grow with
+   what is there. Rows of the living are not moved.
+2. `domain`, `subject` and `bucket` are small numbers that the owner of the index gives meaning to.
+3. Times are UTC in microseconds.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+NAME_BYTES = 32
+_EMPTY, _GONE = -1, -2
+_ROWS_MIN = 1024
+_COLUMNS = (
+    ("born_us", "q"),
+    ("ceiling_us", "q"),
+    ("used", "q"),
+    ("size", "L"),
+    ("depth", "I"),
+    ("blocks", "I"),
+    ("domain", "I"),
+    ("subject", "I"),
+    ("bucket", "I"),
+    ("living", "B"),
+)
+
+
+class TierIndex:
+    """Objects of one tier. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._names = bytearray()
+        self._columns = {name: array(code) for name, code in _COLUMNS}
+        self._table = array("i", [_EMPTY]) * (2 * _ROWS_MIN)
+        self._filled = 0  # places of the table that are not empty
+        self._free: list[int] = []
+        self._rows = 0
+        self._clock = 0
+        self.size = 0  # bytes of all that is there
+
+    def __len__(self) -> int:
+        return self._rows - len(self._free)
+
+    def find(self, name: bytes) -> int:
+        """The row of `name`; -1 where it is not there."""
+        table, mask = self._table, len(self._table) - 1
+        at = int.from_bytes(name[:8], "little") & mask
+        while (row := table[at]) != _EMPTY:
+            if row >= 0 and self._names[NAME_BYTES * row : NAME_BYTES * row + NAME_BYTES] == name:
+                return row
+            at = (at + 1) & mask
+        return -1
+
+    def add(
+        self,
+        name: bytes,
+        *,
+        size: int,
+        domain: int,
+        subject: int,
+        bucket: int,
+        born_us: int,
+        ceiling_us: int,
+        depth: int,
+        blocks: int,
+    ) -> int:
+        """A new object, which must not be there; returns its row."""
+        if 2 * (self._filled + 1) > len(self._table):
+            self._rebuild()
+        row = self._free.pop() if self._free else self._grow()
+        self._names[NAME_BYTES * row : NAME_BYTES * row + NAME_BYTES] = name
+        self._clock += 1
+        values = (born_us, ceiling_us, self._clock, size, depth, blocks, domain, subject, bucket, 1)
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column[row] = value
+        self._place(name, row)
+        self.size += size
+        return row
+
+    def touch(self, row: int) -> None:
+        """It was used: it is evicted after all that was not since."""
+        self._clock += 1
+        self._columns["used"][row] = self._clock
+
+    def remove(self, row: int) -> None:
+        """It is not there any more. Its name is overwritten."""
+        name = self.name(row)
+        table, mask = self._table, len(self._table) - 1
+        at = int.from_bytes(name[:8], "little") & mask
+        while table[at] != row:
+            at = (at + 1) & mask
+        table[at] = _GONE
+        self._names[NAME_BYTES * row : NAME_BYTES * row + NAME_BYTES] = bytes(NAME_BYTES)
+        self._columns["living"][row] = 0
+        self.size -= self._columns["size"][row]
+        self._free.append(row)
+
+    def name(self, row: int) -> bytes:
+        """The name of a row."""
+        return bytes(self._names[NAME_BYTES * row : NAME_BYTES * row + NAME_BYTES])
+
+    def value(self, column: str, row: int) -> int:
+        """One value of a living row."""
+        return int(self._columns[column][row])
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """One column over all rows, living or not, copied."""
+        return np.array(self._columns[name], dtype=np.int64)
+
+    def rows(self, chosen: NDArray[np.bool_]) -> list[int]:
+        """The living rows among `chosen`, a truth value for each row."""
+        return [int(row) for row in np.flatnonzero(chosen & (self.column("living") > 0))]
+
+    def least_used(self, count: int) -> list[int]:
+        """So many living rows, those first that were not used for longest."""
+        rows = np.flatnonzero(self.column("living"))
+        used = self.column("used")[rows]
+        if count < len(rows):
+            nearest = np.argpartition(used, count)[:count]
+            rows, used = rows[nearest], used[nearest]
+        return [int(row) for row in rows[np.argsort(used)]]
+
+    def names(self) -> Iterator[tuple[bytes, int]]:
+        """Every living name with its row."""
+        for row in np.flatnonzero(self.column("living")).tolist():
+            yield self.name(row), row
+
+    def _place(self, name: bytes, row: int) -> None:
+        table, mask = self._table, len(self._table) - 1
+        at = int.from_bytes(name[:8], "little") & mask
+        while table[at] >= 0:
+            at = (at + 1) & mask
+        self._filled += table[at] == _EMPTY
+        table[at] = row
+
+    def _grow(self) -> int:
+        row = self._rows
+        if NAME_BYTES * row == len(self._names):
+            more = max(_ROWS_MIN, row // 4)
+            self._names += bytes(NAME_BYTES * more)
+            for column in self._columns.values():
+                column.frombytes(bytes(column.itemsize * more))
+        self._rows += 1
+        return row
+
+    def _rebuild(self) -> None:
+        places = 2 * _ROWS_MIN
+        while places < 4 * (len(self) + 1):
+            places *= 2
+        self._table = array("i", [_EMPTY]) * places
+        self._filled = 0
+        for name, row in list(self.names()):
+            self._place(name, row)
