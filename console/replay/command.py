@@ -23,6 +23,7 @@ from kvcustody.console.replay.run.workload_from_options import (
 )
 from kvcustody.console.replay.summary import check_page, write_summary
 from kvcustody.console.replay.workload.labels import Unit
+from kvcustody.console.replay.workload.scenarios import SCENARIOS
 from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import is_ledger_of, load_settings
 
@@ -37,10 +38,15 @@ Examples:
 
     kvcustody replay agentic_v6_dev.jsonl.gz --format agentic --unit lineage --limit 1000
 
+    kvcustody replay --format thrash
+
     kvcustody replay --golden
 """
 
-_POOL_BLOCKS = {"mooncake": 16_000, "agentic": 64_000, "kv-cache-tester": 64_000}
+_POOL_BLOCKS = {
+    **{"mooncake": 16_000, "agentic": 64_000, "kv-cache-tester": 64_000},
+    **{name: scenario.pool_blocks for name, scenario in SCENARIOS.items()},
+}
 
 
 def replay(
@@ -86,7 +92,8 @@ def replay(
 ) -> None:
     """Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.
 
-    Without a trace, a multi-turn workload is generated from the seed (docs/operate/capacity.md). Every request is
+    Without a trace, a multi-turn workload is generated from the seed (docs/operate/capacity.md), or one that a pool is
+    too small or too coarse for: `--format thrash`, `oom` or `fragmentation`. Every request is
     admitted under the policy, looks up its prefix, writes a pattern into real KV tensors, decodes and is
     released; blocks expire, are evicted and zeroed, and the evidence goes to the ledger. docs/operate/capacity.md
     explains every figure.
@@ -100,7 +107,7 @@ def replay(
     settings = load_settings()
     options = EnvironmentOptions(
         policy=policy,
-        pool_blocks=pool_blocks or _POOL_BLOCKS.get(format or GENERATED, 8192),
+        pool_blocks=pool_blocks or pool_blocks_of(format),
         block_tokens=size,
         device=device,
         database=ledger,
@@ -126,6 +133,11 @@ def replay(
         raise typer.Exit(EXIT_INTERRUPTED)
     if report.error is not None:
         raise report.error
+
+
+def pool_blocks_of(format: str | None) -> int:
+    """The pool of a replay of this format, where none was asked for."""
+    return _POOL_BLOCKS.get(format or GENERATED, 8192)
 
 
 def import_job() -> Callable[..., ReplayReport]:

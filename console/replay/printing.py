@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.text import Text
 
 from kvcustody.console.command import make_table
-from kvcustody.console.replay.report import ReplayReport
+from kvcustody.console.replay.report import ReplayReport, pressure_findings
 from kvcustody.console.replay.run.golden_check import Row
-from kvcustody.console.replay.summary import causes, percent, spread_text
+from kvcustody.console.replay.summary import causes, percent, pressure_rows, spread_text, thrashing_text
 
 
 def print_report(report: ReplayReport, console: Console) -> None:
@@ -18,7 +19,7 @@ def print_report(report: ReplayReport, console: Console) -> None:
     table = make_table(
         report.title,
         *("tenant", "requests", "prompt tokens", "hit tokens", "prefill avoided", "shared hits"),
-        *("first requests hit", "refused", "deferred", "blocks scrubbed"),
+        *("first requests hit", "computed again", "thrashing", "refused", "deferred", "blocks scrubbed"),
     )
     for row in rows:
         table.add_row(
@@ -29,11 +30,15 @@ def print_report(report: ReplayReport, console: Console) -> None:
             percent(row.prefill_avoided),
             f"{row.shared_hit_tokens:,}",
             f"{row.first_request_hits:,} of {row.first_requests:,}",
+            f"{row.recomputed_blocks:,}",
+            thrashing_text(report, row),
             f"{row.refused:,}",
             f"{row.deferred:,}",
             f"{row.scrubbed_blocks:,}",
         )
     console.print(table)
+    for finding in pressure_findings(report):
+        console.print(Text(finding, "yellow"))
     ends = causes(report.totals.ended_blocks)
     rules = sorted(report.totals.denials)
     if ends:
@@ -61,6 +66,8 @@ def _print_custody(report: ReplayReport, console: Console) -> None:
     table.add_row("residencies expired", f"{report.expired_residencies:,}")
     for reason, blocks in sorted(report.evicted_blocks.items()):
         table.add_row(f"blocks evicted, {reason}", f"{blocks:,}")
+    for name, value in pressure_rows(report):
+        table.add_row(name, value)
     table.add_row(
         "non-zero bytes at hand-out", f"{report.residue_bytes:,} in {report.residue_checked_blocks:,} blocks"
     )

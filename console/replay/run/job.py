@@ -22,6 +22,7 @@ from kvcustody.console.replay.summary import AGE_EDGES_US, LAG_EDGES_US
 from kvcustody.console.replay.workload.model import Workload
 from kvcustody.console.replay.workload.tenant_assignment import LabelledPrincipals
 from kvcustody.errors import CustodyError, LedgerError
+from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.stats import PoolStats, Stats
 
 FLUSH_SECONDS = 30.0
@@ -79,6 +80,9 @@ def run_job(
         drift_blocks=pool.total - pool.by_state["clean"],
         expired_residencies=running.pools[0].expired_residencies,
         evicted_blocks=running.pools[0].evicted,
+        status=worker_status(running, options.block_tokens, stand.cache.memory.bytes_per_block),
+        charged=running.charged,
+        lineages=runner.lineages,
         seconds=time.monotonic() - started,
         virtual_seconds=virtual_seconds,
         error=error,
@@ -176,6 +180,7 @@ def _fill(runner: Runner, stand: ReplayEnvironment, running: Stats, block_tokens
         if tally is not None:
             row.denials.update(tally.denials)
             row.deferrals.update(tally.deferred)
+            row.recomputed_blocks = tally.recomputed_blocks
             row.shared_hit_tokens = tally.granted_hit_blocks * block_tokens
         row.ended_blocks.update(stand.observer.ended.get(row.tenant, {}))
         row.scrubbed_blocks = stand.observer.scrubbed[row.tenant]
