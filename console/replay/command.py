@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +103,7 @@ def replay(
         _golden(as_json, policy)
         return
     check_page(html)
-    choice = Choice(trace, format, tenants, seed, _unit(unit), skew, limit)
+    choice = Choice(trace, format, tenants, seed, read_unit(unit), skew, limit)
     size = block_tokens_of(choice, block_tokens)
     settings = load_settings()
     options = EnvironmentOptions(
@@ -133,6 +134,29 @@ def replay(
         raise typer.Exit(EXIT_INTERRUPTED)
     if report.error is not None:
         raise report.error
+
+
+@contextmanager
+def replayed_aside(
+    choice: Choice, policy: str, pool_blocks: int | None = None, block_tokens: int | None = None
+) -> Iterator[tuple[ReplayReport, Path]]:
+    """A replay whose ledger is thrown away afterwards, and that ledger; raises what ended the replay early."""
+    run_job = import_job()
+    size = block_tokens_of(choice, block_tokens)
+    workload = load_workload(choice, size, read_policy(policy).name)
+    with tempfile.TemporaryDirectory(prefix="kvcustody-replay-") as folder:
+        options = EnvironmentOptions(
+            policy=policy,
+            pool_blocks=pool_blocks or pool_blocks_of(choice.format),
+            block_tokens=size,
+            database=Path(folder) / "ledger.db",
+        )
+        with replay_progress() as progress:
+            advance = progress(workload.title, workload.requests)
+            report = run_job(workload, options, RunnerOptions(seed=choice.seed), progress=advance)
+        if report.error is not None:
+            raise report.error
+        yield report, options.database
 
 
 def pool_blocks_of(format: str | None) -> int:
@@ -191,7 +215,8 @@ def replay_progress() -> Iterator[Callable[[str, int | None], Callable[[], None]
         yield start
 
 
-def _unit(name: str) -> Unit:
+def read_unit(name: str) -> Unit:
+    """What belongs to one tenant; raises `ConfigError`."""
     units: dict[str, Unit] = {"session": "session", "lineage": "lineage", "project": "project"}
     if name not in units:
         raise ConfigError(f"--unit `{name}`: use session, lineage or project")

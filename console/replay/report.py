@@ -61,6 +61,9 @@ class ReplayIdentity(NamedTuple):
         return self.left == self.right
 
 
+ORPHANS = "orphans found by a scan = 0"
+
+
 class Spread(NamedTuple):
     """Percentiles of a time in microseconds, weighted by blocks; `None` where nothing was observed."""
 

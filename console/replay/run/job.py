@@ -15,7 +15,7 @@ from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
-from kvcustody.console.replay.report import ReplayCoverage, ReplayIdentity, ReplayReport, Spread
+from kvcustody.console.replay.report import ORPHANS, ReplayCoverage, ReplayIdentity, ReplayReport, Spread
 from kvcustody.console.replay.run.environment import WORKER, ReplayEnvironment, open_environment, shape_for
 from kvcustody.console.replay.run.runner import Runner, duration_us
 from kvcustody.console.replay.summary import AGE_EDGES_US, LAG_EDGES_US
@@ -168,7 +168,7 @@ def _coverage(total: CoverageRow) -> ReplayCoverage:
 def _scanned(stand: ReplayEnvironment) -> list[ReplayIdentity]:
     findings, problems = stand.governor.scan(), stand.governor.check()
     return [
-        ReplayIdentity("orphans found by a scan = 0", len(findings), 0, "allocator; running requests; holds"),
+        ReplayIdentity(ORPHANS, len(findings), 0, "allocator; running requests; holds"),
         ReplayIdentity("broken invariants = 0", len(problems), 0, "recomputed from the state arrays"),
     ]
 
