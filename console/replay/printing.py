@@ -19,7 +19,7 @@ def print_report(report: ReplayReport, console: Console) -> None:
     table = make_table(
         report.title,
         *("tenant", "requests", "prompt tokens", "hit tokens", "prefill avoided", "shared hits"),
-        *("first requests hit", "computed again", "thrashing", "refused", "deferred", "blocks scrubbed"),
+        *("first requests hit", "refused", "deferred", "blocks scrubbed"),
     )
     for row in rows:
         table.add_row(
@@ -30,13 +30,19 @@ def print_report(report: ReplayReport, console: Console) -> None:
             percent(row.prefill_avoided),
             f"{row.shared_hit_tokens:,}",
             f"{row.first_request_hits:,} of {row.first_requests:,}",
-            f"{row.recomputed_blocks:,}",
-            thrashing_text(report, row),
             f"{row.refused:,}",
             f"{row.deferred:,}",
             f"{row.scrubbed_blocks:,}",
         )
     console.print(table)
+    again = [row for row in report.tenants if row.recomputed_blocks]
+    if again:
+        columns = ("blocks computed again", "may have", "would have kept them", "thrashing")
+        table = make_table("Evicted before they were wanted again", "tenant", *columns)
+        for row in again:
+            blocks = (row.recomputed_blocks, row.room_blocks, report.advised_blocks(row))
+            table.add_row(row.tenant, *(f"{count:,}" for count in blocks), thrashing_text(report, row))
+        console.print(table)
     for finding in pressure_findings(report):
         console.print(Text(finding, "yellow"))
     ends = causes(report.totals.ended_blocks)

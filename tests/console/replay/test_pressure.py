@@ -106,7 +106,7 @@ def test_what_is_found_is_printed_and_on_the_page(tmp_path: Path, monkeypatch: p
     assert found.exit_code == 0, found.output
     page = (tmp_path / "kvcustody-summary.html").read_text()
     for text in (found.stdout, page):
-        assert "thrash: acme computed" in text and "computed again" in text
+        assert "thrash: acme computed" in text and "blocks computed again" in text
         assert "pool that would have kept them" in text
 
 
