@@ -33,6 +33,7 @@ Examples:
 
 
 def advise(
+    context: typer.Context,
     trace: Annotated[
         Path | None, typer.Argument(help="A recorded trace, as `replay` takes it: no worker is needed.")
     ] = None,
@@ -68,7 +69,8 @@ def advise(
     """
     of: dict[str, str] | None = None
     if trace is not None or format is not None:
-        if server is not None or ledger != DEFAULT:
+        given = [context.get_parameter_source(name) for name in ("server", "ledger")]
+        if any(source is not None and source.name == "COMMANDLINE" for source in given):
             raise ConfigError("a trace is replayed here: leave out --server and --ledger")
         choice = Choice(trace, format, tenants, unit=read_unit(unit), limit=limit)
         with replayed_aside(choice, policy, pool_blocks) as (report, _):

@@ -124,6 +124,8 @@ def test_what_is_of_a_trace_alone_is_refused_of_workers_and_the_reverse(trace: s
 
 
 def test_it_is_said_in_tables_too(trace: str) -> None:
-    found = CliRunner().invoke(app, ["advise", trace, "--format", "mooncake"])
+    """The control plane that the environment names is not asked."""
+    elsewhere = {"KVCUSTODY_SERVER": "https://127.0.0.1:1", "KVCUSTODY_DATABASE_URL": "sqlite:///none.db"}
+    found = CliRunner().invoke(app, ["advise", trace, "--format", "mooncake"], env=elsewhere)
     assert found.exit_code == 0, found.output
     assert "replayed traffic" in found.stdout and "7. What cleanup is required?" in found.stdout
