@@ -1,6 +1,7 @@
 """What each eviction policy saves: prefill tokens and seconds against LRU and the offline optimum, and to whom.
 
     python benchmarks/eviction.py [--traces FOLDER] [--only agentic] [--quick] [--json FILE] [--page FILE]
+    python benchmarks/eviction.py --kinds [--quick]       # what declared kinds of content save, on generated agents
 
 The product's policies run in the product's own block manager; published ones that it lacks run in a simulator that
 equals it: under LRU both must find the same blocks in every request, or the run stops.
@@ -35,6 +36,7 @@ from simulator import LeafHeap, guesses_next_use, knows_dead, lru, offline_optim
 from streams import Stream
 from workloads import workloads
 
+from kvcustody.allocator.prefix.block_priority import END, BlockPriority
 from kvcustody.allocator.prefix.eviction_policy import POLICIES
 from kvcustody.console.replay.run.golden_check import find_traces
 
@@ -118,6 +120,38 @@ def goals(results: Mapping[str, Any]) -> dict[str, Any]:
     return summary
 
 
+def declared(stream: Stream) -> dict[str, list[tuple[BlockPriority, ...]]]:
+    """What agents could declare: their system prompts (which roles say) at 90, what a failed call gave at 0."""
+    system = [(BlockPriority(0, blocks, 90, 0),) for blocks in stream.system_blocks]
+    failed = [() if at is None else (BlockPriority(at, END, 0, 0),) for at in stream.failed_from]
+    both = [one + other for one, other in zip(system, failed, strict=True)]
+    return {"system prompts": system, "failed calls": failed, "both": both}
+
+
+def kinds(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Blocks that declared kinds find against the same policy without them, and against LRU, on generated agents."""
+    results: dict[str, Any] = {}
+    for workload in workloads(None, quick=quick):
+        stream = workload.make()
+        if not stream.system_blocks:
+            continue
+        rows: dict[str, list[float]] = {}
+        pools = [max(stream.longest + 1, int(share * stream.unique_blocks)) for share in workload.shares]
+        for capacity in pools:
+            base = sum(replay(stream, capacity, POLICIES["lru"]))
+            for policy in ("priority", "cost"):
+                rows.setdefault(f"{policy}, nothing", []).append(
+                    sum(replay(stream, capacity, POLICIES[policy])) / base - 1
+                )
+                for name, priorities in declared(stream).items():
+                    hits = sum(replay(stream, capacity, POLICIES[policy], priorities))
+                    rows.setdefault(f"{policy}, {name}", []).append(hits / base - 1)
+        cells = [[name, *(f"{value:+.2%}" for value in row)] for name, row in rows.items()]
+        say(table([f"{workload.name}, against LRU", *(f"{pool:,}" for pool in pools)], cells) + "\n")
+        results[workload.name] = {"pools": pools, "against_lru": rows}
+    return results
+
+
 def show(name: str, result: Mapping[str, Any]) -> str:
     """One workload: a row a policy, the share of prompt tokens found in each pool and the distance closed."""
     pools = result["pools"]
@@ -162,7 +196,11 @@ def main() -> None:
     bench.add("--traces", type=Path, default=find_traces(), help="recorded traces (%(default)s)")
     bench.add("--quick", action="store_true", help="small generated workloads alone")
     bench.add("--page", type=Path, help="rewrite the measured part of this page, and the plots beside it")
+    bench.add("--kinds", action="store_true", help="declared kinds of content alone, on generated agents")
     options = bench.parse()
+    if options.kinds:
+        bench.keep({"benchmark": "eviction-kinds", "results": kinds(options.quick, print)})
+        return
     if options.traces is None and not options.quick:
         print("no recorded traces here: generated workloads alone", file=sys.stderr)
     results = run(options.traces, options.only, options.quick, lambda text: print(text, flush=True))

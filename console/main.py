@@ -97,7 +97,7 @@ COMMANDS = {
     ),
     "advise": Lazy(
         "kvcustody.console.live.advise:advise",
-        "Seven questions about the cache of running workers, answered from what they said, with the evidence.",
+        "Seven questions about the cache of running workers or for a trace, answered with the evidence.",
         "EPILOG",
     ),
     "clock": Lazy(

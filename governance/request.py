@@ -35,6 +35,7 @@ class Hints(NamedTuple):
 
     `kinds`: spans of the prompt that hold content of a kind of the policy's `eviction.kinds`; each can only lower the
     priority at which its blocks are kept, among the tenant's own. A kind that the policy does not know says nothing.
+    Those that a door marked (`is_marked`) are the operator's word, not the caller's, and count as the policy's.
     """
 
     classification: str | None = None
@@ -43,7 +44,7 @@ class Hints(NamedTuple):
 
 
 NO_HINTS = Hints()
-KINDS_MAX = 64
+KINDS_MAX = 64  # that a caller gives, and as many that the door marks
 
 
 _PIECE_TOKENS = 2048  # what a list's integers and their bytes may take of a first-level cache, and some
@@ -90,14 +91,15 @@ def read_prompt(
 
 
 def read_kinds(kinds: Sequence[KindRange]) -> tuple[KindRange, ...]:
-    """Kinds that a caller gave; `ConfigError` for more than 64, and for a span that is none."""
-    if len(kinds) > KINDS_MAX:
+    """Kinds of content; `ConfigError` for more than 64 of a caller or a door, and for a span that is none."""
+    marks = sum(each.is_marked for each in kinds)
+    if max(marks, len(kinds) - marks) > KINDS_MAX:
         raise ConfigError(f"hints: `{len(kinds)}` kinds of content, and at most {KINDS_MAX} are read")
     read = tuple(
-        KindRange(read_count("hints: kinds", first), read_count("hints: kinds", last), kind)
-        for first, last, kind in kinds
+        KindRange(read_count("hints: kinds", first), read_count("hints: kinds", last), kind, is_marked)
+        for first, last, kind, is_marked in kinds
     )
-    for first, last, kind in read:
+    for first, last, kind, _ in read:
         if last <= first or not isinstance(kind, str):
             raise ConfigError(f"hints: kinds: `[{first}, {last})` of kind `{kind}` is no span of tokens")
     return read

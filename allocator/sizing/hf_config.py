@@ -185,7 +185,7 @@ def parse_config(
         groups,
         dtype,
         tensor_parallel,
-        model.count("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+        model.count("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length"),
         tuple(model.notes),
     )
 

@@ -14,7 +14,7 @@ from kvcustody.errors import ConfigError
 # Model types whose K/V heads equal the attention heads when the config does not say otherwise.
 _MULTI_HEAD = frozenset((
     "bloom", "codegen", "cohere", "cohere2", "gemma", "gpt2", "gpt_neox", "gpt_oss", "gptj", "llama", "olmo",
-    "olmo2", "olmo3", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "stablelm",
+    "olmo2", "olmo3", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "stablelm", "zamba2",
 ))  # fmt: skip
 # Published configs of these types leave out what equals the class default.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -105,6 +105,10 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         """Width of one head: as given, else hidden size by heads."""
+        if (
+            self.model_type == "zamba2"
+        ):  # attends over the stream and the embeddings side by side; others' names differ
+            return self.count("attention_head_dim") or 2 * self.hidden // self.heads
         given = self.count("head_dim", "kv_channels", "attention_head_dim")
         if given is not None:
             return given

@@ -1,4 +1,5 @@
-"""What recurrent layers keep of a sequence: Mamba, Mamba-2, gated delta nets, Kimi's delta attention, linear attention.
+"""What recurrent layers keep of a sequence: Mamba, Mamba-2, gated delta nets, Kimi's delta attention, linear attention,
+short convolutions, RWKV.
 
     states = recurrent_layers(model, tensor_parallel)     # None: every layer attends
     states.layers, states.state_bytes                     # of one layer and sequence, on one shard
@@ -18,11 +19,11 @@ from typing import Any, NamedTuple
 from kvcustody.allocator.sizing.hf_config_fields import ModelConfig
 from kvcustody.errors import ConfigError
 
-RECURRENT_TYPES = ("linear_attention", "mamba")
+RECURRENT_TYPES = ("linear_attention", "mamba", "conv")
 _MARKS = (  # fields that only models with recurrent layers have
     "ssm_cfg", "ssm_state_size", "hybrid_override_pattern", "attn_layer_period", "linear_attn_config", "attn_type_list",
     "linear_num_key_heads", "mamba_d_state", "mamba_n_heads", "state_size", "attn_layer_indices", "layers_block_type",
-    "conv_L_cache", "lru_width", "time_step_rank",
+    "conv_L_cache", "lru_width", "time_step_rank", "mamba_d_ssm",
 )  # fmt: skip
 _ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -42,6 +43,8 @@ def recurrent_layers(model: ModelConfig, tensor_parallel: int) -> RecurrentLayer
         return known(model, tensor_parallel)
     declared = model.raw("layer_types") or ()
     marks = [name for name in _MARKS if model.raw(name) is not None]
+    if model.model_type.startswith("rwkv"):  # later ones name their fields as models that attend do
+        marks.append("model_type")
     if marks and not _is_all_attention(model, marks):
         raise ConfigError(
             f"field `{marks[0]}`: `{model.model_type}` has recurrent layers whose state is not known here "
@@ -67,10 +70,16 @@ def _is_all_attention(model: ModelConfig, marks: list[str]) -> bool:
 
 
 def _mamba2(
-    model: ModelConfig, shards: int, names: tuple[str, str, str, str, str], dtype: str | None = None
+    model: ModelConfig,
+    shards: int,
+    names: tuple[str, str, str, str, str],
+    dtype: str | None = None,
+    *,
+    width: int | None = None,
 ) -> int:
     """Convolution over inner width and groups, and heads x head width x state."""
-    heads, width, state, groups, kernel = (model.need(name) for name in names)
+    heads, state, groups, kernel = (model.need(names[at]) for at in (0, 2, 3, 4))
+    width = width or model.need(names[1])
     if groups % shards:
         groups += shards - groups  # a group goes with every shard of its heads
     convolved = _split(heads * width + 2 * groups * state, shards, names[0])
@@ -92,10 +101,71 @@ def _jamba(model: ModelConfig, shards: int) -> RecurrentLayers:
 
 def _granite(model: ModelConfig, shards: int) -> RecurrentLayers:
     kinds = _listed(model, "layer_types", "layers_block_type")
-    names = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
     attending = _count(model, kinds, ("attention", "full_attention"), ("mamba",))
     recurrent = len(kinds) - attending
-    return RecurrentLayers(recurrent, _mamba2(model, shards, names), attending)
+    return RecurrentLayers(recurrent, _mamba2(model, shards, _MAMBA2), attending)
+
+
+_MAMBA2 = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
+
+
+def _mamba2_by_head(model: ModelConfig, shards: int) -> int:
+    """Mamba-2 as Bamba and Falcon-H1 write it; `mamba_d_head` may be `auto`, the inner width by heads."""
+    if model.raw("mamba_d_head") not in (None, "auto"):
+        return _mamba2(model, shards, _MAMBA2)
+    inner = model.count("mamba_d_ssm") or model.need("mamba_expand") * model.hidden
+    return _mamba2(model, shards, _MAMBA2, width=inner // model.need("mamba_n_heads"))
+
+
+def _bamba(model: ModelConfig, shards: int) -> RecurrentLayers:
+    attending = len(set(_indices(model, "attn_layer_indices")))
+    return RecurrentLayers(model.layers - attending, _mamba2_by_head(model, shards), attending)
+
+
+def _falcon_h1(model: ModelConfig, shards: int) -> RecurrentLayers:
+    """Every layer attends and keeps a state, side by side."""
+    return RecurrentLayers(model.layers, _mamba2_by_head(model, shards), model.layers)
+
+
+def _zamba2(model: ModelConfig, shards: int) -> RecurrentLayers:
+    """Every layer keeps a state; the hybrid ones attend too: weights are shared between them, K/V are not."""
+    if model.raw("layers_block_type", "layer_types") is not None:
+        kinds = _listed(model, "layers_block_type", "layer_types")
+        attending = _count(model, kinds, ("hybrid",), ("mamba", "linear_attention"), "layers_block_type")
+    else:
+        attending = len(set(_indices(model, "hybrid_layer_ids")))
+    names = ("n_mamba_heads", "mamba_headdim", "mamba_d_state", "mamba_ngroups", "mamba_d_conv")
+    inner = model.need("mamba_expand") * model.hidden
+    width = model.count("mamba_headdim") or inner // model.need("n_mamba_heads")
+    return RecurrentLayers(model.layers, _mamba2(model, shards, names, width=width), attending)
+
+
+def _lfm2(model: ModelConfig, shards: int) -> RecurrentLayers:
+    """Short convolutions: their last inputs, and no state besides."""
+    if model.raw("layer_types") is not None:
+        kinds = _listed(model, "layer_types")
+        attending = _count(model, kinds, ("full_attention",), ("conv",))
+    else:
+        attending = len(set(_indices(model, "full_attn_idxs")))
+    mine = _split(model.count("conv_dim") or model.hidden, shards, "conv_dim")
+    return RecurrentLayers(
+        model.layers - attending, _bytes(model, (model.need("conv_L_cache") - 1) * mine, 0), attending
+    )
+
+
+def _rwkv(model: ModelConfig, shards: int) -> RecurrentLayers:
+    """RWKV-4 as transformers keeps it: two inputs in the model's dtype, and three sums in 32 bits."""
+    if shards > 1:
+        raise ConfigError("no engine splits RWKV's state over shards", field="tensor_parallel", value=shards)
+    inner = model.count("attention_hidden_size") or model.hidden
+    if inner != model.hidden:
+        raise ConfigError(
+            f"field `attention_hidden_size` is `{inner}` beside a hidden size of `{model.hidden}`: such a state is not "
+            "known",
+            field="attention_hidden_size",
+            value=inner,
+        )
+    return RecurrentLayers(model.layers, 2 * inner * _element(model) + 3 * inner * 4, 0)
 
 
 def _nemotron(model: ModelConfig, shards: int) -> RecurrentLayers:
@@ -183,16 +253,22 @@ def _only_mamba(model: ModelConfig, shards: int) -> RecurrentLayers:
 
 
 _MODELS: dict[str, Callable[[ModelConfig, int], RecurrentLayers]] = {
+    "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
     "falcon_mamba": _only_mamba,
     "granitemoehybrid": _granite,
     "jamba": _jamba,
     "kimi_linear": _kimi,
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2,
     "mamba": _only_mamba,
     "mamba2": _only_mamba2,
     "minimax": _minimax,
     "minimax_text_01": _minimax,
     "nemotron_h": _nemotron,
     "qwen3_next": _gated_delta,
+    "rwkv": _rwkv,
+    "zamba2": _zamba2,
 }
 
 
@@ -218,6 +294,14 @@ def _split(count: int, shards: int, field: str) -> int:
             f"field `{field}`: a state of `{count}` does not split over `{shards}` shards", field=field
         )
     return count // shards
+
+
+def _indices(model: ModelConfig, name: str) -> list[int]:
+    """Which layers attend."""
+    found = model.raw(name)
+    if not isinstance(found, list) or not all(type(one) is int and 0 <= one < model.layers for one in found):
+        raise ConfigError(f"field `{name}` is not a list of some of `{model.layers}` layers", field=name)
+    return found
 
 
 def _listed(model: ModelConfig, *names: str) -> Sequence[Any]:

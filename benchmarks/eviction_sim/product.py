@@ -7,7 +7,7 @@ serving does not set. One account, one domain, no deadline: what differs between
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from streams import Stream
@@ -16,6 +16,7 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
+from kvcustody.allocator.prefix.block_priority import BlockPriority
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
 from kvcustody.allocator.prefix.sequence import RunningSequence
@@ -26,8 +27,13 @@ SECRET = hashlib.sha256(b"eviction benchmark").digest()
 FIRST_US = 1_000_000  # the pool's clock when the stream begins
 
 
-def replay(stream: Stream, capacity: int, policy: Callable[[], EvictionPolicy]) -> list[int]:
-    """The blocks that each request finds."""
+def replay(
+    stream: Stream,
+    capacity: int,
+    policy: Callable[[], EvictionPolicy],
+    priorities: Sequence[tuple[BlockPriority, ...]] = (),
+) -> list[int]:
+    """The blocks that each request finds; `priorities` are those of each request's blocks."""
     manager = BlockManager(
         UnbackedMemory(capacity, 0, clock=VirtualClock()), capacity, OPTIONS, policy=policy
     )
@@ -48,6 +54,8 @@ def replay(stream: Stream, capacity: int, policy: Callable[[], EvictionPolicy]) 
         )
         if not isinstance(sequence, RunningSequence):
             raise RuntimeError(f"request {number} of {count} blocks: {sequence}")
+        if priorities:
+            sequence.priorities = priorities[number]
         hits.append(sequence.hit_blocks)
         manager.commit(sequence, count, now_us)
         manager.release(sequence, now_us, "finished")

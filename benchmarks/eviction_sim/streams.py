@@ -38,6 +38,10 @@ class Stream:
     depth: list[int]
     parent: list[int]
     sessions: list[object] = field(default_factory=list)
+    system_blocks: list[int] = field(default_factory=list)  # of each request, where the generator says it
+    failed_from: list[int | None] = field(
+        default_factory=list
+    )  # block at which what a failed call gave begins
 
     @property
     def unique_blocks(self) -> int:

@@ -8,6 +8,7 @@ of a stream's name. Halves are by lineage, by a hash: `dev` is what a policy may
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,6 +106,7 @@ def _agents(name: str, seed: int, sessions: int, labeller: Labeller) -> Stream:
     """Agents that call tools in a loop, wait for their user, retry failed tool calls, and send out sub-agents."""
     rng = np.random.Generator(np.random.PCG64(seed))
     requests: list[TraceRequest] = []
+    failures: dict[int, int] = {}  # by the request's identity
     texts = 1000  # the first ids are the system prompts of 12 projects and their sub-agents
     for session in range(sessions):
         project = int(rng.integers(12))
@@ -123,10 +125,14 @@ def _agents(name: str, seed: int, sessions: int, labeller: Labeller) -> Stream:
                 failed = np.concatenate((chain, _text(texts, int(STEP_BLOCKS.sample(rng, 1)[0]))))
                 at += float(TOOL_SECONDS.sample(rng, 1)[0])
                 requests.append(_request(at, failed, lineage, turn, 0))
+                failures[id(requests[-1])] = len(chain)
             waits = USER_SECONDS if rng.random() < 0.12 else TOOL_SECONDS
             at += float(waits.sample(rng, 1)[0])
     requests.sort(key=lambda r: (r.at_us, r.session, r.stream))
-    return _stream(name, requests, AGENT_BLOCK, labeller)
+    system = [int((each.blocks // STREAM == each.blocks[0] // STREAM).sum()) for each in requests]
+    failed = [failures.get(id(each)) for each in requests]
+    stream = _stream(name, requests, AGENT_BLOCK, labeller)
+    return replace(stream, system_blocks=system, failed_from=failed)
 
 
 def _send_out(

@@ -1,48 +1,111 @@
-"""`kvcustody advise`: seven questions about running workers' caches, answered from what they last said."""
+"""`kvcustody advise`: seven questions about a cache, answered from what running workers last said or of a trace."""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.text import Text
 from sqlalchemy import Connection
 
 from kvcustody.audit.counters.hourly_coverage import recent
 from kvcustody.audit.counters.read_figures import orphans_by_class
 from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.live.replayed_worker import as_worker, custody_of, trace_findings
 from kvcustody.console.live.worker_status import worker_statuses
 from kvcustody.console.opening import reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server
+from kvcustody.console.replay.command import read_unit, replayed_aside
+from kvcustody.console.replay.run.workload_from_options import Choice
+from kvcustody.errors import ConfigError
 from kvcustody.governance.observability import advise as questions
+from kvcustody.governance.observability.serving_summary import SeenWorker
 
-EPILOG = "Example: `kvcustody advise --server https://kv.example:8443 --api-key-file olive.key`"
+EPILOG = """
+Examples:
+
+    kvcustody advise --server https://kv.example:8443 --api-key-file olive.key
+
+    kvcustody advise conversation_trace.jsonl --format mooncake --pool-blocks 4000 --model config.json
+"""
 
 
 def advise(
+    context: typer.Context,
+    trace: Annotated[
+        Path | None, typer.Argument(help="A recorded trace, as `replay` takes it: no worker is needed.")
+    ] = None,
     *,
     ledger: Ledger = DEFAULT,
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
+    format: Annotated[
+        str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="Of a trace: a library policy or a YAML file.")
+    ] = "regulated-saas",
+    tenants: Annotated[int, typer.Option(min=1, help="Of a trace: how many tenants share it.")] = 8,
+    unit: Annotated[str, typer.Option(help="Of a trace: what belongs to one tenant.")] = "session",
+    limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None,
+    pool_blocks: Annotated[int | None, typer.Option(min=8, help="Of a trace: blocks of the pool.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Of a trace: the config.json of its model, for the bytes of a token.")
+    ] = None,
+    prefill_rate: Annotated[
+        float | None,
+        typer.Option(min=1e-3, help="Of a trace: prompt tokens that a device computes a second."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Seven questions about the cache of running workers, answered from what they said, with the evidence.
+    """Seven questions about the cache of running workers or for a trace, answered with the evidence.
 
-    Bytes of a token, budgets, prefixes, what is in the key, offload, locations, cleanup. What a worker has not said
-    is unknown, with the reason. docs/operate/advise.md says how each answer is made.
+    Bytes of a token, budgets, prefixes, what is in the key, offload, locations, cleanup. Of a trace it is replayed, and
+    its ledger is thrown away. What nobody said is unknown, with the reason. docs/operate/advise.md says how each answer
+    is made.
     """
-    with worker_statuses(ledger, server, key_file, authority) as look:
-        seen = look()
-    custody = None
-    if server is None:
-        with reading(ledger) as engine, engine.connect() as connection:
-            custody = _of_ledger(connection)
-    found = questions.advise(seen, custody, prefixes=_prefixes_command())
+    of: dict[str, str] | None = None
+    if trace is not None or format is not None:
+        given = [context.get_parameter_source(name) for name in ("server", "ledger")]
+        if any(source is not None and source.name == "COMMANDLINE" for source in given):
+            raise ConfigError("a trace is replayed here: leave out --server and --ledger")
+        choice = Choice(trace, format, tenants, unit=read_unit(unit), limit=limit)
+        with replayed_aside(choice, policy, pool_blocks) as (report, _):
+            seen = [as_worker(report)]
+            findings = trace_findings(report, model, prefill_rate)
+            of = {"title": report.title, "origin": report.origin, **report.settings}
+            found = questions.advise(seen, custody_of(report), trace=findings)
+    else:
+        if model is not None or prefill_rate is not None:
+            raise ConfigError("`--model` and `--prefill-rate` are of a trace: workers say their own")
+        with worker_statuses(ledger, server, key_file, authority) as look:
+            seen = look()
+        custody = None
+        if server is None:
+            with reading(ledger) as engine, engine.connect() as connection:
+                custody = _of_ledger(connection)
+        found = questions.advise(seen, custody, prefixes=_prefixes_command())
+    _show(seen, found, of, as_json)
+
+
+def _show(
+    seen: list[SeenWorker], found: list[questions.Advice], of: dict[str, str] | None, as_json: bool
+) -> None:
+    """`of`: what was replayed, and how."""
     if as_json:
         answers = [one._asdict() | {"evidence": [row._asdict() for row in one.evidence]} for one in found]
-        print_json({"workers": [one.worker for one in seen], "answers": answers})
+        told = {"workers": [one.worker for one in seen], "answers": answers}
+        print_json(told if of is None else {"replay": of} | told)
         return
     console = stdout()
+    if of is not None:
+        console.print(
+            Text(f"{of['title']}: {of['origin']} traffic, {of['pool']}; no engine served it", "bold")
+        )
+        console.print()
     for number, one in enumerate(found, 1):
         console.print(Text(f"{number}. {one.question}", "bold"))
         console.print(Text(one.answer))

@@ -60,6 +60,12 @@ PromptTokens = Annotated[int, typer.Option("--tokens", min=1, help="With --evict
 PromptSegment = Annotated[
     str | None, typer.Option("--segment", help="With --evict: the segment that the prompt begins with.")
 ]
+PromptMarks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--marked", help="With --evict: a span as the door marks it by a message's role: 0:96=system."
+    ),
+]
 PromptKinds = Annotated[
     list[str] | None,
     typer.Option(
@@ -84,6 +90,7 @@ def explain_command(
     tokens: PromptTokens = 4096,
     segment: PromptSegment = None,
     kind: PromptKinds = None,
+    marked: PromptMarks = None,
     as_json: Json = False,
 ) -> None:
     """Say why one request is permitted or denied: the rules and grants that decided it.
@@ -93,7 +100,8 @@ def explain_command(
     table = load_table(file, revoked=frozenset(revoked or ()))
     if evict:
         level = _level(table, classification)
-        spans = [_span(text) for text in kind or ()]
+        spans = [_span(text, "--kind") for text in kind or ()]
+        spans += [_span(text, "--marked")._replace(is_marked=True) for text in marked or ()]
         kept = explain_eviction(
             table, table.policy.named(reader), level, tokens, segment=segment, kinds=spans
         )
@@ -160,10 +168,10 @@ def _level(table: DecisionTable, classification: str) -> int:
     return names.index(classification)
 
 
-def _span(text: str) -> KindRange:
+def _span(text: str, option: str) -> KindRange:
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})=(.+)", text)
     if found is None or int(found[1]) >= int(found[2]):
-        raise ConfigError(f"`--kind` {quote(text)} is not FIRST:LAST=KIND, in tokens", value=text)
+        raise ConfigError(f"`{option}` {quote(text)} is not FIRST:LAST=KIND, in tokens", value=text)
     return KindRange(int(found[1]), int(found[2]), found[3])
 
 

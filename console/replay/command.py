@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from kvcustody.console.replay.run.workload_from_options import (
 )
 from kvcustody.console.replay.summary import check_page, write_summary
 from kvcustody.console.replay.workload.labels import Unit
+from kvcustody.console.replay.workload.scenarios import SCENARIOS
 from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import is_ledger_of, load_settings
 
@@ -37,10 +39,15 @@ Examples:
 
     kvcustody replay agentic_v6_dev.jsonl.gz --format agentic --unit lineage --limit 1000
 
+    kvcustody replay --format thrash
+
     kvcustody replay --golden
 """
 
-_POOL_BLOCKS = {"mooncake": 16_000, "agentic": 64_000, "kv-cache-tester": 64_000}
+_POOL_BLOCKS = {
+    **{"mooncake": 16_000, "agentic": 64_000, "kv-cache-tester": 64_000},
+    **{name: scenario.pool_blocks for name, scenario in SCENARIOS.items()},
+}
 
 
 def replay(
@@ -86,7 +93,8 @@ def replay(
 ) -> None:
     """Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.
 
-    Without a trace, a multi-turn workload is generated from the seed (docs/operate/capacity.md). Every request is
+    Without a trace, a multi-turn workload is generated from the seed (docs/operate/capacity.md), or one that a pool is
+    too small or too coarse for: `--format thrash`, `oom` or `fragmentation`. Every request is
     admitted under the policy, looks up its prefix, writes a pattern into real KV tensors, decodes and is
     released; blocks expire, are evicted and zeroed, and the evidence goes to the ledger. docs/operate/capacity.md
     explains every figure.
@@ -95,12 +103,12 @@ def replay(
         _golden(as_json, policy)
         return
     check_page(html)
-    choice = Choice(trace, format, tenants, seed, _unit(unit), skew, limit)
+    choice = Choice(trace, format, tenants, seed, read_unit(unit), skew, limit)
     size = block_tokens_of(choice, block_tokens)
     settings = load_settings()
     options = EnvironmentOptions(
         policy=policy,
-        pool_blocks=pool_blocks or _POOL_BLOCKS.get(format or GENERATED, 8192),
+        pool_blocks=pool_blocks or pool_blocks_of(format),
         block_tokens=size,
         device=device,
         database=ledger,
@@ -126,6 +134,34 @@ def replay(
         raise typer.Exit(EXIT_INTERRUPTED)
     if report.error is not None:
         raise report.error
+
+
+@contextmanager
+def replayed_aside(
+    choice: Choice, policy: str, pool_blocks: int | None = None, block_tokens: int | None = None
+) -> Iterator[tuple[ReplayReport, Path]]:
+    """A replay whose ledger is thrown away afterwards, and that ledger; raises what ended the replay early."""
+    run_job = import_job()
+    size = block_tokens_of(choice, block_tokens)
+    workload = load_workload(choice, size, read_policy(policy).name)
+    with tempfile.TemporaryDirectory(prefix="kvcustody-replay-") as folder:
+        options = EnvironmentOptions(
+            policy=policy,
+            pool_blocks=pool_blocks or pool_blocks_of(choice.format),
+            block_tokens=size,
+            database=Path(folder) / "ledger.db",
+        )
+        with replay_progress() as progress:
+            advance = progress(workload.title, workload.requests)
+            report = run_job(workload, options, RunnerOptions(seed=choice.seed), progress=advance)
+        if report.error is not None:
+            raise report.error
+        yield report, options.database
+
+
+def pool_blocks_of(format: str | None) -> int:
+    """The pool of a replay of this format, where none was asked for."""
+    return _POOL_BLOCKS.get(format or GENERATED, 8192)
 
 
 def import_job() -> Callable[..., ReplayReport]:
@@ -179,7 +215,8 @@ def replay_progress() -> Iterator[Callable[[str, int | None], Callable[[], None]
         yield start
 
 
-def _unit(name: str) -> Unit:
+def read_unit(name: str) -> Unit:
+    """What belongs to one tenant; raises `ConfigError`."""
     units: dict[str, Unit] = {"session": "session", "lineage": "lineage", "project": "project"}
     if name not in units:
         raise ConfigError(f"--unit `{name}`: use session, lineage or project")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.text import Text
 
 from kvcustody.console.command import make_table
-from kvcustody.console.replay.report import ReplayReport
+from kvcustody.console.replay.report import ReplayReport, pressure_findings
 from kvcustody.console.replay.run.golden_check import Row
-from kvcustody.console.replay.summary import causes, percent, spread_text
+from kvcustody.console.replay.summary import causes, percent, pressure_rows, spread_text, thrashing_text
 
 
 def print_report(report: ReplayReport, console: Console) -> None:
@@ -34,6 +35,16 @@ def print_report(report: ReplayReport, console: Console) -> None:
             f"{row.scrubbed_blocks:,}",
         )
     console.print(table)
+    again = [row for row in report.tenants if row.recomputed_blocks]
+    if again:
+        columns = ("blocks computed again", "may have", "would have kept them", "thrashing")
+        table = make_table("Evicted before they were wanted again", "tenant", *columns)
+        for row in again:
+            blocks = (row.recomputed_blocks, row.room_blocks, report.advised_blocks(row))
+            table.add_row(row.tenant, *(f"{count:,}" for count in blocks), thrashing_text(report, row))
+        console.print(table)
+    for finding in pressure_findings(report):
+        console.print(Text(finding, "yellow"))
     ends = causes(report.totals.ended_blocks)
     rules = sorted(report.totals.denials)
     if ends:
@@ -61,6 +72,8 @@ def _print_custody(report: ReplayReport, console: Console) -> None:
     table.add_row("residencies expired", f"{report.expired_residencies:,}")
     for reason, blocks in sorted(report.evicted_blocks.items()):
         table.add_row(f"blocks evicted, {reason}", f"{blocks:,}")
+    for name, value in pressure_rows(report):
+        table.add_row(name, value)
     table.add_row(
         "non-zero bytes at hand-out", f"{report.residue_bytes:,} in {report.residue_checked_blocks:,} blocks"
     )

@@ -7,10 +7,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from kvcustody.console.replay.traces.model import Key
 
 
 @dataclass(slots=True)
@@ -30,6 +33,9 @@ class TenantResult:
     first_requests: int = 0
     first_request_hits: int = 0
     first_request_hit_tokens: int = 0
+    recomputed_blocks: int = 0
+    room_blocks: int = 0
+    thrashing_samples: int = 0
     denials: Counter[str] = field(default_factory=Counter)
     deferrals: Counter[str] = field(default_factory=Counter)
     ended_blocks: Counter[str] = field(default_factory=Counter)
@@ -55,6 +61,9 @@ class ReplayIdentity(NamedTuple):
         return self.left == self.right
 
 
+ORPHANS = "orphans found by a scan = 0"
+
+
 class Spread(NamedTuple):
     """Percentiles of a time in microseconds, weighted by blocks; `None` where nothing was observed."""
 
@@ -73,6 +82,8 @@ class Sample(NamedTuple):
     leaving: int  # fenced, dirty or quarantined
     hit_tokens: int
     input_tokens: int
+    used_tokens: int = 0  # of running requests, and the room in their blocks
+    room_tokens: int = 0
 
 
 class ReplayCoverage(NamedTuple):
@@ -117,6 +128,9 @@ class ReplayReport:
     drift_blocks: int
     expired_residencies: int
     evicted_blocks: dict[str, int]
+    status: Mapping[str, float]  # as a worker says it, by the keys of `metrics.MEASURES`
+    charged: Mapping[str, int]
+    lineages: Counter[tuple[str, Key]]  # tokens found, by tenant and what the trace calls a lineage
     seconds: float
     virtual_seconds: float
     error: BaseException | None = None
@@ -127,6 +141,18 @@ class ReplayReport:
         if self.error is None:
             return None
         return "interrupted" if isinstance(self.error, KeyboardInterrupt) else str(self.error)
+
+    @property
+    def waste(self) -> float | None:
+        """Share of the room in running requests' blocks that was empty, over all samples."""
+        room = sum(sample.room_tokens for sample in self.samples)
+        return 1 - sum(sample.used_tokens for sample in self.samples) / room if room else None
+
+    def advised_blocks(self, row: TenantResult) -> int:
+        """What a tenant would have needed to find what was evicted; 0 where nothing was wanted again."""
+        advised = int(self.status.get("advised_blocks", 0))
+        beyond = advised - int(self.status["blocks.total"]) if advised else 0
+        return row.room_blocks + beyond if row.recomputed_blocks and beyond else 0
 
     @property
     def totals(self) -> TenantResult:
@@ -149,8 +175,23 @@ class ReplayReport:
             "stopped": self.stopped,
             "seconds": round(self.seconds, 3),
             "virtual_seconds": round(self.virtual_seconds, 3),
-            "tenants": [_tenant_json(row) for row in self.tenants],
+            "tenants": [
+                _tenant_json(row)
+                | {
+                    "room_blocks": row.room_blocks,
+                    "advised_blocks": self.advised_blocks(row),
+                    "thrashing": row.thrashing_samples / len(self.samples) if self.samples else None,
+                }
+                for row in self.tenants
+            ],
             "totals": _tenant_json(self.totals),
+            "pressure": {
+                "advised_blocks": int(self.status.get("advised_blocks", 0)),
+                "stalls": int(self.status.get("stalled", 0)),
+                "clean_waits": int(self.status.get("clean_waits", 0)),
+                "fragmentation": self.waste,
+                "findings": pressure_findings(self),
+            },
             "coverage": {
                 **self.coverage._asdict(),
                 "bytes_by_level": dict(self.coverage.bytes_by_level),
@@ -180,6 +221,7 @@ _SUMMED = (
     "first_requests",
     "first_request_hits",
     "first_request_hit_tokens",
+    "recomputed_blocks",
     "scrubbed_blocks",
 )
 
@@ -193,6 +235,36 @@ def _tenant_json(row: TenantResult) -> dict[str, Any]:
         "deferrals": dict(sorted(row.deferrals.items())),
         "ended_blocks": dict(sorted(row.ended_blocks.items())),
     }
+
+
+def pressure_findings(report: ReplayReport) -> list[str]:
+    """What a pool of this size did badly: thrash by tenant, requests without room, room that stood empty."""
+    found = []
+    pool = int(report.status.get("blocks.total", 0))
+    for row in report.tenants:
+        if row.thrashing_samples:
+            needed = report.advised_blocks(row)
+            found.append(
+                f"thrash: {row.tenant} computed {row.recomputed_blocks:,} blocks again after they had been evicted, "
+                f"and thrashed in {row.thrashing_samples} of {len(report.samples)} looks; it may have "
+                f"{row.room_blocks:,} of {pool:,} blocks, and {needed:,} would have kept them: "
+                f"a pool of {-(-needed * pool // max(1, row.room_blocks)):,} under this policy"
+            )
+    total = report.totals
+    told = [f"{count:,} times told to wait ({reason})" for reason, count in sorted(total.deferrals.items())]
+    told += [f"{total.deferred:,} given up"] if total.deferred else []
+    told += [f"{total.preempted:,} preempted"] if total.preempted else []
+    if told:
+        found.append("out of memory: " + ", ".join(told))
+    if report.waste is not None and report.waste >= _MUCH_WASTE:
+        found.append(
+            f"fragmentation: {report.waste:.0%} of the room in running requests' blocks stood empty; "
+            "smaller blocks suit such short requests"
+        )
+    return found
+
+
+_MUCH_WASTE = 0.5
 
 
 class Weighted:

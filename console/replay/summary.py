@@ -18,7 +18,13 @@ from kvcustody.console.replay.charts import (
     stacked_areas,
     stacked_bars,
 )
-from kvcustody.console.replay.report import ReplayCoverage, ReplayReport, Spread, TenantResult
+from kvcustody.console.replay.report import (
+    ReplayCoverage,
+    ReplayReport,
+    Spread,
+    TenantResult,
+    pressure_findings,
+)
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 
@@ -62,6 +68,9 @@ def render_summary(report: ReplayReport) -> str:
         causes=causes(totals.ended_blocks),
         rules=sorted({rule for row in report.tenants for rule in row.denials}),
         percent=percent,
+        findings=pressure_findings(report),
+        pressure=pressure_rows(report),
+        thrashing=lambda row: thrashing_text(report, row),
         duration=duration,
         count=lambda value: "not observed" if value is None else f"{value:,}",
         coverage_fields=ReplayCoverage._fields,
@@ -72,6 +81,32 @@ def render_summary(report: ReplayReport) -> str:
 def causes(ended: Counter[str]) -> list[str]:
     """Causes of the ends, most frequent first."""
     return [cause for cause, _ in ended.most_common()]
+
+
+def thrashing_text(report: ReplayReport, row: TenantResult) -> str:
+    """In what share of the samples a tenant thrashed; of all tenants together it is not said."""
+    if not report.samples or row not in report.tenants:
+        return ""
+    return f"{row.thrashing_samples / len(report.samples):.0%}"
+
+
+def pressure_rows(report: ReplayReport) -> list[tuple[str, str]]:
+    """What a pool that is too small or too coarse shows."""
+    status, total = report.status, report.totals
+    advised = int(status.get("advised_blocks", 0))
+    return [
+        ("blocks computed again after they were evicted", f"{total.recomputed_blocks:,}"),
+        ("pool that would have kept them", f"{advised:,} blocks" if advised else "this one"),
+        ("times told to wait, by reason", _listed(total.deferrals)),
+        ("running requests without room for a token", f"{int(status.get('stalled', 0)):,} times"),
+        ("preempted, to be computed again", f"{total.preempted:,}"),
+        ("hand-outs that waited for clean blocks", f"{int(status.get('clean_waits', 0)):,}"),
+        ("empty room in running requests' blocks", percent(report.waste)),
+    ]
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "0"
 
 
 def percent(value: float | None) -> str:

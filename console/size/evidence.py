@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +12,8 @@ from kvcustody.audit.query.evidence_size import EvidenceSize, evidence_size
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import reading
 from kvcustody.console.options import GivenLedger
-from kvcustody.console.replay.command import import_job, replay_progress
-from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions, read_policy
-from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
+from kvcustody.console.replay.command import replayed_aside
+from kvcustody.console.replay.run.workload_from_options import Choice
 from kvcustody.errors import ConfigError
 
 EPILOG = """
@@ -70,20 +68,7 @@ def evidence(
 
 
 def _of_replay(choice: Choice, policy: str, pool_blocks: int) -> EvidenceSize:
-    run_job = import_job()
-    size = block_tokens_of(choice, None)
-    workload = load_workload(choice, size, read_policy(policy).name)
-    with tempfile.TemporaryDirectory(prefix="kvcustody-size-") as folder:
-        database = Path(folder) / "ledger.db"
-        options = EnvironmentOptions(
-            policy=policy, pool_blocks=pool_blocks, block_tokens=size, database=database
-        )
-        with replay_progress() as progress:
-            report = run_job(
-                workload, options, RunnerOptions(), progress=progress(workload.title, workload.requests)
-            )
-        if report.error is not None:
-            raise report.error
+    with replayed_aside(choice, policy, pool_blocks) as (_, database):
         engine = open_store(database, read_only=True)
         try:
             with engine.connect() as connection:

@@ -779,6 +779,7 @@ class EnginePort(Authority[ExternalPool]):
             tokens.pop(ANONYMOUS, None)
         charged = charged_blocks(self.pool.accounts.values())
         charged.pop(ANONYMOUS, None)
+        room = self._accounts.room_of()
         return Stats(
             dict(self.tenant_counters),
             pools,
@@ -789,7 +790,8 @@ class EnginePort(Authority[ExternalPool]):
             self._departed,
             self._are_hits_leading,
             serving=self.measures.figures(),
-            thrashing=dict(self._thrash.look(self.tenant_counters, self._accounts.room_of())),
+            thrashing=dict(self._thrash.look(self.tenant_counters, room)),
+            room=room,
             tenant_tokens=tokens or {},
         )
 

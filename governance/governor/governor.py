@@ -612,6 +612,7 @@ class Governor(Authority[BlockManager]):
         charged = charged_blocks(
             account for manager in self._pools.managers for account in manager.accounts.values()
         )
+        room = self._pools.room_of()
         return Stats(
             dict(self.tenant_counters),
             pools,
@@ -621,7 +622,8 @@ class Governor(Authority[BlockManager]):
             dict(self.attempts.totals),
             self._departed,
             serving=self.measures.figures(),
-            thrashing=dict(self._thrash.look(self.tenant_counters, self._pools.room_of())),
+            thrashing=dict(self._thrash.look(self.tenant_counters, room)),
+            room=room,
             tenant_tokens=self._tenant_tokens(),
         )
 

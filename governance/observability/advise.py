@@ -1,10 +1,11 @@
-"""Seven questions about a running cache, answered from what its workers last said, each with its evidence.
+"""Seven questions about a cache, answered from what its workers last said or a replay found, each with its evidence.
 
     for one in advise(seen, ledger):
         one.question, one.answer, one.evidence, one.unknown
+    advise([as_a_worker], figures, trace=TraceFindings(...))     # of a trace that was replayed
 
-1. Evidence is a metric as a worker said it, or arithmetic on such values; what the product itself does is named with
-   the module that does it.
+1. Evidence is a metric as a worker said it, what was found in a trace or given with it, or arithmetic on such values;
+   what the product itself does is named with the module that does it.
 2. What nobody said is `unknown`, with the reason; nothing is assumed in its place.
 3. Rates and bytes are of one shard: each shard moves its own part of a token.
 """
@@ -43,6 +44,18 @@ class AdviceEvidence(NamedTuple):
     worker: str
 
 
+class TraceFindings(NamedTuple):
+    """What is known of a trace beside its replay's status, which has no times and no size of tensors."""
+
+    lineages: Sequence[
+        tuple[str, float]
+    ]  # what the trace calls a lineage, and the tokens found of it; best first
+    denials: Mapping[str, int]  # requests to which a rule denied reuse
+    room: Mapping[str, tuple[int, int]]  # of tenants that thrash: blocks that they may have, and would need
+    model: tuple[str, float] | None = None  # a model's name, and bytes of its tokens on a device
+    prefill_tokens_per_second: float | None = None
+
+
 class Advice(NamedTuple):
     """One question answered."""
 
@@ -53,17 +66,31 @@ class Advice(NamedTuple):
 
 
 def advise(
-    seen: Sequence[SeenWorker], ledger: Mapping[str, float] | None = None, *, prefixes: str | None = None
+    seen: Sequence[SeenWorker],
+    ledger: Mapping[str, float] | None = None,
+    *,
+    prefixes: str | None = None,
+    trace: TraceFindings | None = None,
 ) -> list[Advice]:
-    """All seven; `ledger` has figures of custody by metric, `prefixes` is the command that lists prefixes."""
-    made = (_bytes(seen), _budgets(seen), _prefixes(seen, prefixes), _key(), _offload(seen))
-    return [*made, _locations(seen), _cleanup(seen, ledger)]
+    """All seven; `ledger` has figures of custody by metric, `prefixes` is the command that lists prefixes.
+
+    With `trace` the one that is `seen` is a replay of it.
+    """
+    made = (_bytes(seen, trace), _budgets(seen, trace), _prefixes(seen, prefixes, trace), _key())
+    return [*made, _offload(seen, trace), _locations(seen, trace), _cleanup(seen, ledger)]
+
+
+_NOT_OF_TRACES = {
+    "prefill_": "a replay writes patterns where an engine computes, and says no time of it",
+    "bytes_per_block": "a replay's tensors are no model's: name one with --model",
+}
 
 
 class _Found:
     """Evidence that is collected, and what is missing."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: TraceFindings | None = None) -> None:
+        self._trace = trace
         self.rows: list[AdviceEvidence] = []
         self.unknown: list[str] = []
 
@@ -71,6 +98,9 @@ class _Found:
         """What a worker said under a key; what it did not say is unknown (rule 2)."""
         value = one.status.get(key)
         if value is None:
+            if self._trace is not None:
+                of_traces = (text for start, text in _NOT_OF_TRACES.items() if key.startswith(start))
+                why = next(of_traces, why)
             self.unknown.append(f"`{one.worker}`: no `{name_of(key)}`: {why}")
         else:
             self.rows.append(AdviceEvidence(name_of(key), value, one.worker))
@@ -101,8 +131,14 @@ def name_of(key: str) -> str:
     raise KeyError(key)
 
 
-def _bytes_of(one: SeenWorker, found: _Found) -> float | None:
+def _bytes_of(one: SeenWorker, found: _Found, trace: TraceFindings | None) -> float | None:
     """Bytes of a token on a shard."""
+    if trace is not None and trace.model is not None:
+        name, size = trace.model
+        found.derived(
+            f"bytes per token of `{name}`, worked out (allocator/sizing/hf_config.py)", size, one.worker
+        )
+        return size
     of_block = found.said(one, "bytes_per_block", "its engine named no size of its tensors")
     tokens = found.said(one, "block_tokens")
     if of_block is None or not tokens:
@@ -116,10 +152,10 @@ def _bytes_of(one: SeenWorker, found: _Found) -> float | None:
     return of_block / tokens
 
 
-def _bytes(seen: Sequence[SeenWorker]) -> Advice:
-    found, parts = _Found(), []
+def _bytes(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
+    found, parts = _Found(trace), []
     for one in seen:
-        of_token = _bytes_of(one, found)
+        of_token = _bytes_of(one, found, trace)
         if of_token is not None:
             shards = sum(1 for key in one.status if key.startswith("scrubbed."))
             found.derived("bytes per token of a shard", of_token, one.worker)
@@ -128,8 +164,8 @@ def _bytes(seen: Sequence[SeenWorker]) -> Advice:
     return found.answers("How many bytes does a token take?", _joined(seen, parts))
 
 
-def _budgets(seen: Sequence[SeenWorker]) -> Advice:
-    found, parts = _Found(), []
+def _budgets(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
+    found, parts = _Found(trace), []
     charged: Counter[str] = Counter()
     thrashing: set[str] = set()
     for one in seen:
@@ -158,11 +194,17 @@ def _budgets(seen: Sequence[SeenWorker]) -> Advice:
         parts.append(f"charged to tenants ({len(charged)}): {charged.total():,} blocks")
     if thrashing:
         parts.append("thrashing: " + ", ".join(f"`{name}`" for name in sorted(thrashing)))
+    for name, (room, needed) in sorted(trace.room.items() if trace is not None else ()):
+        found.derived(f"blocks that `{name}` may have", room, seen[0].worker)
+        found.derived(f"blocks that would have kept what `{name}` computed again", needed, seen[0].worker)
+        parts.append(
+            f"`{name}` may have {room:,} blocks, and {needed:,} would have kept what it computed again"
+        )
     return found.answers("What are the budgets, and do they hold?", _joined(seen, parts))
 
 
-def _prefixes(seen: Sequence[SeenWorker], command: str | None) -> Advice:
-    found, parts = _Found(), []
+def _prefixes(seen: Sequence[SeenWorker], command: str | None, trace: TraceFindings | None) -> Advice:
+    found, parts = _Found(trace), []
     for one in seen:
         said = summary(one.status)
         prompts = found.said(one, "prompt_tokens")
@@ -184,9 +226,16 @@ def _prefixes(seen: Sequence[SeenWorker], command: str | None) -> Advice:
             told += "" if avoided is None else f", {seconds_text(avoided)} of prefill avoided"
             told += "" if error is None or avoided is None else f" ± {error:.0%}"
             parts.append(told + (f", {granted:,.0f} blocks through grants and segments" if granted else ""))
+    if trace is not None:
+        for lineage, tokens in trace.lineages:
+            found.derived(f"tokens found of {lineage}", tokens, seen[0].worker)
+        for denied, number in sorted(trace.denials.items()):
+            found.derived(f"requests to which `{denied}` denied reuse", number, seen[0].worker)
+        best = [f"{lineage}: {tokens:,.0f} tokens" for lineage, tokens in trace.lineages[:3]]
+        parts += [f"found most: {'; '.join(best)}"] if best else ["nothing was found twice"]
     rule = "safe is what policy lets the reader have: others' blocks attach through a grant or segment alone"
     parts.append(rule + (f"; which are worth most: `{command}`" if command else ""))
-    if not command:
+    if not command and trace is None:
         found.unknown.append("which prefix is worth how much: workers say sums, not prefixes")
     return found.answers("Which prefixes are safe and valuable?", _joined(seen, parts))
 
@@ -214,15 +263,21 @@ def _key() -> Advice:
     )
 
 
-def _offload(seen: Sequence[SeenWorker]) -> Advice:
-    found, parts = _Found(), []
+def _offload(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
+    found, parts, returned = _Found(trace), [], []
     for one in seen:
-        of_token = _bytes_of(one, found)
-        why = "too few prefills were measured"
-        token, pair = (found.said(one, f"prefill_cost.{term}", why) for term in ("token", "pair"))
+        prompts, again = one.status.get("prompt_tokens"), one.status.get("recomputed")
+        if prompts and again is not None and "hit_tokens" in one.status:
+            tokens = again * one.status.get("block_tokens", 0)
+            found.also(one, "recomputed")
+            found.derived("tokens computed again after their eviction", tokens, one.worker)
+            returned.append(
+                f"`{one.worker}` {tokens:,.0f} tokens, {share_text(tokens / prompts)} of its prompts"
+            )
+        of_token = _bytes_of(one, found, trace)
+        token, pair, error = _cost(one, found, trace)
         if of_token is None or token is None or pair is None:
             continue
-        error = found.said(one, "prefill_cost_error", "no prediction was checked yet")
         rates = []
         for position in POSITIONS:
             seconds = token + pair * position
@@ -237,15 +292,45 @@ def _offload(seen: Sequence[SeenWorker]) -> Advice:
             continue
         within = "" if error is None else f", ± {error:.0%}"
         parts.append(f"`{one.worker}` above {', '.join(rates)} tokens{within}")
+    if returned:
+        parts_of = "; ".join(returned)
+        returned = [f"; a tier would have had at most what was evicted and computed again: {parts_of}"]
     told = (
         "this build has no tiers, so nothing is offloaded; moving a token beats computing it again where a shard's "
         f"link is faster: {'; '.join(parts) or 'unknown'}"
     )
-    return found.answers("When would offload pay?", told)
+    return found.answers("When would offload pay?", told + "".join(returned))
 
 
-def _locations(seen: Sequence[SeenWorker]) -> Advice:
+def _cost(
+    one: SeenWorker, found: _Found, trace: TraceFindings | None
+) -> tuple[float | None, float | None, float | None]:
+    """Seconds of a token and of a pair of tokens, and what predictions of them are wrong by."""
+    if trace is not None and trace.prefill_tokens_per_second is not None:
+        rate = trace.prefill_tokens_per_second
+        found.derived("tokens a second of prefill, as given", rate, one.worker)
+        return 1 / rate, 0.0, None
+    why = "too few prefills were measured"
+    token, pair = (found.said(one, f"prefill_cost.{term}", why) for term in ("token", "pair"))
+    error = None
+    if token is not None and pair is not None:
+        error = found.said(one, "prefill_cost_error", "no prediction was checked yet")
+    return token, pair, error
+
+
+def _locations(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
     found = _Found()
+    if trace is not None:
+        stored = [found.also(one, "allocated") for one in seen]
+        removed = [
+            found.also(one, *(key for key in one.status if key.startswith("evicted."))) for one in seen
+        ]
+        found.unknown.append("where its requests ran: a trace names no workers, and one pool served it here")
+        return found.answers(
+            "How are locations coordinated?",
+            "by events (docs/build/kv-events.md): a router that follows such a worker hears of at most "
+            f"{sum(stored):,.0f} stored blocks, and of {sum(removed):,.0f} evicted to make room",
+        )
     for one in seen:
         found.derived("kvcustody_worker_up", 0.0 if one.silent else 1.0, one.worker)
         found.unknown.append(

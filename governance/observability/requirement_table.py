@@ -114,6 +114,11 @@ ROWS: tuple[RequirementRow, ...] = (
                    ("allocator/external/test_ranking.py::test_what_one_tenant_marks_moves_none_of_anothers_blocks",
                     "engines/vllm/adapter/test_eviction.py::test_what_a_caller_says_of_its_content_leaves_first"),
                    transformers="absent: a caller's kinds, which its requests cannot carry; kinds of segments act"),
+    RequirementRow("EVI-2", "chat messages' roles say kinds of content", ("integrations/vllm/message_kinds.py",), (),
+                   ("integrations/vllm/test_message_kinds.py::test_a_message_reaches_to_the_content_of_the_next",
+                    "engines/vllm/server/test_message_kinds.py"
+                    "::test_a_system_prompt_outlasts_newer_prompts_because_of_its_role"),
+                   *("absent: it is given tokens; callers mark them in `Hints.kinds`",) * 2),
     RequirementRow("EVI-2", "expected next turn, transfer cost", (), (), (),
                    *("absent: no eviction policy reads them",) * 3),
     RequirementRow("EVI-3", "evictions by reason", ("governance/observability/stats.py",),

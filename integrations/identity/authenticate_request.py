@@ -111,6 +111,9 @@ class RequestGate:
         self._tokens = ScopeTokens(secret, clock)
         self._tags = OwnerTags(secret)
         self._token_seconds = token_seconds
+        self.message_kinds = (
+            document.message_kinds
+        )  # what a server that renders messages marks their tokens with
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""

@@ -42,6 +42,9 @@ RelativePath = Annotated[str, Field(min_length=1)]
 Algorithm = Literal["RS256", "ES256", "EdDSA"]
 
 
+Role = Annotated[str, Field(pattern=r"^[a-z]{1,32}$")]
+
+
 class Asserted(IdentityDocumentPart):
     """Headers in which an authenticated tenant may say who its user is; absent: it may not."""
 
@@ -112,6 +115,8 @@ class IdentityDocument(IdentityDocumentPart):
     served_paths: tuple[RouteName, ...] = ()  # beside those of `routes`; requests pass without a scope token
     routes: dict[RouteName, RouteName] = Field(default_factory=dict)  # served path: route of the principal
     allow_transfer_parameters: bool = False
+    # role of a chat message, or `tools`: the kind of content (`eviction.kinds`) that its tokens are marked with
+    message_kinds: dict[Role, Identifier] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _usable(self) -> IdentityDocument:

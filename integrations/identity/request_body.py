@@ -30,6 +30,7 @@ from kvcustody.policies.document.token_priorities import KindRange
 OUR_TRANSFER_FIELD: Final = "kvcustody"
 OUR_TRACE_FIELD: Final = "kvcustody_trace"
 OUR_KINDS_FIELD: Final = "kvcustody_kinds"
+OUR_MARKS_FIELD: Final = "kvcustody_marks"  # set behind the door alone (`vllm.message_kinds`)
 _TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params", "kv_hints")
 _SESSION = "session_id"
 _MEDIA_FIELDS = (
@@ -76,6 +77,7 @@ def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
             given.pop(OUR_TRANSFER_FIELD, None)
             given.pop(OUR_TRACE_FIELD, None)
             given.pop(OUR_KINDS_FIELD, None)
+            given.pop(OUR_MARKS_FIELD, None)
         if not given:
             continue
         if not allowed or not isinstance(given, dict):
@@ -99,7 +101,7 @@ def take_kinds(body: dict[str, Any]) -> tuple[KindRange, ...]:
 def put_kinds(body: dict[str, Any], kinds: tuple[KindRange, ...], scoped: Scoped) -> None:
     """Put them where the engine will look; a body without room goes without: they only lower."""
     if kinds and scoped.carries_transfer:
-        carried = [list(each) for each in kinds]
+        carried = [[each.first, each.last, each.kind] for each in kinds]
         body["kv_transfer_params"] = {**body.get("kv_transfer_params", {}), OUR_KINDS_FIELD: carried}
 
 

@@ -10,6 +10,7 @@ from kvcustody.governance.settings import load_settings
 from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.refusal import Application
+from kvcustody.integrations.vllm.message_kinds import mark_messages
 from kvcustody.integrations.vllm.refused_metric import counted
 
 
@@ -22,6 +23,8 @@ class ScopeMiddleware(IdentityMiddleware):
         attempts = open_attempts(settings, SystemClock())
         atexit.register(attempts.close)
         gate = open_request_gate(settings)
+        if gate.message_kinds:
+            mark_messages(gate.message_kinds)
         super().__init__(
             app, gate, body_bytes_max=int(settings.request_bytes_max), refused=counted(attempts.note)
         )

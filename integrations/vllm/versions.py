@@ -117,6 +117,13 @@ def check_signatures(expected: dict[str, tuple[str, ...]] | None = None) -> None
             )
 
 
+def check_leading(place: str, names: tuple[str, ...]) -> None:
+    """Raises `ConfigError` unless the method of vLLM takes these before all others, whatever follows."""
+    found = list(inspect.signature(_resolve(place)).parameters)[1:]
+    if tuple(found[: len(names)]) != names:
+        raise ConfigError(f"`{place}` takes ({', '.join(found)}), not ({', '.join(names)}, …)", place=place)
+
+
 def check_type(thing: object, expected: type, what: str) -> None:
     """Raises `ConfigError` unless `thing` is exactly an `expected`: a subclass may override what governance needs."""
     if type(thing) is not expected:

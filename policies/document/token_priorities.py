@@ -3,10 +3,10 @@
     for each in token_priorities(policy.eviction, segment, (KindRange(1024, 4096, "pasted_log"),)):
         print(each.first, each.until, each.priority, each.because)
 
-1. A token has the priority of its segment's kind or else of the range that names its position, the one that begins
-   first, or else the base.
-2. A kind that came with the request only lowers what the policy would say. A kind that the policy does not declare says
-   nothing.
+1. A token has the priority of its segment's kind, or else of the kind that the door marked it with, or else of the
+   range that names its position, the one that begins first, or else the base.
+2. A kind that a caller says of its request only lowers what the policy would say. A kind that the policy does not
+   declare says nothing. What the door marked shares no token.
 3. The ranges are in order, share no token and leave none out; two that say the same for the same reason are one.
 """
 
@@ -15,17 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvcustody.policies.document.model import Eviction, SegmentRule
+from kvcustody.policies.document.model import ContentKind, Eviction, SegmentRule
 
 BASE = 35  # where the policy gives none
 
 
 class KindRange(NamedTuple):
-    """Tokens [first, last) of a prompt hold content of this kind, as a caller says."""
+    """Tokens [first, last) of a prompt hold content of this kind, as a caller says, or as the door marked them."""
 
     first: int
     last: int
     kind: str
+    is_marked: bool = False  # by the door, by what the operator says of a role
 
 
 class TokenPriority(NamedTuple):
@@ -44,18 +45,23 @@ def token_priorities(
 ) -> tuple[TokenPriority, ...]:
     """The priorities of one request's prompt: `segment` is the one it begins with, `kinds` came with it."""
     declared = {kind.id: kind for kind in eviction.kinds}
-    said = [each for each in kinds if each.kind in declared]
+    known = [each for each in kinds if each.kind in declared]
+    marks = {each.first: each for each in known if each.is_marked}
+    said = [each for each in known if not each.is_marked]
     edges = {0}
     for span in eviction.ranges:
         edges |= {span.start, *(() if span.until is None else (span.until,))}
-    for each in said:
+    for each in known:
         edges |= {each.first, each.last}
     if segment is not None:
         edges.add(segment.tokens)
     found: list[TokenPriority] = []
     starts = sorted(edges)
+    marked: KindRange | None = None
     for first, until in zip(starts, [*starts[1:], None], strict=True):
-        one = _policys(eviction, segment, first)._replace(until=until)
+        marked = marks.get(first, marked if marked is not None and first < marked.last else None)
+        kind = None if marked is None else declared[marked.kind]
+        one = _policys(eviction, segment, kind, first)._replace(until=until)
         for each in said:
             lower = declared[each.kind]
             if each.first <= first < each.last and lower.priority < one.priority:
@@ -70,13 +76,18 @@ def token_priorities(
     return tuple(found)
 
 
-def _policys(eviction: Eviction, segment: SegmentRule | None, token: int) -> TokenPriority:
-    """What the policy alone says of a token (rule 1)."""
+def _policys(
+    eviction: Eviction, segment: SegmentRule | None, marked: ContentKind | None, token: int
+) -> TokenPriority:
+    """What the policy says of a token that the door may have marked (rule 1)."""
     if segment is not None and segment.content is not None and token < segment.tokens:
         for kind in eviction.kinds:
             if kind.id == segment.content:
                 because = f"kind `{kind.id}` of segment `{segment.id}`"
                 return TokenPriority(token, None, kind.priority, None, because, kind.mark.line)
+    if marked is not None:
+        because = f"kind `{marked.id}`, which the door marked"
+        return TokenPriority(token, None, marked.priority, None, because, marked.mark.line)
     over = [
         span for span in eviction.ranges if span.start <= token and (span.until is None or token < span.until)
     ]

@@ -355,6 +355,29 @@ MINIMAX_TEXT = {
 }  # fmt: skip
 
 
+BAMBA_9B = {
+    "model_type": "bamba", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "attn_layer_indices": [9, 18, 27], "mamba_n_heads": 128, "mamba_d_head": "auto",
+    "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2, "torch_dtype": "bfloat16",
+}  # fmt: skip
+ZAMBA2_1B = {
+    "model_type": "zamba2", "hidden_size": 2048, "num_hidden_layers": 38, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "kv_channels": 64, "attention_head_dim": 128, "n_mamba_heads": 64, "mamba_headdim": 64,
+    "hybrid_layer_ids": [5, 11, 17, 23, 29, 35], "mamba_d_state": 128, "mamba_ngroups": 1, "mamba_d_conv": 4,
+    "mamba_expand": 2, "torch_dtype": "bfloat16",
+}  # fmt: skip
+FALCON_H1 = {
+    "model_type": "falcon_h1", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 128, "mamba_d_ssm": 3072, "mamba_n_heads": 48, "mamba_d_head": 64,
+    "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2, "torch_dtype": "bfloat16",
+}  # fmt: skip
+LFM2_1B = {
+    "model_type": "lfm2", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "conv_dim": 2048, "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("config", "attending", "recurrent", "state_bytes"),
     [
@@ -363,8 +386,13 @@ MINIMAX_TEXT = {
         # convolution: 3 x (128 x 64 + 2 x 8 x 128) x 2 bytes; state in 32 bits: 128 x 64 x 128 x 4
         (NEMOTRON_H_8B, 13, 26, 3 * (8192 + 2048) * 2 + 128 * 64 * 128 * 4),
         (MINIMAX_TEXT, 1, 7, 64 * 128 * 128 * 2),
+        # convolution over 8192 + 2 x 1 x 128; heads of 8192 / 128
+        (BAMBA_9B, 3, 29, 3 * (8192 + 256) * 2 + 8192 * 128 * 2),
+        (ZAMBA2_1B, 6, 38, 3 * (4096 + 256) * 2 + 4096 * 128 * 2),
+        (FALCON_H1, 24, 24, 3 * (3072 + 512) * 2 + 3072 * 256 * 2),
+        (LFM2_1B, 6, 10, 2 * 2048 * 2),
     ],
-    ids=["qwen3-next", "nemotron-h", "minimax"],
+    ids=["qwen3-next", "nemotron-h", "minimax", "bamba", "zamba2", "falcon-h1", "lfm2"],
 )
 def test_recurrent_layers_keep_a_state_of_one_size(config, attending, recurrent, state_bytes):
     full, states = parse_config(config).groups
@@ -376,7 +404,10 @@ def test_recurrent_layers_keep_a_state_of_one_size(config, attending, recurrent,
     )
     assert states.bytes_per_token == 0 and states.blocks_for(100_000, 16) == states.blocks_for(1, 16) == 1
     half = parse_config(config, tensor_parallel=2).groups[1]
-    assert half.state_bytes == state_bytes // 2
+    shared = 0  # a single group goes with the heads of every shard
+    if 1 in (config.get("mamba_n_groups"), config.get("mamba_ngroups")):
+        shared = 3 * config["mamba_d_state"] * 2 * 2
+    assert half.state_bytes == state_bytes // 2 + shared // 2
 
 
 @pytest.mark.parametrize(
@@ -384,12 +415,20 @@ def test_recurrent_layers_keep_a_state_of_one_size(config, attending, recurrent,
     [
         (LLAMA3_8B | {"ssm_state_size": 16}, "`ssm_state_size`: `llama` has recurrent layers"),
         (
-            LLAMA3_8B | {"model_type": "zamba2", "mamba_d_state": 64},
-            "`mamba_d_state`: `zamba2` has recurrent layers",
+            LLAMA3_8B | {"model_type": "zamba", "mamba_d_state": 64},
+            "`mamba_d_state`: `zamba` has recurrent layers",
+        ),
+        (LLAMA3_8B | {"model_type": "rwkv7"}, "`model_type`: `rwkv7` has recurrent layers"),
+        (without(BAMBA_9B, "attn_layer_indices"), "`attn_layer_indices` is not a list"),
+        (LFM2_1B | {"full_attn_idxs": [16]}, "`full_attn_idxs` is not a list of some of `16` layers"),
+        (LFM2_1B | {"layer_types": ["conv"] * 15 + ["mamba"]}, "`layer_types` of `lfm2` has `mamba`"),
+        (
+            ZAMBA2_1B | {"layers_block_type": ["mamba"] * 37 + ["x"]},
+            "`layers_block_type` of `zamba2` has `x`",
         ),
         (
             LLAMA3_8B | {"layer_types": ["conv"] * 32},
-            "`layer_types` of `llama` has `conv`, which keeps nothing",
+            "`layer_types` of `llama` has `conv`, whose state is not known",
         ),
         (LLAMA3_8B | {"layer_types": ["mamba"] * 32}, "`layer_types` of `llama` has `mamba`"),
         (NEMOTRON_H_8B | {"hybrid_override_pattern": "M-X*"}, "`hybrid_override_pattern` has `X`"),
@@ -401,6 +440,28 @@ def test_recurrent_layers_keep_a_state_of_one_size(config, attending, recurrent,
 def test_a_kind_of_layer_that_is_not_known_is_named(config, message):
     with pytest.raises(ConfigError, match=message):
         parse_config(config)
+
+
+def test_zamba2s_heads_are_of_the_stream_and_the_embeddings_together():
+    for config in (ZAMBA2_1B, without(ZAMBA2_1B, "attention_head_dim")):
+        assert parse_config(config).groups[0].bytes_per_token == 6 * 32 * 2 * 128 * 2
+
+
+def test_rwkvs_state_is_what_transformers_keeps():
+    import torch
+    import transformers as hf
+
+    config = hf.RwkvConfig(vocab_size=64, context_length=64, hidden_size=48, num_hidden_layers=3)
+    model = hf.RwkvModel(config).to(torch.bfloat16)
+    kept = model(torch.tensor([[1, 2, 3]]), use_cache=True).state
+    (states,) = parse_config(config.to_dict() | {"torch_dtype": "bfloat16"}).groups
+    assert (states.attention, states.layers) == (Attention.RECURRENT, 3)
+    assert states.state_bytes * states.layers == sum(one.numel() * one.element_size() for one in kept)
+    known = config.to_dict() | {"torch_dtype": "bfloat16"}
+    with pytest.raises(ConfigError, match="attention_hidden_size"):
+        parse_config(known | {"attention_hidden_size": 64})
+    with pytest.raises(ConfigError, match="over shards"):
+        parse_config(known, tensor_parallel=2)
 
 
 def test_models_that_name_only_attention_are_read_as_such():

@@ -15,13 +15,14 @@ from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
-from kvcustody.console.replay.report import ReplayCoverage, ReplayIdentity, ReplayReport, Spread
+from kvcustody.console.replay.report import ORPHANS, ReplayCoverage, ReplayIdentity, ReplayReport, Spread
 from kvcustody.console.replay.run.environment import WORKER, ReplayEnvironment, open_environment, shape_for
 from kvcustody.console.replay.run.runner import Runner, duration_us
 from kvcustody.console.replay.summary import AGE_EDGES_US, LAG_EDGES_US
 from kvcustody.console.replay.workload.model import Workload
 from kvcustody.console.replay.workload.tenant_assignment import LabelledPrincipals
 from kvcustody.errors import CustodyError, LedgerError
+from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.stats import PoolStats, Stats
 
 FLUSH_SECONDS = 30.0
@@ -79,6 +80,9 @@ def run_job(
         drift_blocks=pool.total - pool.by_state["clean"],
         expired_residencies=running.pools[0].expired_residencies,
         evicted_blocks=running.pools[0].evicted,
+        status=worker_status(running, options.block_tokens, stand.cache.memory.bytes_per_block),
+        charged=running.charged,
+        lineages=runner.lineages,
         seconds=time.monotonic() - started,
         virtual_seconds=virtual_seconds,
         error=error,
@@ -164,7 +168,7 @@ def _coverage(total: CoverageRow) -> ReplayCoverage:
 def _scanned(stand: ReplayEnvironment) -> list[ReplayIdentity]:
     findings, problems = stand.governor.scan(), stand.governor.check()
     return [
-        ReplayIdentity("orphans found by a scan = 0", len(findings), 0, "allocator; running requests; holds"),
+        ReplayIdentity(ORPHANS, len(findings), 0, "allocator; running requests; holds"),
         ReplayIdentity("broken invariants = 0", len(problems), 0, "recomputed from the state arrays"),
     ]
 
@@ -176,6 +180,7 @@ def _fill(runner: Runner, stand: ReplayEnvironment, running: Stats, block_tokens
         if tally is not None:
             row.denials.update(tally.denials)
             row.deferrals.update(tally.deferred)
+            row.recomputed_blocks = tally.recomputed_blocks
             row.shared_hit_tokens = tally.granted_hit_blocks * block_tokens
         row.ended_blocks.update(stand.observer.ended.get(row.tenant, {}))
         row.scrubbed_blocks = stand.observer.scrubbed[row.tenant]

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -96,11 +97,13 @@ class Runner:
         self._running: list[_Running] = []
         self._waiting: list[_Waiting] = []
         self._sessions: set[Key] = set()
+        self.lineages: Counter[tuple[str, Key]] = Counter()
         self._number = 0
         self._decode_us = 0
         self._next_sample_us = 0
         self._sample_every_us = 1
         self.results = [TenantResult(name) for name in population.names]
+        self._by_name = {row.tenant: row for row in self.results}
         self.samples: list[Sample] = []
 
     def run(
@@ -178,6 +181,8 @@ class Runner:
     ) -> None:
         label, hit = waiting.label, admission.hit_tokens
         self._count(self.results[label.tenant], label, len(inputs), hit)
+        if hit:
+            self.lineages[self.results[label.tenant].tenant, waiting.request.lineage] += hit
         size = self._governor.block_tokens
         if draw(self._options.seed, "checked", waiting.number) < self._options.checked_share:
             self._cache.check_handed_out(admission.blocks[hit // size :])
@@ -275,6 +280,11 @@ class Runner:
         self._next_sample_us = now_us + self._sample_every_us
         by_state = [sum(pool.by_state[name] for pool in stats.pools) for name in _STATES]
         active, cached, *leaving = by_state
+        for name, thrashes in stats.thrashing.items():
+            self._by_name[name].thrashing_samples += thrashes
+        for name, room in stats.room.items():
+            if name in self._by_name:
+                self._by_name[name].room_blocks = room
         self.samples.append(
             Sample(
                 now_us,
@@ -283,6 +293,8 @@ class Runner:
                 sum(leaving),
                 sum(row.hit_tokens for row in self.results),
                 sum(row.input_tokens for row in self.results),
+                sum(pool.active_tokens or 0 for pool in stats.pools),
+                sum(pool.active_slots or 0 for pool in stats.pools),
             )
         )
 

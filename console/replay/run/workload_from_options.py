@@ -18,10 +18,11 @@ from kvcustody.console.replay.traces.token_ids import expand
 from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.console.replay.workload.labels import Labeller, Unit, load_weights, zipf_weights
 from kvcustody.console.replay.workload.model import Job, Workload
+from kvcustody.console.replay.workload.scenarios import SCENARIOS
 from kvcustody.console.replay.workload.statistics import expected, measure
 from kvcustody.errors import ConfigError, TraceError
 
-FORMATS = (GENERATED, *sorted(READERS))
+FORMATS = (GENERATED, *SCENARIOS, *sorted(READERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,11 @@ class Choice:
 
 
 def block_tokens_of(choice: Choice, asked: int | None) -> int:
-    """The pool's block size: a trace's own, or what was asked for a generated workload (16 by default)."""
-    reader = READERS.get(_format(choice))
+    """The pool's block size: a trace's own, a scenario's, or what was asked for otherwise (16 by default)."""
+    name = _format(choice)
+    reader = READERS.get(name)
+    if name in SCENARIOS:
+        return asked or SCENARIOS[name].block_tokens
     if reader is None:
         return asked or 16
     if asked not in (None, reader.block_tokens):
@@ -57,6 +61,8 @@ def load_workload(choice: Choice, block_tokens: int, policy: str) -> Workload:
         raise ConfigError(f"--tenants `{choice.tenants}`: at least one is needed")
     if _format(choice) == GENERATED:
         return _generated(choice, block_tokens, policy)
+    if _format(choice) in SCENARIOS:
+        return _scenario(choice, policy)
     if choice.trace is None:
         raise ConfigError(f"--format `{choice.format}` reads a file: name the trace, or leave the format out")
     return _recorded(choice, open_trace(choice.trace, _format(choice)), policy)
@@ -70,7 +76,7 @@ def _format(choice: Choice) -> str:
         return GENERATED
     if choice.format not in FORMATS:
         raise ConfigError(f"unknown format `{choice.format}`; use one of {', '.join(FORMATS)}")
-    if choice.format == GENERATED and choice.trace is not None:
+    if choice.format not in READERS and choice.trace is not None:
         raise ConfigError(f"trace `{choice.trace}`: a generated workload reads no file")
     return choice.format
 
@@ -103,6 +109,21 @@ def _generated(choice: Choice, block_tokens: int, policy: str) -> Workload:
                 f"shared nothing (promised {promised.hit_share_conversation:.2%})",
             ),
         ),
+    )
+
+
+def _scenario(choice: Choice, policy: str) -> Workload:
+    scenario = SCENARIOS[_format(choice)]
+    jobs = scenario.jobs()[: choice.limit]
+    return Workload(
+        title=f"{scenario.title}, under {policy}",
+        jobs=jobs,
+        tenants=1,
+        span_us=jobs[-1][0].at_us,
+        origin=GENERATED,
+        longest_answer=max(request.output_tokens for request, _ in jobs),
+        requests=len(jobs),
+        notes=(("scenario", _format(choice)),),
     )
 
 

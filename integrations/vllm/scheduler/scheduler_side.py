@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
 KINDS = "kvcustody_kinds"  # where they carry what its caller says of its content
+MARKS = "kvcustody_marks"  # and what the door marked it with
 TRACE = "kvcustody_trace"  # where they carry the trace that the request came with
 _LONGEST_WAIT_SECONDS = 3600.0  # a wall clock that was set says no more than this
 _DEADLINE_STEPS = 4  # what has to be scrubbed within so many steps does not wait for the next one's
@@ -189,17 +190,14 @@ class SchedulerSide:
         self._admit(governed)
 
     def _kinds(self, request: Request) -> tuple[KindRange, ...]:
-        """What the caller says of its content; what the door would not have passed says nothing."""
+        """What the caller and the door say of its content; what the door would not have passed says nothing."""
         params = request.kv_transfer_params
-        if not isinstance(params, dict) or KINDS not in params:
+        if not isinstance(params, dict) or not {KINDS, MARKS} & params.keys():
             return ()
         rest = dict(params)
-        given = rest.pop(KINDS)
+        given, marks = rest.pop(KINDS, ()), rest.pop(MARKS, ())
         request.kv_transfer_params = rest or None
-        try:
-            return read_kinds([KindRange(*each) for each in given])
-        except (TypeError, ConfigError):
-            return ()
+        return _kinds_in(given, is_marked=False) + _kinds_in(marks, is_marked=True)
 
     def _trace(self, request: Request) -> str:
         """The trace that the middleware saw, or vLLM, which hands headers on where it sends spans; else empty."""
@@ -374,3 +372,11 @@ class SchedulerSide:
 def _nothing_to_hand_off(_request: Request) -> tuple[bool, None]:
     """Stands for `Scheduler._connector_finished`, which lists a request's blocks for connectors that want them."""
     return False, None
+
+
+def _kinds_in(given: object, *, is_marked: bool) -> tuple[KindRange, ...]:
+    """Spans as they are carried; none where one of them is malformed."""
+    try:
+        return read_kinds([KindRange(first, last, kind, is_marked) for first, last, kind in given])  # type: ignore[attr-defined]
+    except (TypeError, ValueError, ConfigError):
+        return ()

@@ -22,7 +22,8 @@ from simulator import LeafHeap, guesses_next_use, knows_dead, lru, offline_optim
 from streams import Stream, make_stream
 from workloads import workloads
 
-from kvcustody.allocator.prefix.eviction_policy import POLICIES, Lru
+from kvcustody.allocator.prefix.block_priority import END, BlockPriority
+from kvcustody.allocator.prefix.eviction_policy import POLICIES, Lru, Priority
 from kvcustody.console.replay.traces.model import TraceRequest
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -167,3 +168,32 @@ def test_the_command_keeps_its_figures_and_rewrites_its_page(tmp_path):
     assert text.startswith("before") and text.endswith("after\n") and "old" not in text
     assert f"{pools[0]['policies']['lru']['hit_share']:.3f}" in text
     assert (tmp_path / "docs" / "images" / "eviction-chat.svg").read_text().startswith("<svg")
+
+
+def test_agents_declare_what_they_send_and_the_pool_is_told() -> None:
+    """What a failed call gave is in one request alone, other ends come again; declaring it changes what is found."""
+    stream = next(iter(workloads(None, quick=True))).make()
+    uses = np.bincount(np.concatenate(stream.chains))
+    ends = {True: [], False: []}
+    for chain, at in zip(stream.chains, stream.failed_from, strict=True):
+        ends[at is not None].append(int(uses[chain[-1]]))
+        assert at is None or (uses[chain[at:]] == 1).all()
+    assert len(ends[True]) > 20 and set(ends[True]) == {1} and np.mean(ends[False]) > 2
+    for chain, blocks in zip(stream.chains, stream.system_blocks, strict=True):
+        assert 40 <= blocks < len(chain)
+    failed = [() if at is None else (BlockPriority(at, END, 0, 0),) for at in stream.failed_from]
+    capacity = max(stream.longest + 1, stream.unique_blocks // 10)
+    told, control = (sum(replay(stream, capacity, Priority, said)) for said in (failed, ()))
+    assert told > control == sum(replay(stream, capacity, Lru))
+
+
+def test_the_command_measures_declared_kinds(tmp_path: Path) -> None:
+    figures = tmp_path / "kinds.json"
+    command = [sys.executable, str(BENCHMARKS / "eviction.py"), "--kinds", "--quick", "--json", str(figures)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(figures.read_text())["results"]
+    assert set(found) == {"agents, seed 1", "agents, seed 2"}
+    for one in found.values():
+        assert one["against_lru"]["priority, nothing"] == [0.0] * len(one["pools"])
+        assert any(one["against_lru"]["priority, system prompts"])

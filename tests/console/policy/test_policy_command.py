@@ -160,6 +160,9 @@ def test_explain_eviction(files):
         (0, 512, 300_000_000), (512, 2048, None),
     ]  # fmt: skip
     assert found["idle_us"] <= found["absolute_us"]
+    marked = policy("explain", "kept.yaml", *asked, "--marked", "0:64=system_prompt")
+    assert "kind `system_prompt`, which the door marked" in marked
+    assert next(row.split()[:2] for row in marked.splitlines() if ".." in row) == ["0..64", "90"]
     plain = policy("explain", "a.yaml", *asked)
     assert "the least recently used first" in plain and "have no part in this order" in plain
     assert "did you mean `pasted_log`" in policy(
@@ -168,6 +171,7 @@ def test_explain_eviction(files):
     assert "is not FIRST:LAST=KIND" in policy(
         "explain", "kept.yaml", *asked, "--kind", "9:0=pasted_log", code=2
     )
+    assert "`--marked` `9:0=x` is not" in policy("explain", "kept.yaml", *asked, "--marked", "9:0=x", code=2)
     assert "has no segment" in policy("explain", "kept.yaml", *asked, "--segment", "none-such", code=2)
 
 

@@ -129,6 +129,9 @@ def report(**changes) -> ReplayReport:
         "drift_blocks": 0,
         "expired_residencies": 3,
         "evicted_blocks": {"pressure": 2},
+        "status": {"blocks.total": 100},
+        "charged": {},
+        "lineages": Counter(),
         "seconds": 1.0,
         "virtual_seconds": 60.0,
     }

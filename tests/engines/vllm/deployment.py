@@ -66,11 +66,12 @@ class Deployment:
 
     folder: Path
     policy: str = POLICY
+    identity: str = IDENTITY
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "policy.yaml").write_text(self.policy)
-        (self.folder / "identity.yaml").write_text(IDENTITY)
+        (self.folder / "identity.yaml").write_text(self.identity)
         self.keys: dict[str, str] = {}
         with open_scope_key(self.folder / "scope.key") as secret:
             self._door = ScopeTokens(secret, SystemClock())  # the engine finds the same key

@@ -274,9 +274,12 @@ class Rig:
         salt: str | None = None,
         start: bool = True,
         kinds: list[list[Any]] | None = None,
+        marks: list[list[Any]] | None = None,
         **named: Any,
     ) -> Request:
         """Queue a request of `tenant`, or one that presents `salt` as its token. `start` False: make it alone."""
+        carried = {"kvcustody_kinds": kinds, "kvcustody_marks": marks}
+        carried = {field: given for field, given in carried.items() if given is not None}
         self.numbers += 1
         name = f"r{self.numbers}"
         request = Request(
@@ -285,7 +288,7 @@ class Rig:
             SamplingParams(
                 max_tokens=n,
                 ignore_eos=True,
-                extra_args={"kv_transfer_params": {"kvcustody_kinds": kinds}} if kinds is not None else None,
+                extra_args={"kv_transfer_params": carried} if carried else None,
             ),
             None,
             cache_salt=self.token(tenant) if tenant is not None else salt,

@@ -62,6 +62,29 @@ def test_a_segments_kind_says_more_than_a_range_and_a_callers_kind_lowers_it() -
     ]  # fmt: skip
 
 
+def test_what_the_door_marked_counts_as_the_policys_and_a_caller_can_still_only_lower_it() -> None:
+    """More than a range, less than a segment's kind; two marks side by side, and one that is not declared."""
+    system, log = KindRange(0, 48, "system_prompt", True), KindRange(48, 64, "pasted_log", True)
+    assert priorities(system) == [(0, 48, 90), (48, None, 40)]
+    assert priorities(log, system) == [(0, 48, 90), (48, 64, 10), (64, None, 40)]
+    assert priorities(system, KindRange(40, 56, "pasted_log")) == [(0, 40, 90), (40, 56, 10), (56, None, 40)]
+    assert priorities(log, KindRange(0, 64, "system_prompt")) == [
+        (0, 32, 60),
+        (32, 48, 40),
+        (48, 64, 10),
+        (64, None, 40),
+    ]
+    assert priorities(KindRange(0, 80, "pasted_log", True), segment=True) == [
+        (0, 64, 90),
+        (64, 80, 10),
+        (80, None, 40),
+    ]
+    assert priorities(KindRange(0, 48, "not_declared", True)) == priorities()
+    assert [priority for _, priority in kept(Hints(kinds=(KindRange(16, 64, "system_prompt", True),)))] == [
+        60, 90, 90, 90, 40,
+    ]  # fmt: skip
+
+
 def principal(tenant: str = "holder") -> object:
     return identify(issuer="idp", tenant=tenant, verified={"subject": "u"})
 
@@ -112,6 +135,7 @@ def test_both_pools_keep_a_request_as_its_kinds_say() -> None:
         (KindRange(-1, 4, "pasted_log"),),
         (KindRange(0, 4, 7),),  # type: ignore[arg-type]
         (KindRange(0, 4, "pasted_log"),) * (KINDS_MAX + 1),
+        (KindRange(0, 4, "pasted_log", True),) * (KINDS_MAX + 1),
     ],
 )
 def test_kinds_that_are_none_are_refused_before_anything_is_held(kinds: tuple[KindRange, ...]) -> None:
@@ -143,11 +167,17 @@ def test_a_segments_blocks_are_of_its_kind_in_both_pools() -> None:
         assert residency.priorities[0].priority == expected  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("base", [90, 40])
 @pytest.mark.parametrize("policy", ["priority", "cost"])
-def test_what_one_tenant_says_of_its_content_moves_none_of_anothers_blocks(policy: str) -> None:
-    """Holder says that all of its content is worthless, that all is dear, or nothing: the same of reader's is left."""
+def test_what_one_tenant_says_of_its_content_moves_none_of_anothers_blocks(policy: str, base: int) -> None:
+    """Holder says that all of its content is worthless, that all is dear, or nothing: the same of reader's is left.
+
+    So too where its messages' roles say it, which a tenant writes as it likes and the door believes.
+    """
     decisions = table(
-        builders.policy(more=f"eviction: {{policy: {policy}, ranges: [{{from: 0, priority: 90}}], {KINDS}}}")
+        builders.policy(
+            more=f"eviction: {{policy: {policy}, ranges: [{{from: 0, priority: {base}}}], {KINDS}}}"
+        )
     )
 
     def left(kinds: tuple[KindRange, ...]) -> tuple[list[int], int]:
@@ -172,5 +202,6 @@ def test_what_one_tenant_says_of_its_content_moves_none_of_anothers_blocks(polic
 
     said_nothing, evicted = left(())
     assert evicted > 100
-    assert left((KindRange(0, 9_999, "failed_tool_branch"),))[0] == said_nothing
-    assert left((KindRange(0, 9_999, "system_prompt"),))[0] == said_nothing
+    for kind in ("failed_tool_branch", "system_prompt"):
+        for is_marked in (False, True):
+            assert left((KindRange(0, 9_999, kind, is_marked),))[0] == said_nothing

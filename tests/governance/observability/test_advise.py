@@ -54,6 +54,7 @@ def test_every_answer_is_what_the_figures_say() -> None:
     for position in (1024, 8192, 32_768):
         rate = values(offload)[f"break-even GB/s of a shard at position {position:,}"]
         assert rate == pytest.approx(131_072 / (1e-4 + 1e-8 * position) / 1e9)
+    assert values(offload)["tokens computed again after their eviction"] == 500 * 16
     assert "no tiers" in offload.answer and "± 10%" in offload.answer
     assert values(locations) == {"kvcustody_worker_up": 1.0} and "kv_events_endpoint" in locations.unknown[0]
     assert "residencies overdue: 1, quarantined blocks: 2" in cleanup.answer and len(cleanup.unknown) == 2
@@ -76,6 +77,7 @@ def test_what_was_not_said_is_unknown(missing: str, at: tuple[int, ...], named: 
         assert not any(named in why for why in control.unknown)
         assert named not in values(one)
     if 4 in at:
+        assert ("tokens computed again after their eviction" in values(found[4])) == (missing != "hit_tokens")
         assert "faster: unknown" in found[4].answer and not any("GB/s" in name for name in values(found[4]))
 
 

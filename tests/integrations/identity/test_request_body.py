@@ -18,6 +18,7 @@ from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.refusal import RequestRefused
 from kvcustody.integrations.identity.request_body import (
     OUR_KINDS_FIELD,
+    OUR_MARKS_FIELD,
     OUR_TRACE_FIELD,
     OUR_TRANSFER_FIELD,
     owns_response,
@@ -437,13 +438,14 @@ SPANS = [{"from": 0, "to": 512, "kind": "pasted_log"}, {"from": 600, "to": 601, 
 def test_what_a_client_says_of_its_content_goes_with_the_body_where_there_is_room(
     deployment: Deployment, path: str
 ) -> None:
-    forged = {"kv_transfer_params": {OUR_KINDS_FIELD: [[0, 9, "y"]]}}
+    marks = [[0, 9, "system_prompt"]]  # which the server alone may write, behind the door
+    forged = {"kv_transfer_params": {OUR_KINDS_FIELD: [[0, 9, "y"]], OUR_MARKS_FIELD: marks}}
     got = ask(
         deployment.gate, path, {"prompt": "p", OUR_KINDS_FIELD: SPANS, **forged}, key=deployment.acme
     ).passed.json
     carried = got.get("kv_transfer_params", {}).get(OUR_KINDS_FIELD)
     assert carried == ([[0, 512, "pasted_log"], [600, 601, "x"]] if SCOPED[path].carries_transfer else None)
-    assert OUR_KINDS_FIELD not in got
+    assert OUR_KINDS_FIELD not in got and OUR_MARKS_FIELD not in str(got)
     assert isinstance(deployment.verify(got), VerifiedToken)
 
 

@@ -70,3 +70,23 @@ def test_what_a_caller_says_of_its_content_leaves_first(rig: Callable[..., Rig])
         one.ask(prompt(300, 9), "alpha", n=2)
         assert one.ask(log, "alpha", n=2, kinds=kinds) == kept
         one.verify()
+
+
+def test_what_the_door_marked_stays_and_a_caller_only_lowers_it(rig: Callable[..., Rig]) -> None:
+    """A system prompt outlasts newer prompts; the controls have no mark, a malformed one, or the caller's word."""
+    eviction = "{policy: priority, priority: 40, kinds: {system_prompt: 90, pasted_log: 0}}"
+    system, mark = prompt(HOT_TOKENS + 1), [[0, HOT_TOKENS, "system_prompt"]]
+    for named, kept in (
+        ({"marks": mark}, HOT_TOKENS),
+        ({}, 0),
+        ({"marks": [[9, 0, "system_prompt"]]}, 0),
+        ({"kinds": mark}, 0),
+        ({"marks": mark, "kinds": [[0, HOT_TOKENS, "pasted_log"]]}, 0),
+    ):
+        one = rig(blocks=70, eviction=eviction)
+        for _ in range(2):
+            one.ask(system, "alpha", n=2, **named)
+        for seed in range(1, 6):
+            one.ask(prompt(300, seed), "alpha", n=2)
+        assert one.ask(system, "alpha", n=2) == kept, named
+        one.verify()

@@ -56,8 +56,8 @@ KINDS = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "llama-fp32": {"dtype": "float32"},
 }
-# vLLM has no such model any more; this one is built with NVIDIA's packages alone: its states are compared below.
-NOT_HERE = {"minimax-text", "kimi-linear"}
+# vLLM has no such model any more, or builds it with NVIDIA's packages alone: states are compared below, but MiniMax's.
+NOT_HERE = {"minimax-text", "kimi-linear", "bamba"}
 
 
 def kind_of(spec: Any) -> Attention:
@@ -170,6 +170,35 @@ def test_kimis_delta_attention_keeps_what_vllm_says() -> None:
     latent, states = parse_config(MODELS["kimi-linear"]).groups
     assert (latent.attention, latent.layers, states.layers) == (Attention.LATENT, 2, 6)
     assert states.state_bytes == spec.page_size_bytes
+
+
+def test_bambas_layers_keep_what_vllm_says_of_mamba_2() -> None:
+    """vLLM had the model until 0.22, made of the layers that Granite-4-H has still."""
+    shapes = MambaStateShapeCalculator.mamba2_state_shape(1, 512, 1, 16, 32, 48, 4)
+    dtypes = MambaStateDtypeCalculator.mamba2_state_dtype(torch.bfloat16, "auto", "auto")
+    spec = MambaSpec(block_size=16, shapes=shapes, dtypes=dtypes)
+    full, states = parse_config(MODELS["bamba"]).groups
+    assert (full.attention, full.layers, states.layers) == (Attention.FULL, 2, 6)
+    assert states.state_bytes == spec.page_size_bytes
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_states_split_over_shards_as_vllm_splits_them(shards: int) -> None:
+    """Groups that do not divide go with every shard of their heads."""
+    for name, inner, groups, heads, width, state, kernel in (
+        ("bamba", 512, 1, 16, 32, 48, 4),
+        ("zamba2", 512, 2, 16, 32, 24, 4),
+    ):
+        shapes = MambaStateShapeCalculator.mamba2_state_shape(
+            shards, inner, groups, heads, width, state, kernel
+        )
+        dtypes = MambaStateDtypeCalculator.mamba2_state_dtype(torch.bfloat16, "auto", "auto")
+        (states,) = (
+            group
+            for group in parse_config(MODELS[name], tensor_parallel=shards).groups
+            if group.attention is Attention.RECURRENT
+        )
+        assert states.state_bytes == MambaSpec(block_size=16, shapes=shapes, dtypes=dtypes).page_size_bytes
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])

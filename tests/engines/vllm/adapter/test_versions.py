@@ -8,7 +8,7 @@ import torch
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.errors import ConfigError, CustodyError
-from kvcustody.integrations.vllm.versions import check_signatures, check_type, check_version
+from kvcustody.integrations.vllm.versions import check_leading, check_signatures, check_type, check_version
 from kvcustody.integrations.vllm.worker.kv_layout import block_tensors
 
 
@@ -32,6 +32,13 @@ def test_a_changed_method_is_named() -> None:
         check_signatures({"vllm.v1.core.block_pool:BlockPool.touch": ("blocks", "more")})
     with pytest.raises(ConfigError, match="missing"):
         check_signatures({"vllm.v1.core.block_pool:BlockPool.missing": ()})
+
+
+def test_a_method_that_begins_otherwise_is_named() -> None:
+    place = "vllm.v1.core.block_pool:BlockPool.touch"
+    check_leading(place, ())
+    with pytest.raises(ConfigError, match="touch"):
+        check_leading(place, ("more",))
 
 
 def test_a_subclass_is_not_governed() -> None:
