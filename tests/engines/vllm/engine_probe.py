@@ -15,6 +15,8 @@ import torch
 
 SOILED = "ENGINE_PROBE_SOILED"  # in the environment: new caches are not zero
 _preempted: list[str] = []
+_steps = [0]  # that computed something
+_lives: dict[str, list[int]] = {}  # by request: `_steps` when it came, and when it was over
 
 
 def register() -> None:
@@ -32,8 +34,26 @@ def register() -> None:
         return preempts(self, request, *arguments, **named)
 
     Scheduler._preempt_request = preempt_request
+    _count_steps(Scheduler)
     if os.environ.get(SOILED):
         _soil_new_caches()
+
+
+def _count_steps(scheduler: Any) -> None:
+    adds, schedules = scheduler.add_request, scheduler.schedule
+
+    def add_request(self: Any, request: Any) -> None:
+        _lives[request.request_id] = [_steps[0]]
+        adds(self, request)
+
+    def schedule(self: Any, *arguments: Any, **named: Any) -> Any:
+        output = schedules(self, *arguments, **named)
+        for request_id in output.finished_req_ids:
+            _lives[request_id].append(_steps[0])
+        _steps[0] += bool(output.total_num_scheduled_tokens)
+        return output
+
+    scheduler.add_request, scheduler.schedule = add_request, schedule
 
 
 def _soil_new_caches() -> None:
@@ -186,9 +206,20 @@ def _requests(core: Any) -> dict[str, list[str]]:
 
 def _preemptions(core: Any) -> list[str]:
     """Requests that vLLM's scheduler preempted since the last question."""
-    found = list(_preempted)
+    found = list(map(_as_submitted, _preempted))
     _preempted.clear()
     return found
 
 
-_ENGINE = {"preemptions": _preemptions, "pool": _pool, "requests": _requests}
+def _steps_lived(core: Any, request_id: str) -> int:
+    """In how many steps that computed something a request that is over was there."""
+    (first, last) = next(steps for one, steps in _lives.items() if _as_submitted(one) == request_id)
+    return last - first
+
+
+def _as_submitted(request_id: str) -> str:
+    """vLLM appends a random part to the id that a request came with."""
+    return request_id.rpartition("-")[0] or request_id
+
+
+_ENGINE = {"preemptions": _preemptions, "pool": _pool, "requests": _requests, "steps_lived": _steps_lived}
