@@ -84,6 +84,7 @@ class WorkerProbe:
     """`--worker-extension-cls`: mixed into vLLM's worker. Layers' tensors have blocks in their first dimension."""
 
     model_runner: Any
+    rank: int
 
     def watch_writes(self) -> int:
         """Read back every block that a step was handed, before the step writes. Returns this process's id."""
@@ -119,6 +120,19 @@ class WorkerProbe:
     def block_residue(self) -> list[int]:
         """Bytes that are not zero, block by block."""
         return sum(_nonzero(cache) for cache in self._caches()).tolist()  # type: ignore[union-attr]
+
+    def flip_bits(self, block: int, rank: int, every: bool) -> int:
+        """Change a block behind everybody's back: the sign of every value, or one bit of one. How many values."""
+        if self.rank != rank:
+            return 0
+        caches = self._caches()
+        before = [cache[block].clone() for cache in caches]
+        for cache in caches if every else caches[:1]:
+            row = cache[block].view(torch.uint8)
+            row[slice(1, None, 2) if every else slice(7, 8)] ^= 0x80 if every else 0x01
+        return sum(
+            int((cache[block] != was).sum()) for cache, was in zip(self._caches(), before, strict=True)
+        )
 
     def soiled_bytes(self) -> int:
         """What `SOILED` left in the cache before the engine was told of it."""

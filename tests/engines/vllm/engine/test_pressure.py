@@ -15,8 +15,8 @@ def crowd(engine: LocalEngine) -> tuple[int, int, int]:
     """Requests of one tenant that together want more than the whole pool, then a neighbour's, which comes last.
 
     Returns (the EngineCore's steps from the neighbour's arrival to its end, how often it was preempted, the most blocks
-    in use before it came). Messages of the EngineCore, which `engine.step` takes one by one, count nothing here: it does
-    not wait for whoever reads them, so how many lie ready when the neighbour is sent is a matter of the machine's load.
+    in use before it came). Its messages, which `engine.step` takes one by one, say nothing of that: it waits for nobody
+    who reads them, so how many lie ready when the neighbour is sent is a matter of the machine's load.
     """
     engine.probe("preemptions")
     hoarders = [
