@@ -123,6 +123,9 @@ def test_a_block_that_changes_twice_is_withheld(rig: Callable[..., Rig]) -> None
     for seed in range(1, 12):
         one.ask(prompt(90, seed), "beta")
         assert pool.state[bad] == BlockState.QUARANTINED
+    assert {str(reason) for reason, _ in one.reasons.values()} == {"length"}, (
+        "whoever came next was not aborted"
+    )
     assert (one.device.wrong, one.device.residue, one.port.check()) == ([], [], [])
     assert [(found.orphan, list(found.blocks)) for found in one.port.scan()] == [
         ("failed verification", [bad])
@@ -185,11 +188,13 @@ def test_with_layers_of_two_kinds_everything_that_may_come_from_it_is_computed_a
     one = rig(blocks=80, windows=True)
     one.ask(PROMPT)
     assert one.ask(PROMPT) > 0
-    held = np.flatnonzero(one.port.pool.indexed)
-    flip(one, int(held[0]))
-    flip(one, int(held[-1]))
+    pool, before = one.port.pool, one.port.pool.generation.copy()
+    held = np.flatnonzero(pool.indexed)
+    windowed = [block for block in held.tolist() if pool.parent[block] < 0 and not pool.children[block]]
+    flip(one, windowed[-1])
     assert one.ask(PROMPT) == 0
-    assert figures(one)[1] > 0
+    assert figures(one)[1] == 1
+    assert not any(pool.indexed[held] & (pool.generation[held] == before[held]))
     assert one.ask(PROMPT) > 0
     one.verify()
 
