@@ -41,7 +41,7 @@ class EvictedKeys:
             self._turn()
 
     def add_each(self, keys: Iterable[bytes], count: int) -> None:
-        """`count` blocks made room, each a run of its own."""
+        """`count` blocks made room, each a run of its own; `keys`: of those that are kept."""
         self.evicted += count
         self._newer.update(dict.fromkeys(keys, (1, self.evicted)))
         self._kept += count
@@ -67,16 +67,16 @@ class EvictedKeys:
             at += length * KEY_BYTES
         return found
 
-    def computed_again_each(self, keys: Iterable[bytes]) -> int:
-        """How many of `keys` had been evicted; counted once."""
+    def computed_again_each(self, keys: Iterable[bytes], *, weight: int = 1) -> int:
+        """How many blocks of `keys`, each of which stands for `weight`, had been evicted; counted once."""
         if not (self._newer or self._older):
             return 0
         found = [key for key in keys if key in self._newer or key in self._older]
         for key in found:
             kept = self._newer if key in self._newer else self._older
             length, serial = kept.pop(key)
-            self._count(self.evicted - serial + length + len(found), 1)
-        return len(found)
+            self._count(self.evicted - serial + length + len(found) * weight, weight)
+        return len(found) * weight
 
     def _count(self, distance: int, blocks: int) -> None:
         self.distances[min(_DISTANCES - 1, distance.bit_length())] += blocks

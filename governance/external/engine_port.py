@@ -39,13 +39,13 @@ import structlog
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.block_sums import SumOrder
+from kvcustody.allocator.external.evicted_blocks import EvictedBlocks
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
-from kvcustody.allocator.prefix.evicted_keys import EvictedKeys
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.audit.coverage.conservation import PoolCounts
@@ -133,8 +133,7 @@ class EnginePort(Authority[ExternalPool]):
         self._active = ActiveDeadlines()
         self._flush_deferred: Callable[[], None] = _nothing
         self._are_hits_leading = True
-        self.evicted_keys = EvictedKeys(pool.partition.size)
-        self._key_of: dict[int, bytes] = {}  # of blocks in the engine's index, where it told
+        self.evicted_blocks = EvictedBlocks(pool.partition.size, pool.generation)
         self._thrash = ThrashWatch()
         self._tokens_of: Callable[[Hashable], int] | None = None
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
@@ -350,7 +349,7 @@ class EnginePort(Authority[ExternalPool]):
         if over > 0:
             now_us = self._clock.now_us()
             victims = self.pool.victims(over, now_us, account)
-            self._made_room(victims)
+            self.evicted_blocks.made_room(victims)
             self._evict(self.pool.evict(np.array(victims, dtype=np.int64), "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
@@ -509,10 +508,9 @@ class EnginePort(Authority[ExternalPool]):
             return
         self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
         if keys:
-            again = self.evicted_keys.computed_again_each(keys)
+            again = self.evicted_blocks.published(blocks, keys)
             if again:
                 self._counters(residency.tenant).recomputed_blocks += again
-            self._key_of.update(zip(blocks, keys, strict=True))
 
     def published_each(
         self, blocks: Sequence[int], before: Sequence[int], keys: Sequence[bytes] = ()
@@ -521,13 +519,7 @@ class EnginePort(Authority[ExternalPool]):
         if blocks:
             self.pool.publish_each(blocks, before)
             if keys:
-                self._key_of.update(zip(blocks, keys, strict=True))
-
-    def _made_room(self, blocks: Sequence[int]) -> None:
-        """These were evicted: whoever computes one of them again is counted."""
-        taken = self._key_of.pop
-        keys = [key for key in [taken(block, None) for block in blocks] if key is not None]
-        self.evicted_keys.add_each(keys, len(blocks))
+                self.evicted_blocks.note(blocks, keys)
 
     def unpublished(self, blocks: Sequence[int], cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
@@ -535,7 +527,7 @@ class EnginePort(Authority[ExternalPool]):
             self._flush_deferred()
             which = np.array(blocks, dtype=np.int64)
             if cause == "evicted":
-                self._made_room(blocks)
+                self.evicted_blocks.made_room(blocks)
             self._evict(self.pool.unpublish(which, cause, self._clock.now_us()))
 
     def returned(self, residency: ExternalResidency, blocks: Sequence[int]) -> None:
@@ -825,7 +817,7 @@ class EnginePort(Authority[ExternalPool]):
             victims = unused
         if not victims:
             return []
-        self._made_room(victims)
+        self.evicted_blocks.made_room(victims)
         return self.pool.evict(np.array(victims, dtype=np.int64), "evicted", now_us)
 
     @property
@@ -842,7 +834,7 @@ class EnginePort(Authority[ExternalPool]):
         tokens = self._tenant_tokens(running)
         total = None if tokens is None else sum(tokens.values())
         now_us = self._clock.now_us()
-        pools = (port_stats(self.pool, self.evicted_keys, running, total, self.block_tokens, now_us),)
+        pools = (port_stats(self.pool, self.evicted_blocks.keys, running, total, self.block_tokens, now_us),)
         if tokens is not None:
             tokens.pop(ANONYMOUS, None)
         charged = charged_blocks(self.pool.accounts.values())
