@@ -10,7 +10,6 @@ Pools are fresh (nothing is evicted) or evicting; half of every other prompt is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from time import thread_time_ns
 from typing import Any
@@ -19,27 +18,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-from bench import Bench, frozen, turned
+from bench import Bench, Silent, frozen, nothing, turned
 from governed import GovernedPeer
 
 BLOCK_TOKENS, GOAL_US = 16, 3.0
-
-
-class Silent:
-    """Counts nothing, whatever it is told; for `FirstAsked` the moment that it is told."""
-
-    evicted = look_up_ns = stalled = 0
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return _nothing
-
-    def take(self, request: object, now_us: int) -> int:
-        """When a request was first asked for: now."""
-        return now_us
-
-
-def _nothing(*what: object, **how: object) -> int:
-    return 0
 
 
 def peer(*, blocks: int, measured: bool) -> GovernedPeer:
@@ -49,7 +31,7 @@ def peer(*, blocks: int, measured: bool) -> GovernedPeer:
     if not measured:
         governor.measures, governor._asked = Silent(), Silent()
         governor._match = lambda manager, *rest: manager.match_prefix(*rest)
-        governor._measure = _nothing
+        governor._measure = nothing
         for manager in governor.managers:
             manager.tree.evicted_keys = Silent()
     return made

@@ -22,7 +22,8 @@ its scrub is still on its way, because the scrub is enqueued on the engine's str
 - A hold lapses once: at its deadline, on erasure, or when a residency of the same principal and domain extends it.
 - No deadline is later than the ceiling of what it holds; no hold or new limit moves a ceiling later (L8).
 - Readers through a grant get references, not holds; a segment's blocks are held by whoever reads them.
-- Without `rank_by` no block has a rank, and the path of a request costs nothing for it.
+- Without `rank_by` no block has a rank, and without `keep_sums` none a checksum; the path of a request costs nothing
+  for it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.block_ranking import BlockRanking
-from kvcustody.allocator.external.residency import NO_BLOCKS, ExternalResidency
+from kvcustody.allocator.external.block_sums import Comparison, ExternalSums
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder, ScrubQueue
 from kvcustody.allocator.pool.accounting import (
     Account,
@@ -58,7 +60,7 @@ from kvcustody.allocator.pool.block_state import (
 )
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.allocator.pool.hold_table import HoldList, HoldTable
-from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS, ScrubResult
 from kvcustody.allocator.pool.records import ReleasedBlocks, Scrubbed
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy, Lru
 from kvcustody.errors import CapacityError, IsolationError
@@ -132,6 +134,8 @@ class ExternalPool:
         ] = {}  # (last block, generation) -> newest hold that ends there
         self._clock = 0
         self.ranking: BlockRanking | None = None  # None: the least recently used goes first
+        self.sums: ExternalSums | None = None  # None: nothing is compared before it is reused
+        self._are_all_chained = True  # a block is reached only through what it continues
         self._domains_max = _DOMAINS_MIN
         usable = np.setdiff1d(np.arange(blocks, dtype=np.int64), self.reserved)
         self.state[self.reserved] = CLEAN
@@ -148,6 +152,12 @@ class ExternalPool:
         """Order victims as `policy` does, which is made once for each account. Before the first block is handed out."""
         assert self.next_generation == 1, "blocks were handed out without a rank"
         self.ranking = None if type(policy()) is Lru else BlockRanking(self, policy)
+
+    def keep_sums(self) -> ExternalSums:
+        """Have what is published from now on summed, where its domain asks for that."""
+        if self.sums is None:
+            self.sums = self.queue.sums = ExternalSums(self.generation, self.state, self.shards)
+        return self.sums
 
     def tick(self, uses: int = 1) -> int:
         """The first of as many uses that are newer than every other."""
@@ -350,7 +360,10 @@ class ExternalPool:
         self.indexed[blocks] = True
         if self.ranking is not None:
             self.ranking.published(blocks, before, depths)
+        if self.sums is not None:
+            self._sum(blocks, self.sums)
         if not chained:
+            self._are_all_chained = False
             return
         parents = blocks[:-1]
         self.parent[blocks[1:]] = parents
@@ -363,6 +376,8 @@ class ExternalPool:
         """`publish` of one block each; `before[i]` is the block that `blocks[i]` continues, or -1."""
         if self.ranking is not None:
             self.ranking.published_each(blocks, before)
+        if self.sums is not None:
+            self._sum(np.array(blocks, dtype=np.int64), self.sums)
         if len(blocks) > _FEW_BLOCKS:
             which, parents = np.array(blocks, dtype=np.int64), np.array(before, dtype=np.int64)
             self.indexed[which] = True
@@ -374,6 +389,45 @@ class ExternalPool:
             self.parent[block] = parent
             if parent >= 0:
                 self.children[parent] += 1
+
+    def _sum(self, blocks: Blocks, sums: ExternalSums) -> None:
+        """Of what was published: what belongs to domains that ask for checksums."""
+        sums.publish(blocks[self._integrity_shares(blocks) > 0])
+
+    def _integrity_shares(self, blocks: Blocks) -> NDArray[np.float64]:
+        """By block: the share that its own domain asks for."""
+        tags, places = np.unique(self.tag[blocks], return_inverse=True)
+        shares: NDArray[np.float64] = np.array([self.domains[tag].integrity_share for tag in tags.tolist()])
+        return shares[places]
+
+    def compare(self, blocks: Blocks, reader: Domain, now_us: int) -> Comparison | None:
+        """Have those of `blocks` compared that are drawn, by the stricter of their own and the reader's share.
+
+        None: nobody asks for it.
+        """
+        if self.sums is None:
+            return None
+        shares = self._integrity_shares(blocks)
+        if not reader.integrity_share and not shares.any():
+            return None
+        return self.sums.ask(blocks, shares > 0, np.maximum(shares, reader.integrity_share), now_us)
+
+    def continuations(self, blocks: Blocks) -> Blocks:
+        """`blocks` and every indexed one that was computed from them: all that are, where chains do not tell."""
+        indexed: Blocks = np.flatnonzero(self.indexed)
+        if not self._are_all_chained:
+            return np.union1d(indexed, blocks)
+        found, wave = blocks, blocks
+        while len(wave):
+            wave = indexed[np.isin(self.parent[indexed], wave) & ~np.isin(indexed, found)]
+            found = np.concatenate((found, wave))
+        return found
+
+    def withdraw(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
+        """Nobody may attach these any more: unused ones end. Returns what the engine must forget."""
+        forget: list[int] = blocks[self.indexed[blocks] & (self.state[blocks] == ACTIVE)].tolist()
+        self.indexed[forget] = False
+        return forget + self.end_cached(blocks, cause, now_us)
 
     def unpublish(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
         """The engine forgot these; returns further blocks that it must forget too (descendants, L7)."""
@@ -754,6 +808,10 @@ class ExternalPool:
             shorter[domain.tag] = max(0, domain.idle_us - limits.idle_us)
             domain.idle_us, domain.absolute_us, domain.scrub_within_us = limits[:3]
             domain.verify_share, domain.integrity_share = limits[3:]
+            if limits.integrity_share:
+                sums = self.keep_sums()
+                published = np.flatnonzero(self.indexed & (self.tag == domain.tag))
+                sums.publish(sums.missing(published))
             if domain.absolute_us < NEVER_US:
                 mine = np.flatnonzero(self.tag == domain.tag)
                 self.ceiling_us[mine] = np.minimum(

@@ -9,13 +9,12 @@ from collections.abc import Hashable
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcustody.allocator.external.block_sums import Comparison
 from kvcustody.allocator.pool.accounting import Account, Domain, OwnerData
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
+from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.block_priority import BlockPriority
-
-NO_BLOCKS: Blocks = np.empty(0, dtype=np.int64)
-NO_BLOCKS.flags.writeable = False
 
 
 class ExternalResidency(Residency):
@@ -30,6 +29,8 @@ class ExternalResidency(Residency):
         "attached_generations",
         "began_us",
         "ceiling_us",
+        "compared_blocks",
+        "comparison",
         "dropped",
         "expected",
         "granted_blocks",
@@ -95,7 +96,9 @@ class ExternalResidency(Residency):
         # What governance finds at look-up: its keys, the domains of its leading blocks, and why.
         self.keys: OwnerData | None = None
         self.expected: NDArray[np.int32] | int = 0
+        self.comparison: Comparison | None = None  # what it waits for, or waited
         self.stale_blocks = 0  # that the engine found, and that may not be attached any more
+        self.compared_blocks = 0  # of those attached, found as they were published
         self.reasons: tuple[str, ...] = ()
         self.segment_blocks = 0
         self.segment_domain: Domain | None = None

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.external.residency import NO_BLOCKS
 from kvcustody.allocator.pool.accounting import EndedRun
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.fence import Fences
-from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.pool.integrity import SumBooks
+from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS, ScrubResult
 from kvcustody.allocator.pool.records import Scrubbed
 from kvcustody.errors import HandleError
 
@@ -71,6 +71,9 @@ class ScrubQueue:
         self.repeats = 0  # custodies that share a block of one order: zeroed once for both
         self.may_repeat = (
             False  # a block that was not CLEAN yet was handed out: it may end again before the order
+        )
+        self.sums: SumBooks | None = (
+            None  # where blocks are compared: what was found changed is read back in full
         )
         self._fenced: deque[EndedRun] = deque()
         self._dirty: list[EndedRun] = []
@@ -129,6 +132,8 @@ class ScrubQueue:
         batches: dict[tuple[float, object], list[EndedRun]] = {}
         for custody in dirty:
             share = custody.domain.verify_share if custody.domain is not None else 1.0
+            if self.sums is not None and self.sums.is_suspect(custody.blocks):
+                share = 1.0
             owner = custody.account if 0.0 < share < 1.0 else None
             batches.setdefault((share, owner), []).append(custody)
         lists = [_joined([custody.blocks for custody in batch]) for batch in batches.values()]
@@ -171,7 +176,10 @@ class ScrubQueue:
                 order=number,
             )
         order.waiting.discard(shard)
-        for share, custodies, result in zip(order.shares, order.custodies, results, strict=True):
+        for share, custodies, each in zip(order.shares, order.custodies, results, strict=True):
+            result = each
+            if self.sums is not None:
+                result = self.sums.withhold(each, _joined([custody.blocks for custody in custodies]))
             self._evidence.append(Scrubbed(shard, result, share, custodies))
             if len(result.failed):
                 order.failed.append(result.failed)

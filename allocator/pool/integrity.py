@@ -1,5 +1,7 @@
 """What a pool knows of its blocks' contents: a checksum made when a block was published, compared before an attach.
 
+`SumBooks` is what any pool notes of that. `BlockSums` are those of a pool that reads its memory itself:
+
     sums = pool.keep_sums()                  # from now on; without a memory that has bytes there is nothing to sum
     sums.record(blocks)                      # published: each is whole, and computed
     bad = sums.differing(blocks, shares)     # of those that were drawn, the ones that changed since
@@ -52,12 +54,10 @@ class MismatchedBlocks(NamedTuple):
     at_us: int
 
 
-class BlockSums:
-    """The checksums of one pool. `generation` is the pool's own array."""
+class SumBooks:
+    """Which blocks have a checksum, and which were found changed. `generation` is the pool's own array."""
 
-    def __init__(self, memory: SummedMemory, generation: NDArray[np.int64]) -> None:
-        memory.keep_sums()
-        self._memory = memory
+    def __init__(self, generation: NDArray[np.int64]) -> None:
         self._generation = generation
         self._summed: NDArray[np.int64] = np.full(len(generation), -1, dtype=np.int64)
         self._random = np.random.default_rng()  # seeded by the operating system
@@ -67,9 +67,8 @@ class BlockSums:
         self.checked_blocks = 0
         self.mismatched_blocks = 0
 
-    def record(self, blocks: Blocks) -> None:
-        """Sum `blocks`, in one launch a shard."""
-        self._memory.record_sums(blocks)
+    def note_sums(self, blocks: Blocks) -> None:
+        """`blocks` have a checksum of their present generation from now on."""
         self._summed[blocks] = self._generation[blocks]
         self.summed_blocks += len(blocks)
 
@@ -78,22 +77,12 @@ class BlockSums:
         found: Blocks = blocks[self._summed[blocks] != self._generation[blocks]]
         return found
 
-    def differing(self, blocks: Blocks, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """By block: whether it was drawn, with its probability in `shares`, and is not what was published.
-
-        One that ought to have a checksum and has none counts as changed: nobody can say that it has not.
-        """
-        drawn = shares >= 1.0
+    def draw(self, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which are to be compared, each with its probability in `shares`."""
+        drawn: NDArray[np.bool_] = shares >= 1.0
         if not drawn.all():
-            drawn |= self._random.random(len(blocks)) < shares
-        bad: NDArray[np.bool_] = np.zeros(len(blocks), dtype=np.bool_)
-        places = np.flatnonzero(drawn)
-        if not len(places):
-            return bad
-        chosen = blocks[places]
-        self.checked_blocks += len(chosen)
-        bad[places] = self._memory.differing(chosen) | (self._summed[chosen] != self._generation[chosen])
-        return bad
+            drawn |= self._random.random(len(shares)) < shares
+        return drawn
 
     def strike(self, blocks: Blocks) -> None:
         """These blocks were found changed."""
@@ -105,9 +94,42 @@ class BlockSums:
         """Whether any of `blocks` was ever found changed."""
         return bool(self._strikes) and not self._strikes.keys().isdisjoint(blocks.tolist())
 
+    def withheld(self, blocks: Blocks) -> list[int]:
+        """Those of `blocks` that were found changed too often to be handed out again."""
+        strikes = self._strikes
+        return [block for block in blocks.tolist() if strikes.get(block, 0) >= WITHHELD_AT] if strikes else []
+
     def withhold(self, result: ScrubResult, blocks: Blocks) -> ScrubResult:
         """The result of a scrub of `blocks`, in which those fail that were found changed too often."""
-        withheld = [block for block in blocks.tolist() if self._strikes.get(block, 0) >= WITHHELD_AT]
+        withheld = self.withheld(blocks)
         if not withheld:
             return result
         return result._replace(failed=np.union1d(result.failed, np.array(withheld, dtype=np.int64)))
+
+
+class BlockSums(SumBooks):
+    """The checksums of one pool over `memory`."""
+
+    def __init__(self, memory: SummedMemory, generation: NDArray[np.int64]) -> None:
+        super().__init__(generation)
+        memory.keep_sums()
+        self._memory = memory
+
+    def record(self, blocks: Blocks) -> None:
+        """Sum `blocks`, in one launch a shard."""
+        self._memory.record_sums(blocks)
+        self.note_sums(blocks)
+
+    def differing(self, blocks: Blocks, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """By block: whether it was drawn, with its probability in `shares`, and is not what was published.
+
+        One that ought to have a checksum and has none counts as changed: nobody can say that it has not.
+        """
+        places = np.flatnonzero(self.draw(shares))
+        bad: NDArray[np.bool_] = np.zeros(len(blocks), dtype=np.bool_)
+        if not len(places):
+            return bad
+        chosen = blocks[places]
+        self.checked_blocks += len(chosen)
+        bad[places] = self._memory.differing(chosen) | (self._summed[chosen] != self._generation[chosen])
+        return bad

@@ -51,6 +51,13 @@ class EvictedKeys:
         if self._kept >= self.keys_max:
             self._turn()
 
+    def pass_by(self, count: int) -> None:
+        """`count` blocks made room whose keys are not kept: what is kept is that much older."""
+        self.evicted += count
+        self._kept += count
+        if self._kept >= self.keys_max:
+            self._turn()
+
     def forget(self, tenant: str | None) -> None:
         """No key of `tenant` (None: of anybody) is kept any longer. What was counted stays."""
         if tenant is None:
@@ -91,16 +98,16 @@ class EvictedKeys:
             at += length * KEY_BYTES
         return found
 
-    def computed_again_each(self, tenant: str, keys: Iterable[bytes]) -> int:
-        """How many of `keys` had been evicted; counted once."""
+    def computed_again_each(self, tenant: str, keys: Iterable[bytes], *, weight: int = 1) -> int:
+        """How many blocks of `keys`, each of which stands for `weight`, had been evicted; counted once."""
         newer, older = self._newer.get(tenant, _NONE), self._older.get(tenant, _NONE)
         if not (newer or older):
             return 0
         found = [key for key in keys if key in newer or key in older]
         for key in found:
             length, serial = (newer if key in newer else older).pop(key)
-            self._count(self.evicted - serial + length + len(found), 1)
-        return len(found)
+            self._count(self.evicted - serial + length + len(found) * weight, weight)
+        return len(found) * weight
 
     def _count(self, distance: int, blocks: int) -> None:
         self.distances[min(_DISTANCES - 1, distance.bit_length())] += blocks

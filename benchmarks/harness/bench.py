@@ -81,6 +81,24 @@ class Bench:
         return int(self.options.strict and not met)
 
 
+class Silent:
+    """In place of what measures: counts nothing, whatever it is told; for `FirstAsked` the moment that it is told."""
+
+    evicted = look_up_ns = stalled = 0
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return nothing
+
+    def take(self, request: object, now_us: int) -> int:
+        """When a request was first asked for: now."""
+        return now_us
+
+
+def nothing(*what: object, **how: object) -> int:
+    """Does nothing."""
+    return 0
+
+
 def turned(names: list[str], turn: int) -> list[str]:
     """The names, beginning at a different one each turn."""
     cut = turn % len(names)

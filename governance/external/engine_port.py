@@ -9,6 +9,13 @@ by index; the port answers with keys, decisions and orders to evict, abort or wi
     port.attached / handed_out / published / returned / release         # what the engine did
     order = port.step()                                                 # scrubs to do before any other write
 
+Where its workers can sum blocks (`can_sum`), a policy may ask for `integrity`, and there is more:
+
+    port.may_read(residency, blocks)                                    # None: it must wait for `compared`
+    sums = port.sum_order()                                             # to sum and compare, before any other write
+    port.settle_sums()                                                  # the step has left, and all of it is told
+    port.compared(sums.number, shard, differing)                        # what a worker answered
+
 docs/build/engine-port.md has a complete example.
 
 - A request without a valid identity reads nothing, publishes nothing and holds nothing; its blocks are in custody.
@@ -29,14 +36,16 @@ from typing import Any
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
+from kvcustody.allocator.external.block_sums import SumOrder
+from kvcustody.allocator.external.evicted_blocks import EvictedBlocks
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
-from kvcustody.allocator.prefix.evicted_keys import EvictedKeys
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.audit.coverage.conservation import PoolCounts
@@ -44,7 +53,7 @@ from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
-from kvcustody.governance.custody_events import residency_released
+from kvcustody.governance.custody_events import integrity_mismatch, residency_released
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
@@ -62,6 +71,7 @@ from kvcustody.governance.external.erase_in_engine import PortErasure
 from kvcustody.governance.external.residency_events import ends, opened, receipts, written
 from kvcustody.governance.external.scan_books import EngineScanSource
 from kvcustody.governance.external.stats import pool_counts, port_stats
+from kvcustody.governance.external.withdraw_changed import withdraw_changed
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
@@ -98,14 +108,19 @@ class EnginePort(Authority[ExternalPool]):
         keep_last: bool = True,
         residencies_max: int = 100_000,
         eviction: Callable[[], EvictionPolicy] | None = None,
+        can_sum: bool = False,
     ) -> None:
-        """`eviction`: what orders one account's victims; None: the policy document says it."""
+        """`eviction`: what orders one account's victims; None: the policy document says it.
+
+        `can_sum`: the engine's workers do what `sum_order` says, and its requests can wait for the answer.
+        """
         if table.policy.profile is Profile.DEDICATED and len(table.policy.tenants) > 1:
             raise ConfigError(
                 f"policy `{table.policy.name}` is `dedicated` and names {len(table.policy.tenants)} tenants: "
                 "run one engine for each, with a policy of its own"
             )
-        _refuse_integrity(table)
+        self._can_sum = can_sum
+        self._refuse_integrity(table)
         self.pool = pool
         pool.rank_by(eviction or (lambda: eviction_order(table.policy.eviction)))
         self._engine = engine
@@ -118,8 +133,7 @@ class EnginePort(Authority[ExternalPool]):
         self._active = ActiveDeadlines()
         self._flush_deferred: Callable[[], None] = _nothing
         self._are_hits_leading = True
-        self.evicted_keys = EvictedKeys(pool.partition.size)
-        self._key_of: dict[int, bytes] = {}  # of blocks in the engine's index, where it told
+        self.evicted_blocks = EvictedBlocks(pool)
         self._thrash = ThrashWatch()
         self._tokens_of: Callable[[Hashable], int] | None = None
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
@@ -130,12 +144,12 @@ class EnginePort(Authority[ExternalPool]):
             PortErasure(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
         )
         self._orphans = OrphanScans(EngineScanSource(self, engine), self._clock, self._emit)
-        self._accounts.limit(quotas_of(table))
+        self._limit(table)
         self.on_command = engine.wake
 
     def activate(self, table: DecisionTable, *, actor: str, expires_utc_us: int | None = None) -> None:
         """As `Authority.activate`. Raises `ConfigError` for what an engine's own blocks cannot be held to."""
-        _refuse_integrity(table)
+        self._refuse_integrity(table)
         super().activate(table, actor=actor, expires_utc_us=expires_utc_us)
 
     def defer_calls(self, flush: Callable[[], None]) -> None:
@@ -330,7 +344,7 @@ class EnginePort(Authority[ExternalPool]):
         if over > 0:
             now_us = self._clock.now_us()
             victims = self.pool.victims(over, now_us, account)
-            self._made_room(victims)
+            self.evicted_blocks.made_room(victims)
             self._evict(self.pool.evict(np.array(victims, dtype=np.int64), "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
@@ -364,6 +378,22 @@ class EnginePort(Authority[ExternalPool]):
         fine = self.pool.attachable(which, expected, now_us)
         residency.stale_blocks = len(blocks) - fine
         return fine
+
+    def may_read(self, residency: ExternalResidency, blocks: Sequence[int]) -> NDArray[np.bool_] | None:
+        """By block: whether it may be attached as far as its checksum says, by what the policy has compared.
+
+        None: some are being compared. The request waits, and looks up again when `compared` was told of an order that
+        leaves with the next step. What has come into its reach meanwhile is not read this time.
+        """
+        which = np.array(blocks, dtype=np.int64)
+        asked, now_us = residency.comparison, self._clock.now_us()
+        if asked is None or (asked.is_answered and asked.until_us <= now_us):
+            asked = residency.comparison = self.pool.compare(which, residency.domain, now_us)
+            if asked is None:
+                return np.ones(len(which), dtype=np.bool_)
+        if not asked.is_answered:
+            return None
+        return asked.may_read(which)
 
     def first_token(
         self, residency: ExternalResidency, attached_tokens: int, *, at_us: int | None = None
@@ -399,7 +429,11 @@ class EnginePort(Authority[ExternalPool]):
         """
         if blocks:
             now_us = self._clock.now_us() if at_us is None else at_us
-            self.pool.attach(residency, np.array(blocks, dtype=np.int64))
+            which = np.array(blocks, dtype=np.int64)
+            self.pool.attach(residency, which)
+            if residency.comparison is not None:
+                residency.compared_blocks = residency.comparison.compared(which)
+                residency.comparison = None
             self._begin(residency, now_us)
 
     def handed_out(
@@ -469,11 +503,9 @@ class EnginePort(Authority[ExternalPool]):
             return
         self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
         if keys:
-            owner = self.pool.domains[int(self.pool.tag[blocks[0]])].owner.name
-            again = self.evicted_keys.computed_again_each(owner, keys)
+            again = self.evicted_blocks.published(blocks, keys)
             if again:
                 self._counters(residency.tenant).recomputed_blocks += again
-            self._key_of.update(zip(blocks, keys, strict=True))
 
     def published_each(
         self, blocks: Sequence[int], before: Sequence[int], keys: Sequence[bytes] = ()
@@ -482,28 +514,11 @@ class EnginePort(Authority[ExternalPool]):
         if blocks:
             self.pool.publish_each(blocks, before)
             if keys:
-                self._key_of.update(zip(blocks, keys, strict=True))
-
-    def _made_room(self, blocks: Sequence[int]) -> None:
-        """These were evicted: whoever computes one of them again is counted."""
-        of: dict[int, list[int]] = {}
-        for block, tag in zip(
-            blocks, self.pool.tag[np.asarray(blocks, dtype=np.int64)].tolist(), strict=True
-        ):
-            of.setdefault(tag, []).append(block)
-        for tag, some in of.items():
-            domain, keys = self.pool.domains.get(tag), self._take_keys(some)
-            if domain is not None:  # else all of these had ended before
-                self.evicted_keys.add_each(domain.owner.name, keys, len(some))
-
-    def _take_keys(self, blocks: Iterable[int]) -> list[bytes]:
-        taken = self._key_of.pop
-        return [key for block in blocks if (key := taken(block, None)) is not None]
+                self.evicted_blocks.note(blocks, keys)
 
     def forget_keys(self, tenant: str | None) -> None:
         """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
-        self.evicted_keys.forget(tenant)
-        self._take_keys([block for block in self._key_of if not self.pool.indexed[block]])
+        self.evicted_blocks.forget(tenant)
 
     def unpublished(self, blocks: Sequence[int], cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
@@ -511,7 +526,7 @@ class EnginePort(Authority[ExternalPool]):
             self._flush_deferred()
             which = np.array(blocks, dtype=np.int64)
             if cause == "evicted":
-                self._made_room(blocks)
+                self.evicted_blocks.made_room(blocks)
             self._evict(self.pool.unpublish(which, cause, self._clock.now_us()))
 
     def returned(self, residency: ExternalResidency, blocks: Sequence[int]) -> None:
@@ -624,6 +639,39 @@ class EnginePort(Authority[ExternalPool]):
         self._drain(now_us)
         return order
 
+    def sum_order(self) -> SumOrder | None:
+        """Once per engine step, with `step`: what its workers sum and compare before any other write."""
+        sums = self.pool.sums
+        return None if sums is None else sums.order()
+
+    def settle_sums(self) -> None:
+        """Every publication so far is of a step that has left, so the next order may sum it."""
+        if self.pool.sums is not None:
+            self.pool.sums.settle()
+
+    def compared(self, number: int, shard: int, differing: Sequence[int]) -> list[Hashable]:
+        """A worker's answer to a sum order that compares: the blocks that are not what was summed.
+
+        What had changed is withdrawn, with all that was computed from it. Returns the running requests that read any of
+        that: they go on, and the adapter publishes nothing more of theirs.
+        """
+        sums = self.pool.sums
+        assert sums is not None, "answered without an order"
+        self._flush_deferred()
+        now_us = self._clock.now_us()
+        changed = sums.answer(number, shard, np.array(differing, dtype=np.int64), now_us)
+        if not len(changed):
+            return []
+        _log.error(
+            "blocks changed since they were published", blocks=changed.tolist()[:16], count=len(changed)
+        )
+        forget, readers = withdraw_changed(self, sums, changed, now_us)
+        self._evict(forget)
+        withheld = sums.withheld(changed)
+        if withheld:
+            self._engine.withhold(withheld)
+        return readers
+
     def fence(self, at_us: int | None = None) -> int:
         """A device step is in flight; what ends inside it is scrubbed after it. Returns its id for `retire`."""
         return self.pool.fences.open(self._clock.now_us() if at_us is None else at_us)
@@ -653,6 +701,8 @@ class EnginePort(Authority[ExternalPool]):
     def has_work(self, now_us: int | None = None) -> bool:
         """Something is due now, so that an idle engine must step."""
         if self._commands or self._outbox or self.pool.queue.has_dirty or self.pool.queue.has_fenced:
+            return True
+        if self.pool.sums is not None and self.pool.sums.has_work:
             return True
         due_us = self.next_due_us()
         return due_us is not None and due_us <= (self._clock.now_us() if now_us is None else now_us)
@@ -685,7 +735,7 @@ class EnginePort(Authority[ExternalPool]):
                 self._evict(self.pool.enforce_residency_cap(account, self._clock.now_us()))
             if not self._accounts.leave(tenant, charged=is_shared):
                 return False
-        self.evicted_keys.forget(tenant)
+        self.evicted_blocks.keys.forget(tenant)
         self._forget_tenant(tenant)
         return True
 
@@ -694,6 +744,16 @@ class EnginePort(Authority[ExternalPool]):
 
     def _limit(self, table: DecisionTable) -> None:
         self._accounts.limit(quotas_of(table))
+        if table.policy.checks_integrity:
+            self.pool.keep_sums()
+
+    def _refuse_integrity(self, table: DecisionTable) -> None:
+        """The blocks lie in the engine's own workers: where those sum nothing, no policy that relies on it is run."""
+        if table.policy.checks_integrity and not self._can_sum:
+            raise ConfigError(
+                f"policy `{table.policy.name}`: `integrity` compares what is reused with checksums, which is not done "
+                "beside this engine; set `verify: none` everywhere, or remove the section"
+            )
 
     def _forget_lookups(self) -> None:
         self._epoch += 1
@@ -757,7 +817,7 @@ class EnginePort(Authority[ExternalPool]):
             victims = unused
         if not victims:
             return []
-        self._made_room(victims)
+        self.evicted_blocks.made_room(victims)
         return self.pool.evict(np.array(victims, dtype=np.int64), "evicted", now_us)
 
     @property
@@ -774,7 +834,7 @@ class EnginePort(Authority[ExternalPool]):
         tokens = self._tenant_tokens(running)
         total = None if tokens is None else sum(tokens.values())
         now_us = self._clock.now_us()
-        pools = (port_stats(self.pool, self.evicted_keys, running, total, self.block_tokens, now_us),)
+        pools = (port_stats(self.pool, self.evicted_blocks.keys, running, total, self.block_tokens, now_us),)
         if tokens is not None:
             tokens.pop(ANONYMOUS, None)
         charged = charged_blocks(self.pool.accounts.values())
@@ -839,7 +899,7 @@ class EnginePort(Authority[ExternalPool]):
 
     def _evict(self, forget: Sequence[int]) -> None:
         if forget:
-            self._take_keys(forget)
+            self.evicted_blocks.drop(forget)
             self._engine.evict(forget)
 
     # -- evidence -----------------------------------------------------------------------------------------------------
@@ -862,6 +922,7 @@ class EnginePort(Authority[ExternalPool]):
         )
         attached = residency.attached
         counters.stale_blocks += residency.stale_blocks
+        counters.verified_blocks += residency.compared_blocks
         self.measures.began(
             len(attached),
             residency.began_us - int(self.pool.born_us[attached].max()) if len(attached) else 0,
@@ -880,6 +941,10 @@ class EnginePort(Authority[ExternalPool]):
         outbox += self._reuse.take_counts(now_us)
         if self.attempts.due_us <= now_us:
             outbox += self.attempts.events()
+        sums = self.pool.sums
+        if sums is not None and sums.found:
+            changed, sums.found = sums.found, []
+            outbox += [integrity_mismatch(found, self.pool.number) for found in changed]
         outbox += ends(self.pool, now_us)
         launches = self.pool.take_scrubbed()
         if launches:
@@ -894,12 +959,3 @@ class EnginePort(Authority[ExternalPool]):
 
 def _nothing() -> None:
     """Everything has been told."""
-
-
-def _refuse_integrity(table: DecisionTable) -> None:
-    """The blocks lie in the engine's own workers, where nothing sums them: a policy that relies on it is not run."""
-    if table.policy.checks_integrity:
-        raise ConfigError(
-            f"policy `{table.policy.name}`: `integrity` compares what is reused with checksums, which is not done "
-            "beside an engine that allocates by itself; set `verify: none` everywhere, or remove the section"
-        )

@@ -44,6 +44,8 @@ def port_stats(
         pool.unclean_hand_outs,
         advised_blocks(pool.partition.size, evicted.distances),
         cached_age_us=(int(age_us.mean()), int(age_us.max())) if len(age_us) else None,
+        checked_blocks=pool.sums.checked_blocks if pool.sums is not None else 0,
+        mismatched_blocks=pool.sums.mismatched_blocks if pool.sums is not None else 0,
     )
 
 

@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 
 
 class EnginePlan(NamedTuple):
-    """The pool an engine brings. `reserved` blocks are never anybody's; `groups` share one index space."""
+    """The pool an engine brings. `reserved` blocks are never anybody's; `can_sum` as `EnginePort` takes it."""
 
     blocks: int
     block_tokens: int
@@ -49,6 +49,7 @@ class EnginePlan(NamedTuple):
     device: str = "cpu"
     reserved: tuple[int, ...] = ()
     keep_last: bool = True
+    can_sum: bool = False
 
 
 class EngineWorker:
@@ -168,6 +169,7 @@ def open_engine_worker(
             keep_last=plan.keep_last,
             residencies_max=settings.residencies_per_tenant_max,
             eviction=eviction,
+            can_sum=plan.can_sum,
         )
         port.erasures.tiers += plugins.open_tiers(settings)
         inbox.look(port)

@@ -161,7 +161,9 @@ def kvcustody_check(core: Any) -> list[str]:
 
 
 def kvcustody_stats(core: Any) -> dict[str, Any]:
-    """Counters: blocks by state, requests, what serving looks like (`ServingMeasures`), and each tenant's tally."""
+    """Counters: blocks by state and compared, requests, what serving looks like (`ServingMeasures`), and each tenant's
+    tally.
+    """
     stats = _side(core).port.stats()
     pool = stats.pools[0]
     return {
@@ -173,6 +175,7 @@ def kvcustody_stats(core: Any) -> dict[str, Any]:
         "evicted": dict(pool.evicted),
         "expired_residencies": pool.expired_residencies,
         "residencies": pool.residencies,
+        "integrity": {"checked": pool.checked_blocks, "mismatched": pool.mismatched_blocks},
         "serving": dict(stats.serving),
         "tenants": {
             name: {

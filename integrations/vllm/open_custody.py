@@ -83,6 +83,7 @@ def plan_of(
         bytes_per_block=size // cache.num_blocks,
         device=str(config.device_config.device_type),
         reserved=(NULL_BLOCK,),
+        can_sum=True,
     )
 
 

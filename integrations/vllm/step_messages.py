@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from kvcustody.allocator.external.block_sums import SumOrder
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 
 if TYPE_CHECKING:
+    from kvcustody.allocator.pool.block_state import Blocks
     from kvcustody.allocator.pool.memory_protocol import ScrubResult
 
 
@@ -23,31 +25,50 @@ class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
 
     is_idle: no request computes in this step, so a worker may wait for scrubs that are still on the device.
     must_follow: this step hands out a block whose scrub has not been answered, so its writes follow every scrub so far.
+    sums: blocks to checksum, and blocks to compare with theirs, where a policy asks for that.
     """
 
     step: int
     order: ScrubOrder | None = None
     is_idle: bool = False
     must_follow: bool = True
+    sums: SumOrder | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Once a step, on the engine's thread: numbers and bytes are a third of the work of a dataclass and arrays."""
-        order = self.order
+        order, sums = self.order, self.sums
+        packed = None if sums is None else (sums.number, sums.record.tobytes(), sums.compare.tobytes())
         if order is None:
-            return _without_scrubs, (self.step, self.is_idle, self.must_follow)
+            return _without_scrubs, (self.step, self.is_idle, self.must_follow, packed)
         batches = [(share, blocks.tobytes()) for share, blocks in order.batches]
-        return _with_scrubs, (self.step, order.number, batches, self.is_idle, self.must_follow)
+        return _with_scrubs, (self.step, order.number, batches, self.is_idle, self.must_follow, packed)
 
 
-def _without_scrubs(step: int, is_idle: bool, must_follow: bool) -> StepOrder:
-    return StepOrder(step, None, is_idle, must_follow)
+_PackedSums: TypeAlias = tuple[int, bytes, bytes] | None
+
+
+def _without_scrubs(step: int, is_idle: bool, must_follow: bool, sums: _PackedSums) -> StepOrder:
+    return StepOrder(step, None, is_idle, must_follow, _unpacked(sums))
 
 
 def _with_scrubs(
-    step: int, number: int, batches: list[tuple[float, bytes]], is_idle: bool, must_follow: bool
+    step: int,
+    number: int,
+    batches: list[tuple[float, bytes]],
+    is_idle: bool,
+    must_follow: bool,
+    sums: _PackedSums,
 ) -> StepOrder:
-    blocks = tuple((share, np.frombuffer(data, dtype=np.int64).copy()) for share, data in batches)
-    return StepOrder(step, ScrubOrder(number, blocks), is_idle, must_follow)
+    blocks = tuple((share, _blocks(data)) for share, data in batches)
+    return StepOrder(step, ScrubOrder(number, blocks), is_idle, must_follow, _unpacked(sums))
+
+
+def _unpacked(sums: _PackedSums) -> SumOrder | None:
+    return None if sums is None else SumOrder(sums[0], _blocks(sums[1]), _blocks(sums[2]))
+
+
+def _blocks(data: bytes) -> Blocks:
+    return np.frombuffer(data, dtype=np.int64).copy()
 
 
 @dataclass(slots=True)
@@ -61,6 +82,15 @@ class ScrubReply:
 
 
 @dataclass(slots=True)
+class SumReply:
+    """One shard's answer to a sum order that compares. `differing`: blocks that are not what was summed."""
+
+    order: int
+    shard: int
+    differing: list[int]
+
+
+@dataclass(slots=True)
 class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """What a worker did in one step; those of all workers are put together before the scheduler sees them.
 
@@ -70,6 +100,7 @@ class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
     step: int
     answers: list[ScrubReply] = field(default_factory=list)
     pending_orders: int = 0
+    compared: list[SumReply] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReceipt:
         """Both workers' answers. A step has retired when the slower one says so."""
@@ -78,4 +109,5 @@ class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
             min(self.step, other.step),
             self.answers + other.answers,
             self.pending_orders + other.pending_orders,
+            self.compared + other.compared,
         )

@@ -50,8 +50,8 @@ def offloading(
     return compile_policy(load_policy(text, name="world.yaml"), revision=revision)
 
 
-def port(decisions: DecisionTable, clock: VirtualClock | None = None) -> EnginePort:
-    made = builders.port(decisions, clock, ledger=Recording(), block_tokens=BLOCK)
+def port(decisions: DecisionTable, clock: VirtualClock | None = None, **how: bool) -> EnginePort:
+    made = builders.port(decisions, clock, ledger=Recording(), block_tokens=BLOCK, **how)
     made.copies_leave = True
     return made
 
@@ -247,3 +247,6 @@ def test_integrity_is_refused_where_nothing_sums_the_engines_blocks() -> None:
     with pytest.raises(ConfigError, match="`integrity`"):
         made.activate(asking(revision=2), actor="t")
     assert made.table.revision == 1
+    made = port(asking(), can_sum=True)
+    assert made.pool.sums is not None
+    made.activate(asking(revision=2), actor="t")

@@ -4,7 +4,9 @@
    `find_hit`, whatever kinds of layer groups there are.
 2. A hit is never longer than what the port lets the request read, and every block of it passes the port's attach
    check; one that does not makes the hit shorter, by asking the coordinator again with that bound, in every group.
-3. Skipping reads is the adapter's decision, not vLLM's, so that a request which skips them can still be deferred.
+3. Where the policy asks for checksums, a hit is read again by the workers first (`compared_tokens`). Its request waits
+   for the answer, alone, and looks up again; what had changed is gone from the index by then.
+4. Skipping reads is the adapter's decision, not vLLM's, so that a request which skips them can still be deferred.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 
 
+class _ComparedLaterError(Exception):
+    """The hit is being read again."""
+
+
 class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
     """vLLM's `KVCacheManager`, asking `custody`."""
 
@@ -38,11 +44,15 @@ class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
             return (self.empty_kv_cache_blocks, 0, 0)
         try:
             return super().get_computed_blocks(request, *args, **kwargs)
+        except _ComparedLaterError:
+            assert custody.reading is not None
+            custody.reading.waits_for = "integrity"
+            return (self.empty_kv_cache_blocks, 0, 0)
         finally:
             custody.reading = None
 
     def prefix_cache_lookup_enabled(self, request: Request) -> bool:
-        """Whether a look-up counts in vLLM's statistics: as the request asked (rule 3)."""
+        """Whether a look-up counts in vLLM's statistics: as the request asked (rule 4)."""
         if self.custody is None:
             return bool(super().prefix_cache_lookup_enabled(request))
         governed = governed_request(request)
@@ -100,8 +110,13 @@ def _finder(original: Callable[..., Any], manager: KVCacheManager) -> Callable[.
                 return found
             attachable = custody.attachable_tokens(governed, found[0], hit_tokens)
             if attachable >= hit_tokens:
-                governed.hit_blocks = tuple(map(len, found[0]))
-                return found
+                readable = custody.compared_tokens(governed, found[0], hit_tokens)
+                if readable is None:
+                    raise _ComparedLaterError
+                if readable >= hit_tokens:
+                    governed.hit_blocks = tuple(map(len, found[0]))
+                    return found
+                attachable = readable
             limit = attachable
 
     return find_hit

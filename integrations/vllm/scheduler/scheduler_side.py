@@ -289,7 +289,9 @@ class SchedulerSide:
         self._deferred_work_done = False
         unclean = port.pool.unclean_hand_outs
         must_follow, self._unclean_hand_outs = unclean != self._unclean_hand_outs, unclean
-        return StepOrder(order=order, step=port.fence(now_us), must_follow=must_follow)
+        sums = port.sum_order()
+        port.settle_sums()
+        return StepOrder(order=order, step=port.fence(now_us), must_follow=must_follow, sums=sums)
 
     def _hands_out_clean_blocks_only(self, grown: Sequence[Sequence[Sequence[int]] | None]) -> bool:
         """Every block that this step hands out is CLEAN already, so nothing has to be scrubbed for it."""
@@ -308,6 +310,7 @@ class SchedulerSide:
             return
         grown, self._last_cached = self._last_cached, None
         self._flush(grown, evict_ahead=True)
+        self.port.settle_sums()
         self._deferred_work_done = True
         self.state.defer_inserts()
 
@@ -329,6 +332,8 @@ class SchedulerSide:
             self.port.retire(receipt.step)
             if receipt.answers:
                 self.state.deferred.record_scrub_replies(receipt.answers)
+            for reply in receipt.compared:
+                self.state.stop_publishing(self.port.compared(reply.order, reply.shard, reply.differing))
         self.control.after_step()
 
     def has_work(self) -> bool:

@@ -16,7 +16,7 @@ vLLM moves blocks in many places; none of them is wrapped on the path of a decod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -160,6 +160,34 @@ class SchedulerState:
             if count < len(ids):
                 fine = min(fine, places[count] * group.block_tokens)
         return fine
+
+    def compared_tokens(
+        self, governed: GovernedRequest, found: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
+    ) -> int | None:
+        """How many leading tokens of a hit are as they were published, in every group; None: it is being found out."""
+        residency = governed.residency
+        assert residency is not None
+        if self.port.pool.sums is None:
+            return hit_tokens
+        places = [[at for at, block in enumerate(blocks) if not block.is_null] for blocks in found]
+        ids = [blocks[at].block_id for blocks, used in zip(found, places, strict=True) for at in used]
+        fine = self.port.may_read(residency, ids)
+        if fine is None or fine.all():
+            return None if fine is None else hit_tokens
+        first = 0
+        for group, used in zip(self.groups, places, strict=True):
+            bad = np.flatnonzero(~fine[first : first + len(used)])
+            if len(bad):
+                hit_tokens = min(hit_tokens, used[bad[0]] * group.block_tokens)
+            first += len(used)
+        return hit_tokens
+
+    def stop_publishing(self, requests: Iterable[Hashable]) -> None:
+        """These have read what had changed: nothing that they compute enters the index any more."""
+        for request_id in requests:
+            governed = self.requests.get(str(request_id))
+            if governed is not None:
+                governed.publishes = governed.fills_one_by_one = governed.extends_keys = False
 
     def complete_keys(self, governed: GovernedRequest, tokens: int) -> None:
         """Blocks that end at token `tokens` or earlier are about to enter the index: they need their keys."""

@@ -7,7 +7,9 @@
    of its own between the two, by events; the host waits for neither.
 3. A worker that cannot scrub fails its step. It never reports what it has not done: an answer leaves when all of its
    order has retired on the device, in the order in which they came; a step without requests waits for it.
-4. The null block is nobody's and is never handed out; what padded rows of a batch leave there goes with every order.
+4. What a step has to sum or compare is done before its scrubs, behind the writes of earlier steps; the worker waits for
+   what a comparison shows, and its answer leaves with the step's.
+5. The null block is nobody's and is never handed out; what padded rows of a batch leave there goes with every order.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from kvcustody.allocator.external.block_sums import SumOrder
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
 from kvcustody.errors import IsolationError
-from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt
+from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt, SumReply
 from kvcustody.integrations.vllm.worker.kv_layout import CacheViews, block_tensors
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.streams import Streams
@@ -50,7 +53,7 @@ class WorkerSide:
         self.shard = shard
         self._null: tuple[
             tuple[float, NDArray[np.int64]], ...
-        ] = ()  # as the last batch of every order (rule 4)
+        ] = ()  # as the last batch of every order (rule 5)
         if null_block is not None:
             self._null = ((0.0, np.array([null_block], dtype=np.int64)),)
         self._tuning = tuning
@@ -58,6 +61,7 @@ class WorkerSide:
         self._streams = streams
         self.memory: TensorMemory | None = None
         self._answers: list[ScrubReply] = []
+        self._compared: list[SumReply] = []
         self._in_flight: deque[int] = deque()  # orders on the device, each one launch
         self._step = 0
         self._done: StepOrder | None = None  # the order of the step that has begun
@@ -90,6 +94,8 @@ class WorkerSide:
             return
         self._done, self._step, self._may_wait = order, order.step, order.is_idle
         memory = self.memory
+        if order.sums is not None:
+            self._sum(order.sums)
         if isinstance(memory, StreamTensorMemory):
             if order.order is not None:
                 self._launch(memory, order.order)
@@ -103,7 +109,19 @@ class WorkerSide:
         if isinstance(self.memory, StreamTensorMemory) and self._in_flight:
             self._collect(self.memory)
         answers, self._answers = self._answers, []
-        return StepReceipt(self._step, answers, len(self._in_flight))
+        compared, self._compared = self._compared, []
+        return StepReceipt(self._step, answers, len(self._in_flight), compared)
+
+    def _sum(self, order: SumOrder) -> None:
+        memory = self.memory
+        if memory is None:
+            raise IsolationError(f"shard {self.shard} is told to sum before its cache was registered")
+        memory.keep_sums()
+        if len(order.record):
+            memory.record_sums(order.record)
+        if len(order.compare):
+            differing = order.compare[memory.differing(order.compare)].tolist()
+            self._compared.append(SumReply(order.number, self.shard, differing))
 
     def _scrub(self, order: ScrubOrder) -> ScrubReply:
         memory = self.memory

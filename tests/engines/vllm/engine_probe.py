@@ -15,6 +15,8 @@ import torch
 
 SOILED = "ENGINE_PROBE_SOILED"  # in the environment: new caches are not zero
 _preempted: list[str] = []
+_steps = [0]  # that computed something
+_lives: dict[str, list[int]] = {}  # by request: `_steps` when it came, and when it was over
 
 
 def register() -> None:
@@ -32,8 +34,26 @@ def register() -> None:
         return preempts(self, request, *arguments, **named)
 
     Scheduler._preempt_request = preempt_request
+    _count_steps(Scheduler)
     if os.environ.get(SOILED):
         _soil_new_caches()
+
+
+def _count_steps(scheduler: Any) -> None:
+    adds, schedules = scheduler.add_request, scheduler.schedule
+
+    def add_request(self: Any, request: Any) -> None:
+        _lives[request.request_id] = [_steps[0]]
+        adds(self, request)
+
+    def schedule(self: Any, *arguments: Any, **named: Any) -> Any:
+        output = schedules(self, *arguments, **named)
+        for request_id in output.finished_req_ids:
+            _lives[request_id].append(_steps[0])
+        _steps[0] += bool(output.total_num_scheduled_tokens)
+        return output
+
+    scheduler.add_request, scheduler.schedule = add_request, schedule
 
 
 def _soil_new_caches() -> None:
@@ -64,6 +84,7 @@ class WorkerProbe:
     """`--worker-extension-cls`: mixed into vLLM's worker. Layers' tensors have blocks in their first dimension."""
 
     model_runner: Any
+    rank: int
 
     def watch_writes(self) -> int:
         """Read back every block that a step was handed, before the step writes. Returns this process's id."""
@@ -99,6 +120,19 @@ class WorkerProbe:
     def block_residue(self) -> list[int]:
         """Bytes that are not zero, block by block."""
         return sum(_nonzero(cache) for cache in self._caches()).tolist()  # type: ignore[union-attr]
+
+    def flip_bits(self, block: int, rank: int, every: bool) -> int:
+        """Change a block behind everybody's back: the sign of every value, or one bit of one. How many values."""
+        if self.rank != rank:
+            return 0
+        caches = self._caches()
+        before = [cache[block].clone() for cache in caches]
+        for cache in caches if every else caches[:1]:
+            row = cache[block].view(torch.uint8)
+            row[slice(1, None, 2) if every else slice(7, 8)] ^= 0x80 if every else 0x01
+        return sum(
+            int((cache[block] != was).sum()) for cache, was in zip(self._caches(), before, strict=True)
+        )
 
     def soiled_bytes(self) -> int:
         """What `SOILED` left in the cache before the engine was told of it."""
@@ -186,9 +220,20 @@ def _requests(core: Any) -> dict[str, list[str]]:
 
 def _preemptions(core: Any) -> list[str]:
     """Requests that vLLM's scheduler preempted since the last question."""
-    found = list(_preempted)
+    found = list(map(_as_submitted, _preempted))
     _preempted.clear()
     return found
 
 
-_ENGINE = {"preemptions": _preemptions, "pool": _pool, "requests": _requests}
+def _steps_lived(core: Any, request_id: str) -> int:
+    """In how many steps that computed something a request that is over was there."""
+    (first, last) = next(steps for one, steps in _lives.items() if _as_submitted(one) == request_id)
+    return last - first
+
+
+def _as_submitted(request_id: str) -> str:
+    """vLLM appends a random part to the id that a request came with."""
+    return request_id.rpartition("-")[0] or request_id
+
+
+_ENGINE = {"preemptions": _preemptions, "pool": _pool, "requests": _requests, "steps_lived": _steps_lived}

@@ -64,6 +64,7 @@ scrub: {{default: {{within: 1s, verify: all}}}}
 offload: {{internal: never}}
 audit: {{on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}}}
 eviction: {eviction}
+integrity: {{default: {{verify: {verify}}}}}
 """
 
 
@@ -155,6 +156,7 @@ class Rig:
         alpha_cap: int = 100,
         active: str = "10m",
         eviction: str = "{policy: lru}",
+        verify: str = "none",
         connectors: list[dict[str, Any]] | None = None,
         defers: bool = False,
     ) -> None:
@@ -165,7 +167,9 @@ class Rig:
         self.numbers = 0
         self.depth = 1 if asynchronous else 0
         self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
-        self._policy = POLICY.format(alpha=alpha, alpha_cap=alpha_cap, active=active, eviction=eviction)
+        self.policy = POLICY.format(
+            alpha=alpha, alpha_cap=alpha_cap, active=active, eviction=eviction, verify=verify
+        )
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, Any] = {}
         plugin.register()
@@ -251,11 +255,12 @@ class Rig:
         port = EnginePort(
             pool,
             control,
-            table(self._policy),
+            table(self.policy),
             keyring(self.clock),
             self.ledger,
             clock=self.clock,
             block_tokens=plan.block_tokens,
+            can_sum=plan.can_sum,
         )
         return OpenedCustody(port, self.tokens, self.clock)
 

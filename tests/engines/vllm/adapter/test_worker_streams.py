@@ -12,10 +12,11 @@ from scheduler_rig import Rig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
+from kvcustody.allocator.external.block_sums import SumOrder
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.clock import VirtualClock
-from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt
+from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt, SumReply
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
 BLOCKS = 24
@@ -62,6 +63,22 @@ class Device:
         receipt = self.worker.receipt()
         self.answers += receipt.answers
         return receipt.pending_orders
+
+
+def test_a_block_is_compared_before_the_step_that_scrubs_it() -> None:
+    """The order of one step: sums and comparisons, scrubs, the step's own writes."""
+    device = Device(1)
+    device.cache[:] = 5
+    first, none = np.arange(6), np.empty(0, dtype=np.int64)
+    device.worker.execute(StepOrder(1, sums=SumOrder(1, first, none)))
+    assert device.worker.receipt().compared == []
+    device.cache[3] ^= 1
+    scrub = ScrubOrder(1, ((1.0, np.array([4])),))
+    device.worker.execute(StepOrder(2, scrub, sums=SumOrder(2, np.array([7]), first)))
+    assert device.worker.receipt().compared == [SumReply(2, 0, [3])]
+    device.idle(3)  # the scrub has retired
+    device.worker.execute(StepOrder(4, sums=SumOrder(3, none, np.array([4, 7]))))
+    assert device.worker.receipt().compared == [SumReply(3, 0, [4])], "positive control: it was zeroed since"
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -8,12 +8,15 @@ from local_engine import BLOCK, BLOCKS, LocalEngine
 HOARDERS = 10
 HOARDED_TOKENS = 100
 NEIGHBOUR_TOKENS = 60
+MESSAGES_BEFORE = 20  # few of what the hoarders take, as the EngineCore may be steps ahead of its messages
 
 
 def crowd(engine: LocalEngine) -> tuple[int, int, int]:
     """Requests of one tenant that together want more than the whole pool, then a neighbour's, which comes last.
 
-    Returns (steps until the neighbour is done, how often it was preempted, the most blocks in use before it came).
+    Returns (the EngineCore's steps from the neighbour's arrival to its end, how often it was preempted, the most blocks
+    in use before it came). Its messages, which `engine.step` takes one by one, say nothing of that: it waits for nobody
+    who reads them, so how many lie ready when the neighbour is sent is a matter of the machine's load.
     """
     engine.probe("preemptions")
     hoarders = [
@@ -24,18 +27,14 @@ def crowd(engine: LocalEngine) -> tuple[int, int, int]:
     ]
     used = 0
     done = {}
-    for _ in range(HOARDED_TOKENS // 2):
+    for _ in range(MESSAGES_BEFORE):
         done |= engine.step()
         used = max(used, sum(1 for refs in engine.probe("pool")["refs"] if refs) - 1)
     late = engine.submit(list(range(40, 140)), tenant="neighbour", max_tokens=NEIGHBOUR_TOKENS)
-    steps = 0
-    while late not in done:
-        done |= engine.step()
-        steps += 1
     done |= engine.finish()
     assert len(done[late].tokens) == NEIGHBOUR_TOKENS
     assert [len(done[one].tokens) for one in hoarders] == [HOARDED_TOKENS] * HOARDERS
-    return steps, engine.probe("preemptions").count(late), used
+    return engine.probe("steps_lived", late), engine.probe("preemptions").count(late), used
 
 
 def test_an_over_quota_tenant_neither_stalls_nor_preempts_another(governed: LocalEngine, plain: LocalEngine):

@@ -1,0 +1,82 @@
+"""Which of an engine's blocks were evicted last, by key: what is computed again was wanted (`EvictedKeys`).
+
+    evicted = EvictedBlocks(pool)
+    again = evicted.published(blocks, keys)     # how many of them had been evicted
+    evicted.note(blocks, keys)                  # published, and not asked about: what a decode step fills
+    evicted.made_room(blocks)                   # evicted: they are known by the keys that were told
+    evicted.drop(blocks)                        # ended otherwise: nothing of them is kept
+    evicted.forget(tenant)                      # something of it was erased
+
+- Up to `EXACT_BLOCKS` every key is kept. In a larger pool one in eight is, by its own bits, and stands for eight: what
+  the engine's thread spends on each block is then that of a comparison. Spatial sampling, after SHARDS (Waldspurger et
+  al., FAST 2015): a key is always kept or never, so that what comes again is known again.
+- A key that was told of another generation of its block is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.prefix.evicted_keys import EvictedKeys
+
+EXACT_BLOCKS = 4096
+_ONE_IN = 8
+
+
+class EvictedBlocks:
+    """The ghosts of one engine's pool, by the tenant whose blocks they were."""
+
+    __slots__ = ("_below", "_key_of", "_pool", "_weight", "keys")
+
+    def __init__(self, pool: ExternalPool) -> None:
+        self._pool = pool
+        blocks = pool.partition.size
+        self.keys = EvictedKeys(blocks)
+        self._key_of: dict[int, tuple[bytes, int]] = {}  # of blocks in the engine's index
+        self._weight = 1 if blocks <= EXACT_BLOCKS else _ONE_IN
+        self._below = 256 // self._weight  # first bytes of the keys that are kept
+
+    def published(self, blocks: Sequence[int], keys: Sequence[bytes]) -> int:
+        """Note these, all of one tenant; about how many of them had been evicted, each counted once."""
+        kept = self.note(blocks, keys)
+        if not kept:
+            return 0
+        owner = self._pool.domains[int(self._pool.tag[blocks[0]])].owner.name
+        return self.keys.computed_again_each(owner, kept, weight=self._weight)
+
+    def note(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
+        """These are in the engine's index under `keys`; those that are kept."""
+        below, generation, key_of = self._below, self._pool.generation, self._key_of
+        kept = []
+        for at, key in enumerate(keys):
+            if key[0] < below:
+                block = blocks[at]
+                key_of[block] = (key, int(generation[block]))
+                kept.append(key)
+        return kept
+
+    def made_room(self, blocks: Sequence[int]) -> None:
+        """These were evicted: whoever computes one of them again is counted."""
+        key_of, pool = self._key_of, self._pool
+        generation, tag = pool.generation, pool.tag
+        told: dict[int, list[bytes]] = {}
+        for block in blocks:
+            if block in key_of:
+                key, then = key_of.pop(block)
+                if then == generation[block]:
+                    told.setdefault(int(tag[block]), []).append(key)
+        self.keys.pass_by(len(blocks) - sum(map(len, told.values())))
+        for number, keys in told.items():
+            self.keys.add_each(pool.domains[number].owner.name, keys, len(keys))
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """These ended, and nobody made room with them."""
+        for block in blocks:
+            self._key_of.pop(block, None)
+
+    def forget(self, tenant: str | None) -> None:
+        """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
+        self.keys.forget(tenant)
+        indexed = self._pool.indexed
+        self.drop([block for block in self._key_of if not indexed[block]])

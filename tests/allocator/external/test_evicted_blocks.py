@@ -1,0 +1,83 @@
+"""How many blocks of an engine are computed again after their eviction: counted in a small pool, else estimated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvcustody.allocator.external.evicted_blocks import EXACT_BLOCKS, EvictedBlocks
+from kvcustody.allocator.external.pool import ExternalPool
+
+
+def keys(count: int, seed: int) -> list[bytes]:
+    """As a keyed hash makes them."""
+    data = np.random.default_rng(seed).bytes(32 * count)
+    return [data[at : at + 32] for at in range(0, len(data), 32)]
+
+
+def pool_of(size: int) -> ExternalPool:
+    """Of two tenants, who have half of the blocks each."""
+    pool = ExternalPool(size)
+    pool.generation[:] = np.arange(size)
+    for tenant, part in (("alpha", slice(0, size // 2)), ("beta", slice(size // 2, size))):
+        domain = pool.domain(pool.account(tenant))
+        pool.domains[domain.tag] = domain
+        pool.tag[part] = domain.tag
+    return pool
+
+
+def published(made: EvictedBlocks, told: list[bytes]) -> int:
+    """Of both tenants' blocks under these keys, how many had been evicted."""
+    half = len(told) // 2
+    return made.published(range(half), told[:half]) + made.published(range(half, len(told)), told[half:])
+
+
+def evicted(size: int, told: list[bytes], *, changed: bool = False) -> EvictedBlocks:
+    """A pool whose every block was published under one of these and evicted; `changed`: and handed out in between."""
+    pool = pool_of(size)
+    made = EvictedBlocks(pool)
+    assert published(made, told) == 0
+    pool.generation += changed
+    made.made_room(range(len(told)))
+    return made
+
+
+@pytest.mark.parametrize(("size", "error"), [(64, 0), (EXACT_BLOCKS, 0), (4 * EXACT_BLOCKS, 0.12)])
+def test_what_is_computed_again_is_counted_once(size: int, error: float) -> None:
+    """Of 16,384 keys 2,048 are kept, give or take 42: 12 % is five times what chance makes of it. The seed is fixed."""
+    told = keys(size, 1)
+    made = evicted(size, told)
+    assert made.keys.evicted == size
+    again = published(made, told)
+    assert abs(again - size) <= error * size
+    assert sum(made.keys.distances) == again
+    assert published(made, told) == 0
+    assert published(made, keys(size, 2)) == 0
+
+
+def test_a_block_that_was_handed_out_since_is_not_known_by_its_old_key() -> None:
+    told = keys(64, 3)
+    assert published(evicted(64, told, changed=True), told) == 0
+    assert published(evicted(64, told), told) == 64, "positive control"
+
+
+def test_what_a_decode_step_fills_is_known_when_it_is_evicted() -> None:
+    told = keys(8, 4)
+    made = EvictedBlocks(pool_of(64))
+    made.note([5, 6], told[:2])
+    made.made_room([5, 6, 7])
+    assert made.keys.evicted == 3
+    assert made.published([1, 2, 3], told[:3]) == 2
+
+
+def test_what_is_forgotten_or_ended_otherwise_is_not_known() -> None:
+    told = keys(64, 5)
+    made = evicted(64, told)
+    made.forget("alpha")
+    assert made.published(range(32), told[:32]) == 0
+    assert made.published(range(32, 64), told[32:]) == 32, "another tenant's are"
+    made = EvictedBlocks(pool_of(64))
+    made.note([1, 2], told[:2])
+    made.drop([1])
+    made.made_room([1, 2])
+    assert made.published([1, 2], told[:2]) == 1
