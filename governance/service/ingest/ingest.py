@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+import anyio
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -25,6 +26,7 @@ from kvcustody.audit.events.block_run_text import Extents
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.subjects.subject_table import unlinkings
 from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
@@ -78,25 +80,28 @@ _WAITING_LEAVES_MAX = 100_000
 _WAITING_LEAVES_MAX_OF_WORKER = _WAITING_LEAVES_MAX // 8
 _TOGETHER_LEAVES = 10_000
 _SEEN_MAX = 4096
+_READING = 4
 
 
 class IngestCounts(NamedTuple):
-    """What a batch came to: leaves that were new, and leaves that the ledger had."""
+    """What a batch came to: leaves that were new, leaves that the ledger had, and how often subjects were unlinked."""
 
     added: int
     known: int
+    unlinkings: int = 0
 
 
-class _Waiting:
-    """A batch and the thread that waits for it."""
+class WaitingBatch:
+    """A batch that was taken in; `decided` is called, on the thread that commits, once `end` has its answer."""
 
-    __slots__ = ("batch", "done", "incarnation", "problem", "stored", "worker")
+    __slots__ = ("batch", "decided", "done", "incarnation", "problem", "stored", "worker")
 
-    def __init__(self, worker: str, incarnation: str, batch: Received) -> None:
+    def __init__(self, worker: str, incarnation: str, batch: Received, decided: Callable[[], object]) -> None:
         self.worker = worker
         self.incarnation = incarnation
         self.batch = batch
-        self.done = threading.Event()
+        self.decided = decided
+        self.done = False
         self.stored = IngestCounts(0, 0)
         self.problem: ProblemError | None = None
 
@@ -126,12 +131,13 @@ class Ingest:
         self._after = after
         directory = SubjectDirectory(keys, clear_names=clear_names)
         self._committer = Committer(engine, directory, clock, folds=False)  # the service keeps figures
-        self._timeout_seconds = timeout_seconds
-        self._queue: deque[_Waiting] = deque()
+        self.timeout_seconds = timeout_seconds
+        self._queue: deque[WaitingBatch] = deque()
         self._leaves = 0
         self._of_worker: Counter[str] = Counter()  # leaves that wait
         self._wake = threading.Condition()
         self._readers = BatchReaders(readers)
+        self.threads = anyio.CapacityLimiter(readers + _READING)  # for `read`; no other request waits for one
         self._reading = threading.Lock()  # several readers would only take the interpreter from who commits
         self._ending = False
         self._highest: dict[str, int] = {}  # sequences up to which this process committed, by incarnation
@@ -149,7 +155,16 @@ class Ingest:
 
     def put(self, worker: str, incarnation: str, batch: Received) -> IngestCounts:
         """Commit a batch; returns once it is durable, raises `unavailable` or `refused-leaf` where it is not."""
-        waiting = _Waiting(worker, incarnation, batch)
+        decided = threading.Event()
+        waiting = self.begin(worker, incarnation, batch, decided.set)
+        decided.wait(self.timeout_seconds)
+        return self.end(waiting)
+
+    def begin(
+        self, worker: str, incarnation: str, batch: Received, decided: Callable[[], object]
+    ) -> WaitingBatch:
+        """Take a batch in, for `end`; raises `unavailable` where too much waits. No thread need wait meanwhile."""
+        waiting = WaitingBatch(worker, incarnation, batch, decided)
         with self._wake:
             own = self._of_worker[worker]
             if self._ending or (own and self._leaves > _WAITING_LEAVES_MAX):
@@ -160,7 +175,11 @@ class Ingest:
             self._of_worker[worker] += len(batch.batch.data)
             self._queue.append(waiting)
             self._wake.notify()
-        if not waiting.done.wait(self._timeout_seconds):
+        return waiting
+
+    def end(self, waiting: WaitingBatch) -> IngestCounts:
+        """What a batch came to: it is durable; raises as `put` where it is not, or not yet."""
+        if not waiting.done:
             raise _unavailable("the ledger is slow")
         if waiting.problem is not None:
             raise waiting.problem
@@ -186,16 +205,25 @@ class Ingest:
                 group = self._take()
             try:
                 self._commit(group)
+                unlinked = self._unlinkings()
+                for waiting in group:
+                    waiting.stored = waiting.stored._replace(unlinkings=unlinked)
             except Exception as error:  # the thread must not end: the group is refused as a whole
                 for waiting in group:
                     waiting.problem = _unavailable(describe(error))
             for waiting in group:
-                waiting.done.set()
+                waiting.done = True
+                waiting.decided()
             self._after()
 
-    def _take(self) -> list[_Waiting]:
+    def _unlinkings(self) -> int:
+        """Read once for all that were committed together."""
+        with self._engine.connect() as connection:
+            return unlinkings(connection)
+
+    def _take(self) -> list[WaitingBatch]:
         """What is committed together: a few thousand leaves at most."""
-        group: list[_Waiting] = []
+        group: list[WaitingBatch] = []
         leaves = 0
         while self._queue and (
             not group or leaves + len(self._queue[0].batch.batch.data) <= _TOGETHER_LEAVES
@@ -208,7 +236,7 @@ class Ingest:
         self._of_worker = +self._of_worker
         return group
 
-    def _commit(self, group: list[_Waiting]) -> None:
+    def _commit(self, group: list[WaitingBatch]) -> None:
         try:
             self._write(group, skip_known=not self._all_new(group))
         except StoreGoneError as problem:
@@ -222,7 +250,7 @@ class Ingest:
             for waiting in group:
                 self._commit_one(waiting)
 
-    def _commit_one(self, waiting: _Waiting) -> None:
+    def _commit_one(self, waiting: WaitingBatch) -> None:
         try:
             self._write([waiting], skip_known=True)
         except SQLAlchemyError as problem:
@@ -234,7 +262,7 @@ class Ingest:
         except (LedgerError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             waiting.problem = unwritable()
 
-    def _write(self, group: list[_Waiting], *, skip_known: bool) -> None:
+    def _write(self, group: list[WaitingBatch], *, skip_known: bool) -> None:
         names = [row for waiting in group for row in waiting.batch.names]
         batches = [waiting.batch.batch for waiting in group if waiting.batch.batch.data]
         count = sum(len(batch.data) for batch in batches)
@@ -257,7 +285,7 @@ class Ingest:
         while len(self._highest) > _SEEN_MAX:
             del self._highest[next(iter(self._highest))]
 
-    def _all_new(self, group: list[_Waiting]) -> bool:
+    def _all_new(self, group: list[WaitingBatch]) -> bool:
         """No leaf of the group can be in the ledger: each is past what that has of its incarnation."""
         new = {waiting.incarnation for waiting in group} - self._highest.keys()
         if new:  # another process, or this one before a restart, may have had some
