@@ -4,7 +4,7 @@
    skipped.
 2. A batch that the database refuses hinders no other: batches are then committed one by one.
 3. Where several write to a log, a commit waits for nobody's: what is of a log that another has is left to the next one,
-   and so is what is behind it in the batch. A log that was met locked `_ROUNDS_MAX` times in a row is waited for, and
+   and so is what is behind it in the batch. A log that was met locked `_PATIENT_ROUNDS` times in a row is waited for, and
    so is each that stopped a commit which came to less than an eighth: who shares its tenants with a busier plane has
    its turn.
 4. What waits is bounded, and a worker has a share of it; beyond either it is told to come back, and keeps its events
@@ -39,7 +39,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 _WAITING_LEAVES_MAX = 100_000
 _WAITING_LEAVES_MAX_OF_WORKER = _WAITING_LEAVES_MAX // 8
 _TOGETHER_LEAVES, _TOGETHER_LEAVES_MIN = 10_000, 600
-_ROUNDS_MAX = 3  # that a leaf is left for the same log
+_PATIENT_ROUNDS = 3  # that a leaf is left for the same log
 _SHARE_MIN = 8
 _SEEN_MAX = 4096
 _READING = 4
@@ -281,8 +281,8 @@ class Ingest:
         """Of new batches what no other writer keeps from it (rule 3)."""
         names = [row for waiting in group for row in waiting.names]
         batches = [waiting.left for waiting in group]
-        rounds_max = 1 if self._waits else _ROUNDS_MAX
-        waits_for = {waiting.stopped_by for waiting in group if waiting.stops >= rounds_max}
+        patience = 1 if self._waits else _PATIENT_ROUNDS
+        waits_for = {waiting.stopped_by for waiting in group if waiting.stops >= patience}
         found = self._committer.write_free(batches, waits_for, names)
         added = sum(found.added)
         self._measure(added, sum(len(batch.data) for batch in batches))
