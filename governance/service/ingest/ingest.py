@@ -3,10 +3,10 @@
 1. A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are
    skipped.
 2. A batch that the database refuses hinders no other: batches are then committed one by one.
-3. Where several write to a log, a commit waits for nobody's: what is of a log that another has is left to the next one,
-   and so is what is behind it in the batch. A log that was met locked `_PATIENT_ROUNDS` times in a row is waited for, and
-   so is each that stopped a commit which came to less than an eighth: who shares its tenants with a busier plane has
-   its turn.
+3. Where several write to a log, a commit waits for nobody: what is of a log that another has is left to the next one,
+   and so is what is behind it in the batch. A log that was met locked `_PATIENT_ROUNDS` times in a row is waited for,
+   and so is each that stopped a commit which came to less than an eighth: who shares its tenants with a busier plane
+   has its turn.
 4. What waits is bounded, and a worker has a share of it; beyond either it is told to come back, and keeps its events
    in its spill. A worker of which nothing waits is always taken: no other keeps it out.
 """
