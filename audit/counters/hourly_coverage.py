@@ -13,10 +13,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, delete, select, tuple_
+from sqlalchemy import ColumnElement, Connection, case, delete, func, select, tuple_
 
 from kvcustody.audit.coverage.custody_units import UNKNOWN, CustodySelection, LifeUnits, read_units
 from kvcustody.audit.coverage.summary import CoverageRow, add_rows, by_period, lags_of, rows_of
@@ -54,6 +54,17 @@ class RecentCoverage(NamedTuple):
     def total(self) -> CoverageRow:
         """All rows added up."""
         return add_rows(self.rows)
+
+
+class TenantSums(NamedTuple):
+    """What was due in the last day's hours of one tenant, or of several together."""
+
+    tenant: str  # empty: of all that were not named
+    due: int
+    covered: int
+    overdue: int
+    unproven: int
+    lag_us_max: int
 
 
 class HourCoverage(NamedTuple):
@@ -157,3 +168,20 @@ def recent(connection: Connection, *, tenant: str | None = None) -> RecentCovera
     rows = tuple(sorted(each.row for each in found))
     lag = max((each.lag_us_max for each in found), default=0)
     return RecentCoverage(judged_state(connection), rows, lag)
+
+
+def recent_sums(connection: Connection, tenants: Collection[str]) -> list[TenantSums]:
+    """The same for each of these tenants, and of all others together: added up by the database, a row for each."""
+    column = coverage_hours.c
+    who = case((logs.c.name.in_([log_of(tenant) for tenant in tenants]), logs.c.name), else_="").label("who")
+    counts = (func.sum(each) for each in (column.due, column.covered, column.overdue, column.unproven))
+    query = (
+        select(who, *counts, func.max(column.lag_us_max))
+        .join(logs, logs.c.id == column.log)
+        .where(column.hour_us == ALL_HOURS)
+        .group_by(who)
+    )
+    return [
+        TenantSums(str(name).removeprefix("tenant/"), *map(int, sums))
+        for name, *sums in connection.execute(query.order_by(who))
+    ]

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import CompoundSelect, Connection, Select, or_, select, union, union_all
+from sqlalchemy import CompoundSelect, Connection, Select, func, or_, select, union, union_all
 
 from kvcustody.audit.counters.count_events import (
     ATTACHED,
@@ -105,6 +105,22 @@ def leaves_by_tenant(connection: Connection) -> dict[str, int]:
     """How many leaves each tenant's log has; those that retention dropped are in its size."""
     query = select(logs.c.name, logs.c.size).where(logs.c.name.like("tenant/%"))
     return {name.removeprefix("tenant/"): size for name, size in connection.execute(query)}
+
+
+class LargestTenants(NamedTuple):
+    """Leaves of the tenants that have the most, by name, the most first; and of all others together."""
+
+    leaves: dict[str, int]
+    others: int
+
+
+def largest_tenants(connection: Connection, limit: int) -> LargestTenants:
+    """So many tenants, in one snapshot with what the others have where the transaction is one."""
+    of_tenants = logs.c.name.like("tenant/%")
+    largest = select(logs.c.name, logs.c.size).where(of_tenants).order_by(logs.c.size.desc(), logs.c.name)
+    found = {name.removeprefix("tenant/"): size for name, size in connection.execute(largest.limit(limit))}
+    every = int(connection.scalar(select(func.sum(logs.c.size)).where(of_tenants)) or 0)
+    return LargestTenants(found, every - sum(found.values()))
 
 
 def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tuple[Denials, ...]:

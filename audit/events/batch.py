@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, compress, islice
 from operator import add, attrgetter, itemgetter, mul, sub
 from typing import Any, NamedTuple
 
@@ -239,6 +239,70 @@ class _Reading:
     def _shared(self, values: Sequence[Any]) -> Iterator[Any]:
         """The same texts, and for each the one object that came first: the others' memory is free again."""
         return map(self._texts.setdefault, values, values)
+
+
+def merge_batches(batches: Sequence[LeafBatch]) -> LeafBatch:
+    """The batches in order, as one; needs at least one."""
+    if len(batches) == 1:
+        return batches[0]
+    rows = [
+        list(chain.from_iterable(column)) for column in zip(*[batch[:9] for batch in batches], strict=True)
+    ]
+    pieces: dict[str, list[LeafGroup]] = {}
+    start = 0
+    for batch in batches:
+        for group in batch.groups:
+            moved = group._replace(places=[start + place for place in group.places])
+            pieces.setdefault(group.kind, []).append(moved)
+        start += len(batch.data)
+    founders = {uuid: founder for batch in reversed(batches) for uuid, founder in batch.founders.items()}
+    hashes = list(chain.from_iterable(batch.hashes for batch in batches))
+    return LeafBatch._make([*rows, [_joined(groups) for groups in pieces.values()], founders, hashes])
+
+
+def _joined(groups: list[LeafGroup]) -> LeafGroup:
+    """Groups of one kind as one; a column that one of them has not is empty there."""
+    if len(groups) == 1:
+        return groups[0]
+    keys = dict.fromkeys(key for group in groups for key in group.columns)
+    columns: dict[str, Sequence[Any]] = {}
+    for key in keys:
+        parts = [group.columns.get(key) or [None] * len(group.places) for group in groups]
+        columns[key] = list(chain.from_iterable(parts))
+    extents = {
+        name: Extents(
+            *(
+                list(chain.from_iterable(parts))
+                for parts in zip(*[g.extents[name] for g in groups], strict=True)
+            )
+        )
+        for name in groups[0].extents
+    }
+    places = list(chain.from_iterable(group.places for group in groups))
+    return LeafGroup(groups[0].kind, places, columns, extents)
+
+
+def part_of_batch(batch: LeafBatch, first: int, below: int) -> LeafBatch:
+    """The leaves of a batch at these places."""
+    if (first, below) == (0, len(batch.data)):
+        return batch
+    rows = [column[first:below] for column in batch[:9]]
+    groups = []
+    for group in batch.groups:
+        inside = [first <= place < below for place in group.places]
+        if any(inside):
+            groups.append(
+                LeafGroup(
+                    group.kind,
+                    [place - first for place in compress(group.places, inside)],
+                    {key: list(compress(column, inside)) for key, column in group.columns.items()},
+                    {
+                        key: Extents(*(list(compress(column, inside)) for column in extents))
+                        for key, extents in group.extents.items()
+                    },
+                )
+            )
+    return LeafBatch._make([*rows, groups, batch.founders, batch.hashes[first:below]])
 
 
 def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:

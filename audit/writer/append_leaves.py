@@ -6,7 +6,10 @@
 3. So does what the leaves add up to (`counters`): rows of this transaction's own, so that no writer waits for another.
 4. A leaf whose (incarnation, sequence, part, log) is already there is skipped when `skip_known` is set, so a replay
    adds each leaf exactly once.
-5. A process that counts as dead and hands in a leaf of its own has not ended: a `worker-returned` leaf goes before it
+5. Whoever waits for logs waits for them in one order; `append_free` waits for those alone that it is told to, before it
+   has any other: no two writers wait in a circle. It leaves what is of a log that another writer has, and all leaves of
+   the same processes behind that: leaves of a process are there in the order of its batches.
+6. A process that counts as dead and hands in a leaf of its own has not ended: a `worker-returned` leaf goes before it
    in the same transaction. Whoever closes a process has its row locked meanwhile.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import uuid as uuids
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -26,7 +29,14 @@ from kvcustody.audit.database.bulk_insert import Columns, Inserts
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import with_placeholders
 from kvcustody.audit.events import SYSTEM, Context, Event, WorkerReturned, WorkerStopped
-from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
+from kvcustody.audit.events.batch import (
+    EMPTY,
+    LeafBatch,
+    LeafGroup,
+    merge_batches,
+    part_of_batch,
+    read_leaves,
+)
 from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.schema import ledger as schema
 from kvcustody.audit.tlog import merkle
@@ -41,6 +51,13 @@ class Appended(NamedTuple):
 
     added: int
     known: int
+
+
+class FreeLeaves(NamedTuple):
+    """How many leaves of each batch `append_free` added, from its first on; and the log that stopped it, or ""."""
+
+    added: list[int]
+    stopped_by: list[str]
 
 
 class _Placed(NamedTuple):
@@ -81,9 +98,40 @@ class Appender:
         self.deltas = 0
         if not batches:
             return 0
-        count_added = sum(len(batch.data) for batch in batches)
-        batches = [*self._returned(connection, batches), *batches]
-        logs = self._locked(connection, batches)
+        self._append(connection, [*self._returned(connection, batches), *batches], None)
+        return sum(len(batch.data) for batch in batches)
+
+    def append_free(
+        self, connection: Connection, batches: Sequence[LeafBatch], waits_for: Collection[str]
+    ) -> FreeLeaves:
+        """Append of each batch what no other writer keeps from it, waiting for these logs alone (rule 5)."""
+        self.deltas = 0
+        if not any(batch.data for batch in batches):
+            return FreeLeaves([0] * len(batches), [""] * len(batches))
+        back = self._returned(connection, batches)
+        logs = self._locked(connection, [*back, *batches], {*waits_for, *(() if not back else (SYSTEM,))})
+        held, stopped = {log.name for log in logs}, set[str]()
+        found = FreeLeaves([], [])
+        parts = []
+        for batch in batches:
+            added, stopped_by = _free_leaves(batch, held, stopped)
+            found.added.append(added)
+            found.stopped_by.append(stopped_by)
+            if added:
+                parts.append(part_of_batch(batch, 0, added))
+        if parts or back:
+            self._append(connection, [*back, *([merge_batches(parts)] if parts else ())], logs)
+        return found
+
+    def _append(
+        self, connection: Connection, batches: Sequence[LeafBatch], locked: Sequence[LockedLog] | None
+    ) -> None:
+        """Append batches whose leaves are new; `locked` are their logs, and perhaps others, where they are already."""
+        if locked is None:
+            logs = self._locked(connection, batches, None)
+        else:
+            touched = {name for batch in batches for name in batch.logs}
+            logs = [log for log in locked if log.name in touched]
         nexts = {log.name: count(log.size).__next__ for log in logs}
         placed = [self._placed(batch, nexts) for batch in batches]
         hashes: dict[str, list[bytes]] = {}
@@ -106,10 +154,9 @@ class Appender:
         )
         inserts.finish()
         store(connection, trees, newest_us, self._clock.utc_us())
-        return count_added
 
     def _returned(self, connection: Connection, batches: Sequence[LeafBatch]) -> list[LeafBatch]:
-        """What is recorded of processes that count as dead and are not (rule 5)."""
+        """What is recorded of processes that count as dead and are not (rule 6)."""
         recorders = tuple({uuid for batch in batches for uuid in batch.incarnations})
         query = _LIVES.format(", ".join("?" * len(recorders)))
         if not dialect_of(connection).one_writer:
@@ -136,14 +183,28 @@ class Appender:
         for table, pieces in projections.items():
             inserts.add(table, pieces)
 
-    def _locked(self, connection: Connection, batches: Sequence[LeafBatch]) -> list[LockedLog]:
-        """The logs of all leaves, locked in the order of their ids: no two writers wait in a circle."""
+    def _locked(
+        self, connection: Connection, batches: Sequence[LeafBatch], waits_for: Collection[str] | None
+    ) -> list[LockedLog]:
+        """The logs of all leaves; without those that are locked, where they are not waited for (None: all are)."""
         names = {name for batch in batches for name in batch.logs}
+        at_us, free = batches[0].at_us[0], waits_for is not None and not dialect_of(connection).one_writer
         unknown = sorted(names - self._logs.keys())
-        for start in range(0, len(unknown), _LOGS_AT_ONCE):
-            some = unknown[start : start + _LOGS_AT_ONCE]
-            self._logs |= _log_ids(connection, some, batches[0].at_us[0])
-        return _lock(connection, {self._logs[name]: name for name in names})
+        first = [name for name in unknown if name in waits_for] if free and waits_for else []
+        self._find_logs(connection, first if free else unknown, at_us, free=False)
+        if not free:
+            return _lock(connection, {self._logs[name]: name for name in names})
+        self._find_logs(connection, [name for name in unknown if name not in self._logs], at_us, free=True)
+        ids = {self._logs[name]: name for name in names if name in self._logs}
+        waited = {log: name for log, name in ids.items() if name in (waits_for or ())}
+        others = ids.keys() - waited.keys()
+        return [*(_lock(connection, waited) if waited else ()), *_lock_free(connection, others)]
+
+    def _find_logs(self, connection: Connection, names: Sequence[str], at_us: int, *, free: bool) -> None:
+        """Remember the ids of these logs; `free`: of those alone that no other transaction is making."""
+        for start in range(0, len(names), _LOGS_AT_ONCE):
+            some = names[start : start + _LOGS_AT_ONCE]
+            self._logs |= _log_ids(connection, some, at_us, free=free)
 
     def _placed(self, batch: LeafBatch, nexts: Mapping[str, Callable[[], int]]) -> _Placed:
         ids = {name: self._logs[name] for name in set(batch.logs)}
@@ -250,6 +311,10 @@ _LIVES = (
     " WHERE i.uuid IN ({})"
 )
 _LOGS_AT_ONCE = 256
+_MAKING = (  # a lock for many names: a transaction has room for so many alone
+    "SELECT name FROM unnest(%s::text[]) AS name WHERE pg_try_advisory_xact_lock(7215412, hashtext(name) & 1023)"
+    " ORDER BY name"
+)
 _NO_TREE = merkle.EMPTY.to_bytes()
 _NEW_LOG = "INSERT INTO logs (name, size, frontier) VALUES (?, 0, ?) ON CONFLICT (name) DO NOTHING"
 _NEW_TENANT = (
@@ -275,12 +340,20 @@ def _live(connection: Connection, group: LeafGroup, about: Sequence[IncarnationR
         connection.execute(update(table).where(table.c.id == life.id).values(**values))
 
 
-def _log_ids(connection: Connection, names: Sequence[str], at_us: int) -> dict[str, int]:
-    """The ids of logs; those that are not there yet are made, in the order of the names."""
+def _log_ids(
+    connection: Connection, names: Sequence[str], at_us: int, *, free: bool = False
+) -> dict[str, int]:
+    """The ids of logs; those that are not there yet are made, in the order of the names.
+
+    `free`: but for those that another transaction is making, which would have to be waited for.
+    """
     logs = schema.logs
     query = select(logs.c.name, logs.c.id).where(logs.c.name.in_(names))
     found = {row.name: row.id for row in connection.execute(query)}
     missing = [name for name in names if name not in found]
+    if missing and not dialect_of(connection).one_writer:
+        ours = list(connection.exec_driver_sql(_MAKING, (missing,)).scalars())
+        missing = ours if free else missing
     if not missing:
         return found
     # Another writer may be making the same log: wait for it and take its row, instead of failing the whole batch.
@@ -308,6 +381,32 @@ def _lock(connection: Connection, names: dict[int, str]) -> list[LockedLog]:
     if len(found) != len(names):
         raise merkle.TreeError(f"the ledger lost `{len(names) - len(found)}` of its logs", logs=sorted(names))
     return found
+
+
+def _lock_free(connection: Connection, logs: Collection[int]) -> list[LockedLog]:
+    """Those of these logs that no other transaction has locked; their rows are this one's until it ends."""
+    if not logs:
+        return []
+    some = ", ".join(map(str, sorted(logs)))
+    query = f"SELECT id, name, size, frontier FROM logs WHERE id IN ({some}) FOR UPDATE SKIP LOCKED"  # noqa: S608 - row ids
+    return [LockedLog(*row) for row in connection.exec_driver_sql(query)]
+
+
+def _free_leaves(batch: LeafBatch, held: Collection[str], stopped: set[str]) -> tuple[int, str]:
+    """How many leaves of a batch, from its first on, are of logs that are held and of processes that go on.
+
+    And the log that stopped it, or "". An event is not divided: what it has in two logs stays together.
+    """
+    count, stopped_by = len(batch.data), ""
+    for place, (log, life) in enumerate(zip(batch.logs, batch.incarnations, strict=True)):
+        if log not in held or life in stopped:
+            count, stopped_by = place, "" if log in held else log
+            break
+    names = (batch.incarnations, batch.sequences)
+    while 0 < count < len(batch.data) and all(of[count - 1] == of[count] for of in names):
+        count -= 1
+    stopped.update(batch.incarnations[count:])
+    return count, stopped_by
 
 
 def _read_at_once(connection: Connection, some: str) -> Iterator[tuple[int, int, bytes]]:

@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
@@ -29,10 +30,12 @@ from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_table import Row, store_names
 from kvcustody.audit.tlog.merkle import TreeError
-from kvcustody.audit.writer.append_leaves import Appender
+from kvcustody.audit.writer.append_leaves import Appender, FreeLeaves
 from kvcustody.audit.writer.wal_checkpointer import WalCheckpointer
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
+
+Done = TypeVar("Done", int, FreeLeaves)
 
 
 class Committer:
@@ -78,32 +81,40 @@ class Committer:
         Those in `rest` are part of the same transaction, and so are the new `names` of the directory, and those in
         `given`, which may be there already.
         """
+        return self._written(
+            names,
+            given,
+            lambda connection: self._appender.append_all(connection, [batch, *rest], skip_known=skip_known),
+        )
+
+    def write_free(
+        self, batches: Sequence[LeafBatch], waits_for: Collection[str], given: Sequence[Row] = ()
+    ) -> FreeLeaves:
+        """Commit of new batches what no other writer keeps from it (`Appender.append_free`), and the names."""
+        return self._written(
+            (), given, lambda connection: self._appender.append_free(connection, batches, waits_for)
+        )
+
+    def _written(
+        self, names: Sequence[Row], given: Sequence[Row], append: Callable[[Connection], Done]
+    ) -> Done:
+        """One transaction from its begin to its commit."""
         given = self._directory.kept(given, own=False) if given else given
         try:
-            added = self._transaction([batch, *rest], names, given, skip_known)
+            self.check_there()
+            with self._begun() as connection:
+                store_names(connection, names, skip_known=self._uncertain)
+                store_names(connection, given, skip_known=True)
+                done = append(connection)
         except BaseException:
             self._appender.forget()
             self._uncertain = True
             raise
         self._uncertain = False
-        self._wal.committed(added)
+        self._wal.committed(done if isinstance(done, int) else sum(done.added))
         if self._folds is not None and self._folds.is_due(self._appender.deltas):
             self._fold(self._folds)
-        return added
-
-    def _transaction(
-        self,
-        batches: Sequence[LeafBatch],
-        names: Sequence[Row],
-        given: Sequence[Row],
-        skip_known: bool,
-    ) -> int:
-        """One transaction from its begin to its commit; leaves that were new."""
-        self.check_there()
-        with self._begun() as connection:
-            store_names(connection, names, skip_known=self._uncertain)
-            store_names(connection, given, skip_known=True)
-            return self._appender.append_all(connection, batches, skip_known=skip_known)
+        return done
 
     def _fold(self, folds: FoldsBetweenCommits) -> None:
         """Fold figures (rule 3), on the connection of commits: another's would cost it its pages."""

@@ -21,11 +21,11 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, func, literal, select
 
 from kvcustody.audit.counters.fold import fold
-from kvcustody.audit.counters.hourly_coverage import recent
+from kvcustody.audit.counters.hourly_coverage import recent, recent_sums
 from kvcustody.audit.counters.judge_hours import judge
 from kvcustody.audit.counters.read_figures import (
     denials_by_rule,
-    leaves_by_tenant,
+    largest_tenants,
     orphans_by_class,
     tenant_totals,
 )
@@ -41,6 +41,7 @@ from bench import Bench
 from report_time import OFFSET_US, fill
 
 UNTIL_US = OFFSET_US + DAY_US
+TENANT_LABELS = 100  # as a service has by default
 
 
 def from_evidence(connection: Connection) -> None:
@@ -59,8 +60,7 @@ def from_evidence(connection: Connection) -> None:
 
 def scrape(connection: Connection) -> None:
     """What `/metrics` reads of the ledger."""
-    leaves_by_tenant(connection)
-    recent(connection)
+    recent_sums(connection, largest_tenants(connection, TENANT_LABELS).leaves)
     denials_by_rule(connection)
     orphans_by_class(connection)
 

@@ -158,7 +158,7 @@ class Service:
         self.figures = stack.enter_context(
             closing(FigureKeeper(self.engine, self.reader, clock, seconds=settings.figures_seconds))
         )
-        self.measuring = ServiceMetrics(self)
+        self.measuring = stack.enter_context(closing(ServiceMetrics(self)))
         self.jobs = stack.enter_context(
             closing(JobRunner(self.engine, clock, folder / "jobs", owner=settings.name))
         )

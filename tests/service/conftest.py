@@ -17,6 +17,7 @@ from service_world import settings_in
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.fleet import metrics_samples
 from kvcustody.governance.service.service import Service, open_service
 
 
@@ -65,6 +66,12 @@ class People:
             role, _, tenant = name.partition("@")
             self.add(name, Role(role), tenant or None)
         return self.keys[name]
+
+
+@pytest.fixture(autouse=True)
+def patient_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape shows what is so when it is asked, however busy the machine is."""
+    monkeypatch.setattr(metrics_samples, "PATIENCE_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -13,11 +13,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -44,6 +43,7 @@ from kvcustody.governance.api.http.exchange import (
     unpacked,
 )
 from kvcustody.governance.api.http.json_body import check_json
+from kvcustody.governance.api.http.long_poll import told_within
 from kvcustody.governance.api.http.operation import Operation, Operations
 from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, check_act, check_origin, cookie_of
 from kvcustody.governance.service.access.authenticator import too_many
@@ -60,18 +60,8 @@ if TYPE_CHECKING:
 
 async def record_before_answer(service: Service, event: Event) -> None:
     """Return once a class A event is durable; raises `unavailable` where it is not within the ledger's deadline."""
-    loop, decided = asyncio.get_running_loop(), asyncio.Event()
-
-    def tell() -> None:  # on the writer's thread
-        with suppress(RuntimeError):  # the loop has ended, and the request with it
-            loop.call_soon_threadsafe(decided.set)
-
-    awaited = service.writer.begin_durable(event, tell)
-    try:
-        async with asyncio.timeout(service.writer.durable_seconds):
-            await decided.wait()
-    except TimeoutError:
-        pass  # it may have been committed in the last moment
+    async with told_within(service.writer.durable_seconds) as decided:
+        awaited = service.writer.begin_durable(event, decided)
     service.end_record(awaited)
 
 

@@ -1,4 +1,4 @@
-"""Questions that are held open until there is something new to answer.
+"""Answers that are held open until there is something to tell, and no thread with them.
 
 1. Whoever was disabled, or whose key was revoked, while a question was held open is told nothing new.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -45,6 +46,24 @@ async def long_poll(
             if now >= ends or now >= asked + _LOOK_SECONDS:
                 break
             await asyncio.sleep(_PAUSE_SECONDS)
+
+
+@asynccontextmanager
+async def told_within(seconds: float) -> AsyncIterator[Callable[[], None]]:
+    """Gives what another thread calls once it is through with what is begun inside; waits for that at the end.
+
+    Past the seconds it goes on all the same: whoever began asks what came of it.
+    """
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop has ended, and the request with it
+            loop.call_soon_threadsafe(told.set)
+
+    yield tell
+    with suppress(TimeoutError):  # it may be through in the last moment
+        async with asyncio.timeout(seconds):
+            await told.wait()
 
 
 def _after(

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from kvcustody.audit.subjects.subject_table import unknown_pseudonyms, unlinking
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.clock import MICROSECONDS
 from kvcustody.compression import ENCODING, CompressionError, decompress
-from kvcustody.governance.api.http.long_poll import Wait, long_poll
+from kvcustody.governance.api.http.long_poll import Wait, long_poll, told_within
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
@@ -43,6 +44,7 @@ from kvcustody.governance.api.models.workers import (
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet.covered_leaves import LeafRun, find_runs
+from kvcustody.governance.service.ingest.ingest import WaitingBatch
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
@@ -200,20 +202,22 @@ async def ship(
     sent, encoding = await request.body(), request.headers.get("content-encoding")
     bytes_max = int(service.settings.batch_bytes_max)
 
-    def store() -> dict[str, Any]:
+    def take(decided: Callable[[], None]) -> WaitingBatch:
         sender = service.fleet.sender(caller.name, incarnation)
         batch = service.ingest.read(plain_body(sent, encoding, bytes_max), sender)
         service.fleet.check_dates(batch.batch)
-        try:
-            stored = service.ingest.put(caller.name, incarnation, batch)
-        except ProblemError:
-            service.fleet.forget()
-            raise
-        service.fleet.received(incarnation, max(sequence, batch.last_sequence))
-        last = {"last_sequence": batch.last_sequence, "unlinkings": _unlinkings(service)}
-        return stored._asdict() | last
+        return service.ingest.begin(caller.name, incarnation, batch, decided)
 
-    return await run_sync(store)
+    async with told_within(service.ingest.timeout_seconds) as decided:
+        waiting = await run_sync(take, decided, limiter=service.ingest.threads)
+    try:
+        stored = service.ingest.end(waiting)
+    except ProblemError:
+        service.fleet.forget()
+        raise
+    last_sequence = waiting.batch.last_sequence
+    service.fleet.received(incarnation, max(sequence, last_sequence))
+    return stored._asdict() | {"last_sequence": last_sequence}
 
 
 def check_kept(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: KeptModel) -> dict[str, Any]:

@@ -1,22 +1,23 @@
 """What a service measures, as samples for `governance.metrics`: its writer, its workers, the ledger, its requests.
 
-1. What the ledger says is read from its figures (`audit.counters`): no leaf and no row of evidence is looked at. The
-   database is asked at most every ten seconds, whoever asks.
+1. What the ledger says is read from its figures (`audit.counters`): no leaf and no row of evidence is looked at, and of
+   tenants no more rows than labels are shown. It is read at most every ten seconds, whoever asks.
+2. A scrape waits for no database (`MetricsCollector`): what comes of it says how old it is, and whether reading fails.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
+import anyio
 from sqlalchemy import Connection
 
-from kvcustody.audit.counters.hourly_coverage import recent
-from kvcustody.audit.counters.read_figures import denials_by_rule, leaves_by_tenant, orphans_by_class
+from kvcustody.audit.counters.hourly_coverage import judged_state, recent_sums
+from kvcustody.audit.counters.read_figures import denials_by_rule, largest_tenants, orphans_by_class
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.clock import MICROSECONDS
@@ -24,12 +25,14 @@ from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.observability.attempts import AttemptsReporter
 from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
 from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest
+from kvcustody.governance.service.fleet.metrics_collector import Collected, MetricsCollector
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.settings import ServiceSettings
 
 _FRESH_SECONDS = 10.0
+PATIENCE_SECONDS = 0.05  # of a scrape, with what is read anew
 Place = tuple[str, tuple[str, ...]]
 _BY_TENANT = {
     "charged": "kv_cache_charged_blocks",
@@ -55,27 +58,43 @@ class MeasuredService(Protocol):
         """A connection in one read transaction."""
 
 
+class _OfLedger(NamedTuple):
+    """What was read of the ledger, and the tenants that have a label of their own in it."""
+
+    samples: tuple[Sample, ...]
+    shown: frozenset[str]
+
+
 class ServiceMetrics:
-    """Collects the samples of one service; `requests` is filled by its gate, by (operation, status)."""
+    """Collects the samples of one service; `requests` is filled by its gate, by (operation, status). Close it."""
 
     def __init__(self, service: MeasuredService) -> None:
         self._service = service
         self.requests: dict[tuple[str, int], list[float]] = {}  # how many, and their seconds
+        self.threads = anyio.CapacityLimiter(2)  # of scrapes alone: they wait for no other request's
         self._label_key = service.secret.key("tenant-label")
-        self._lock = threading.Lock()
-        self._ledger: list[Sample] = []
-        self._shown: set[str] = set()  # tenants with a label of their own
-        self._asked = -_FRESH_SECONDS
+        self._shown: frozenset[str] = frozenset()
+        self.workers = MetricsCollector("workers", service.fleet.running)
+        self.ledger = MetricsCollector("ledger", self._read_ledger, fresh_seconds=_FRESH_SECONDS)
+
+    def close(self) -> None:
+        """Read no more."""
+        self.workers.close()
+        self.ledger.close()
 
     def samples(self) -> Iterator[Sample]:
-        """Everything, now."""
+        """Everything, as it is now or, of what a database is asked for, as it was read last (rule 2)."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        for collector in (self.ledger, self.workers):
+            collector.ask()
         yield from self._own()
-        with self._lock:
-            if time.monotonic() - self._asked >= _FRESH_SECONDS:
-                self._ledger, self._asked = list(self._of_ledger()), time.monotonic()
-            found = self._ledger
-        yield from self._workers()
-        yield from found
+        ledger = self.ledger.latest(until - time.monotonic())
+        workers = self.workers.latest(until - time.monotonic())
+        if ledger.value is not None:
+            self._shown = ledger.value.shown
+        yield from self._workers(workers.value or ())
+        yield from ledger.value.samples if ledger.value is not None else ()
+        yield from _ages((self.ledger.name, ledger), (self.workers.name, workers))
         for (operation, status), (count, seconds) in sorted(self.requests.items()):
             yield "http_requests_total", (operation, str(status)), count
             yield "http_request_seconds_total", (operation, str(status)), seconds
@@ -96,9 +115,9 @@ class ServiceMetrics:
                 age_us = max(0, service.clock.utc_us() - signed.at_us)
                 yield "ledger_checkpoint_age_seconds", (), age_us / MICROSECONDS
 
-    def _workers(self) -> Iterator[Sample]:
+    def _workers(self, running: Iterable[WorkerRun]) -> Iterator[Sample]:
         by_tenant: Counter[Place] = Counter()
-        for worker in self._service.fleet.running():
+        for worker in running:
             name = worker.worker
             if worker.received_sequence or worker.status:
                 yield "worker_up", (name,), float(not worker.silent)
@@ -121,48 +140,60 @@ class ServiceMetrics:
                     max(found[place], int(value)) if measure == "thrashing" else found[place] + int(value)
                 )
 
-    def _of_ledger(self) -> Iterator[Sample]:
+    def _read_ledger(self) -> _OfLedger:
         now_us = self._service.clock.utc_us()
         with self._service.reading() as connection:
-            leaves = leaves_by_tenant(connection)
-            found = recent(connection)
+            tenants = largest_tenants(connection, self._service.settings.tenant_labels_max)
+            found = recent_sums(connection, tenants.leaves)
+            state = judged_state(connection)
             denials = denials_by_rule(connection)
             orphans = orphans_by_class(connection)
             waiting = unsealed(connection, now_us)
-        busiest = sorted(leaves, key=lambda tenant: (-leaves[tenant], tenant))
-        shown = self._shown = set(busiest[: self._service.settings.tenant_labels_max])
+        shown = frozenset(tenants.leaves)
         added: Counter[Place] = Counter()
-        for tenant, number in leaves.items():
+        for tenant, number in tenants.leaves.items():
             added["ledger_leaves", (self._label(tenant, shown),)] += number
+        if tenants.others:
+            added["ledger_leaves", (OTHER,)] += tenants.others
         due: Counter[str] = Counter()
         covered: Counter[str] = Counter()
-        for unit in found.rows:
-            label = self._label(unit.tenant, shown)
-            due[label] += unit.due
-            covered[label] += unit.covered
-            added["deletion_due_units", (label,)] += unit.due
-            added["deletion_covered_units", (label,)] += unit.covered
-            added["deletion_overdue_units", (label,)] += unit.overdue
-            added["deletion_unproven_units", (label,)] += unit.unproven
+        for sums in found:
+            label = self._label(sums.tenant, shown)
+            due[label] += sums.due
+            covered[label] += sums.covered
+            added["deletion_due_units", (label,)] += sums.due
+            added["deletion_covered_units", (label,)] += sums.covered
+            added["deletion_overdue_units", (label,)] += sums.overdue
+            added["deletion_unproven_units", (label,)] += sums.unproven
         for denial in denials:
             added["reuse_denied_requests_total", (self._label(denial.reader, shown), denial.rule)] += (
                 denial.requests
             )
         for orphan, number in orphans.items():
             added["orphan_findings", (orphan,)] += number
-        for (name, labels), value in sorted(added.items()):
-            yield name, labels, value
+        made: list[Sample] = [(name, labels, value) for (name, labels), value in sorted(added.items())]
         for label in sorted(due):
-            yield "deletion_coverage_ratio", (label,), covered[label] / due[label] if due[label] else 1.0
-        yield "ledger_unsealed_leaves", (), waiting.leaves
-        yield "ledger_unsealed_age_seconds", (), waiting.age_us / MICROSECONDS
-        if found.state is not None:
-            yield "deletion_lag_seconds_max", (), found.lag_us_max / MICROSECONDS
-            yield "deletion_judged_age_seconds", (), max(0, now_us - found.state.at_us) / MICROSECONDS
+            ratio = covered[label] / due[label] if due[label] else 1.0
+            made.append(("deletion_coverage_ratio", (label,), ratio))
+        made.append(("ledger_unsealed_leaves", (), waiting.leaves))
+        made.append(("ledger_unsealed_age_seconds", (), waiting.age_us / MICROSECONDS))
+        if state is not None:
+            lag_us = max((sums.lag_us_max for sums in found), default=0)
+            made.append(("deletion_lag_seconds_max", (), lag_us / MICROSECONDS))
+            made.append(("deletion_judged_age_seconds", (), max(0, now_us - state.at_us) / MICROSECONDS))
+        return _OfLedger(tuple(made), shown)
 
-    def _label(self, tenant: str, shown: set[str]) -> str:
+    def _label(self, tenant: str, shown: Collection[str]) -> str:
         """How a tenant appears: bounded, and by pseudonym unless the settings say otherwise."""
         how = self._service.settings.tenant_labels
         if how == "none" or tenant not in shown:
             return OTHER
         return tenant if how == "name" else "t-" + keyed_digest(self._label_key, tenant.encode())[:12]
+
+
+def _ages(*every: tuple[str, Collected[Any]]) -> Iterator[Sample]:
+    """How old what a scrape shows is, and whether reading it fails."""
+    for name, found in every:
+        if found.age_seconds is not None:
+            yield "metrics_collector_age_seconds", (name,), found.age_seconds
+        yield "metrics_collector_success", (name,), float(not found.failing and found.value is not None)

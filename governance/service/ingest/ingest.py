@@ -3,7 +3,11 @@
 1. A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are
    skipped.
 2. A batch that the database refuses hinders no other: batches are then committed one by one.
-3. What waits is bounded, and a worker has a share of it; beyond either it is told to come back, and keeps its events
+3. Where several write to a log, a commit waits for nobody: what is of a log that another has is left to the next one,
+   and so is what is behind it in the batch. A log that was met locked `_PATIENT_ROUNDS` times in a row is waited for,
+   and so is each that stopped a commit which came to less than an eighth: who shares its tenants with a busier plane
+   has its turn.
+4. What waits is bounded, and a worker has a share of it; beyond either it is told to come back, and keeps its events
    in its spill. A worker of which nothing waits is always taken: no other keeps it out.
 """
 
@@ -12,93 +16,73 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import anyio
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import StoreGoneError, describe
-from kvcustody.audit.events.batch import LeafBatch, LeafGroup
-from kvcustody.audit.events.block_run_text import Extents
+from kvcustody.audit.events.batch import merge_batches, part_of_batch
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.subjects.subject_table import unlinkings
 from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
-from kvcustody.governance.service.ingest.check_leaves import Received, Sender, read_batch, unwritable
+from kvcustody.governance.service.ingest.check_leaves import Name, Received, Sender, read_batch, unwritable
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
 from kvcustody.governance.service.problem_details import ProblemError
 
-
-def merge_batches(batches: Sequence[LeafBatch]) -> LeafBatch:
-    """The batches in order; needs at least one."""
-    if len(batches) == 1:
-        return batches[0]
-    rows = [
-        list(chain.from_iterable(column)) for column in zip(*[batch[:9] for batch in batches], strict=True)
-    ]
-    pieces: dict[str, list[LeafGroup]] = {}
-    start = 0
-    for batch in batches:
-        for group in batch.groups:
-            moved = group._replace(places=[start + place for place in group.places])
-            pieces.setdefault(group.kind, []).append(moved)
-        start += len(batch.data)
-    founders = {uuid: founder for batch in reversed(batches) for uuid, founder in batch.founders.items()}
-    hashes = list(chain.from_iterable(batch.hashes for batch in batches))
-    return LeafBatch._make([*rows, [_joined(groups) for groups in pieces.values()], founders, hashes])
-
-
-def _joined(groups: list[LeafGroup]) -> LeafGroup:
-    """Groups of one kind as one; a column that one of them has not is empty there."""
-    if len(groups) == 1:
-        return groups[0]
-    keys = dict.fromkeys(key for group in groups for key in group.columns)
-    columns: dict[str, Sequence[Any]] = {}
-    for key in keys:
-        parts = [group.columns.get(key) or [None] * len(group.places) for group in groups]
-        columns[key] = list(chain.from_iterable(parts))
-    extents = {
-        name: Extents(
-            *(
-                list(chain.from_iterable(parts))
-                for parts in zip(*[g.extents[name] for g in groups], strict=True)
-            )
-        )
-        for name in groups[0].extents
-    }
-    places = list(chain.from_iterable(group.places for group in groups))
-    return LeafGroup(groups[0].kind, places, columns, extents)
-
-
 _WAITING_LEAVES_MAX = 100_000
 _WAITING_LEAVES_MAX_OF_WORKER = _WAITING_LEAVES_MAX // 8
-_TOGETHER_LEAVES = 10_000
+_TOGETHER_LEAVES, _TOGETHER_LEAVES_MIN = 10_000, 600
+_PATIENT_ROUNDS = 3  # that a leaf is left for the same log
+_SHARE_MIN = 8
 _SEEN_MAX = 4096
+_READING = 4
 
 
 class IngestCounts(NamedTuple):
-    """What a batch came to: leaves that were new, and leaves that the ledger had."""
+    """What a batch came to: leaves that were new, leaves that the ledger had, and how often subjects were unlinked."""
 
     added: int
     known: int
+    unlinkings: int = 0
 
 
-class _Waiting:
-    """A batch and the thread that waits for it."""
+class WaitingBatch:
+    """A batch that was taken in; `decided` is called, on the thread that commits, once `end` has its answer."""
 
-    __slots__ = ("batch", "done", "incarnation", "problem", "stored", "worker")
+    __slots__ = (
+        *("batch", "decided", "done", "incarnation", "left", "names", "problem"),
+        *("stopped_by", "stops", "stored", "worker"),
+    )
 
-    def __init__(self, worker: str, incarnation: str, batch: Received) -> None:
+    def __init__(self, worker: str, incarnation: str, batch: Received, decided: Callable[[], object]) -> None:
         self.worker = worker
         self.incarnation = incarnation
         self.batch = batch
-        self.done = threading.Event()
+        self.left = batch.batch  # what is not committed yet
+        self.names: Sequence[Name] = batch.names
+        self.stopped_by, self.stops = (
+            "",
+            0,
+        )  # the log of the first leaf that is left, and how often it was locked
+        self.decided = decided
+        self.done = False
         self.stored = IngestCounts(0, 0)
         self.problem: ProblemError | None = None
+
+    def note(self, added: int, known: int, stopped_by: str = "") -> None:
+        """So many of its leaves are in the ledger, the first of those that were left; and what stopped it."""
+        is_same = not added and stopped_by == self.stopped_by
+        self.stopped_by, self.stops = stopped_by, (self.stops if is_same else 0) + bool(stopped_by)
+        self.names = ()
+        self.left = part_of_batch(self.left, added + known, len(self.left.data))
+        self.stored = IngestCounts(self.stored.added + added, self.stored.known + known)
 
 
 class Ingest:
@@ -126,15 +110,18 @@ class Ingest:
         self._after = after
         directory = SubjectDirectory(keys, clear_names=clear_names)
         self._committer = Committer(engine, directory, clock, folds=False)  # the service keeps figures
-        self._timeout_seconds = timeout_seconds
-        self._queue: deque[_Waiting] = deque()
+        self.timeout_seconds = timeout_seconds
+        self._queue: deque[WaitingBatch] = deque()
         self._leaves = 0
         self._of_worker: Counter[str] = Counter()  # leaves that wait
         self._wake = threading.Condition()
         self._readers = BatchReaders(readers)
+        self.threads = anyio.CapacityLimiter(readers + _READING)  # for `read`; no other request waits for one
         self._reading = threading.Lock()  # several readers would only take the interpreter from who commits
         self._ending = False
         self._highest: dict[str, int] = {}  # sequences up to which this process committed, by incarnation
+        self._waits = False
+        self._together = _TOGETHER_LEAVES_MIN
         self.stored_leaves = 0
         self._thread = threading.Thread(target=self._run, name="kvcustody-ingest", daemon=True)
         self._thread.start()
@@ -149,7 +136,16 @@ class Ingest:
 
     def put(self, worker: str, incarnation: str, batch: Received) -> IngestCounts:
         """Commit a batch; returns once it is durable, raises `unavailable` or `refused-leaf` where it is not."""
-        waiting = _Waiting(worker, incarnation, batch)
+        decided = threading.Event()
+        waiting = self.begin(worker, incarnation, batch, decided.set)
+        decided.wait(self.timeout_seconds)
+        return self.end(waiting)
+
+    def begin(
+        self, worker: str, incarnation: str, batch: Received, decided: Callable[[], object]
+    ) -> WaitingBatch:
+        """Take a batch in, for `end`; raises `unavailable` where too much waits. No thread need wait meanwhile."""
+        waiting = WaitingBatch(worker, incarnation, batch, decided)
         with self._wake:
             own = self._of_worker[worker]
             if self._ending or (own and self._leaves > _WAITING_LEAVES_MAX):
@@ -160,7 +156,11 @@ class Ingest:
             self._of_worker[worker] += len(batch.batch.data)
             self._queue.append(waiting)
             self._wake.notify()
-        if not waiting.done.wait(self._timeout_seconds):
+        return waiting
+
+    def end(self, waiting: WaitingBatch) -> IngestCounts:
+        """What a batch came to: it is durable; raises as `put` where it is not, or not yet."""
+        if not waiting.done:
             raise _unavailable("the ledger is slow")
         if waiting.problem is not None:
             raise waiting.problem
@@ -186,31 +186,55 @@ class Ingest:
                 group = self._take()
             try:
                 self._commit(group)
+                unlinked = self._unlinkings()
+                for waiting in group:
+                    waiting.stored = waiting.stored._replace(unlinkings=unlinked)
             except Exception as error:  # the thread must not end: the group is refused as a whole
                 for waiting in group:
                     waiting.problem = _unavailable(describe(error))
+            self._put_back([waiting for waiting in group if waiting.left.data and waiting.problem is None])
             for waiting in group:
-                waiting.done.set()
+                if waiting.problem is not None or not waiting.left.data:
+                    waiting.done = True
+                    waiting.decided()
             self._after()
 
-    def _take(self) -> list[_Waiting]:
+    def _put_back(self, rest: list[WaitingBatch]) -> None:
+        """What was left goes behind what waits: who has its logs is through by then; but before its own process's."""
+        with self._wake:
+            lives = {waiting.incarnation for waiting in self._queue}
+            self._queue.extend(waiting for waiting in rest if waiting.incarnation not in lives)
+            self._queue.extendleft(waiting for waiting in reversed(rest) if waiting.incarnation in lives)
+            for waiting in rest:
+                self._leaves += len(waiting.left.data)
+                self._of_worker[waiting.worker] += len(waiting.left.data)
+
+    def _unlinkings(self) -> int:
+        """Read once for all that were committed together."""
+        with self._engine.connect() as connection:
+            return unlinkings(connection)
+
+    def _take(self) -> list[WaitingBatch]:
         """What is committed together: a few thousand leaves at most."""
-        group: list[_Waiting] = []
+        group: list[WaitingBatch] = []
         leaves = 0
-        while self._queue and (
-            not group or leaves + len(self._queue[0].batch.batch.data) <= _TOGETHER_LEAVES
-        ):
+        while self._queue and (not group or leaves + len(self._queue[0].left.data) <= self._together):
             group.append(self._queue.popleft())
-            count = len(group[-1].batch.batch.data)
+            count = len(group[-1].left.data)
             leaves += count
             self._of_worker[group[-1].worker] -= count
         self._leaves -= leaves
         self._of_worker = +self._of_worker
         return group
 
-    def _commit(self, group: list[_Waiting]) -> None:
+    def _commit(self, group: list[WaitingBatch]) -> None:
         try:
-            self._write(group, skip_known=not self._all_new(group))
+            if not self._all_new(group):
+                self._write(group, skip_known=True)
+            elif dialect_of(self._engine).one_writer:
+                self._write(group, skip_known=False)
+            else:
+                self._write_free(group)
         except StoreGoneError as problem:
             self._committer.reopen()
             raise _unavailable(problem.message) from None
@@ -222,7 +246,7 @@ class Ingest:
             for waiting in group:
                 self._commit_one(waiting)
 
-    def _commit_one(self, waiting: _Waiting) -> None:
+    def _commit_one(self, waiting: WaitingBatch) -> None:
         try:
             self._write([waiting], skip_known=True)
         except SQLAlchemyError as problem:
@@ -234,11 +258,11 @@ class Ingest:
         except (LedgerError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             waiting.problem = unwritable()
 
-    def _write(self, group: list[_Waiting], *, skip_known: bool) -> None:
-        names = [row for waiting in group for row in waiting.batch.names]
-        batches = [waiting.batch.batch for waiting in group if waiting.batch.batch.data]
+    def _write(self, group: list[WaitingBatch], *, skip_known: bool) -> None:
+        names = [row for waiting in group for row in waiting.names]
+        batches = [waiting.left for waiting in group if waiting.left.data]
         count = sum(len(batch.data) for batch in batches)
-        if skip_known or not dialect_of(self._engine).one_writer:
+        if skip_known:
             batches = [merge_batches(batches)] if batches else []
         added = 0
         if batches:
@@ -248,16 +272,41 @@ class Ingest:
         self.stored_leaves += added
         known = count - added
         for waiting in group:
-            count = len(waiting.batch.batch.data)
+            count = len(waiting.left.data)
             # What was known cannot be told apart by batch in a group; alone, or with none known, it is exact.
-            waiting.stored = IngestCounts(count - min(known, count), min(known, count))
-            self._highest[waiting.incarnation] = max(
-                self._highest.get(waiting.incarnation, 0), waiting.batch.last_sequence
-            )
+            waiting.note(count - min(known, count), min(known, count))
+            self._note_highest(waiting.incarnation, waiting.batch.last_sequence)
+
+    def _write_free(self, group: list[WaitingBatch]) -> None:
+        """Of new batches what no other writer keeps from it (rule 3)."""
+        names = [row for waiting in group for row in waiting.names]
+        batches = [waiting.left for waiting in group]
+        patience = 1 if self._waits else _PATIENT_ROUNDS
+        waits_for = {waiting.stopped_by for waiting in group if waiting.stops >= patience}
+        found = self._committer.write_free(batches, waits_for, names)
+        added = sum(found.added)
+        self._measure(added, sum(len(batch.data) for batch in batches))
+        self.stored_leaves += added
+        for waiting, count, stopped_by in zip(group, *found, strict=True):
+            if count:
+                self._note_highest(waiting.incarnation, max(waiting.left.sequences[:count]))
+            waiting.note(count, 0, stopped_by)
+
+    def _measure(self, added: int, wanted: int) -> None:
+        """How the next commit goes about it (rule 3): what is committed together locks the less, the more is locked."""
+        self._waits = _SHARE_MIN * added < wanted
+        if 4 * added < 3 * wanted:
+            self._together = max(_TOGETHER_LEAVES_MIN, self._together // 2)
+        elif added == wanted:
+            self._together = min(_TOGETHER_LEAVES, 2 * self._together)
+
+    def _note_highest(self, incarnation: str, sequence: int) -> None:
+        """This process has committed the leaves of an incarnation up to this one."""
+        self._highest[incarnation] = max(self._highest.get(incarnation, 0), sequence)
         while len(self._highest) > _SEEN_MAX:
             del self._highest[next(iter(self._highest))]
 
-    def _all_new(self, group: list[_Waiting]) -> bool:
+    def _all_new(self, group: list[WaitingBatch]) -> bool:
         """No leaf of the group can be in the ledger: each is past what that has of its incarnation."""
         new = {waiting.incarnation for waiting in group} - self._highest.keys()
         if new:  # another process, or this one before a restart, may have had some
@@ -267,7 +316,7 @@ class Ingest:
         highest = dict(self._highest)
         for waiting in group:
             reached = highest[waiting.incarnation]
-            if waiting.batch.batch.data and waiting.batch.first_sequence <= reached:
+            if waiting.left.data and min(waiting.left.sequences) <= reached:
                 return False
             highest[waiting.incarnation] = max(reached, waiting.batch.last_sequence)
         return True

@@ -20,12 +20,14 @@ from kvcustody.audit.counters import fold as folding
 from kvcustody.audit.counters import judge_hours
 from kvcustody.audit.counters.count_events import EVENTS, FigureName
 from kvcustody.audit.counters.fold import add_to_sums, fold, fold_some, write_deltas
-from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state, recent
+from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state, recent, recent_sums
 from kvcustody.audit.counters.judge_hours import HourlyJudge, Spans, judge
 from kvcustody.audit.counters.read_figures import (
     TenantTotals,
     denials_by_rule,
     event_counts,
+    largest_tenants,
+    leaves_by_tenant,
     orphans_by_class,
     tenant_totals,
 )
@@ -339,6 +341,18 @@ def test_what_all_time_costs_does_not_grow_with_history(store: Engine) -> None:
     assert any("SEARCH counters" in plan and "hour_us=?" in plan for plan in plans), plans
 
 
+def test_the_tenants_with_most_leaves_and_the_rest(store: Engine, make_writer: Any, world: Any) -> None:
+    written(store, make_writer, world)
+    with store.connect() as connection:
+        every = leaves_by_tenant(connection)
+        assert len(every) == 3
+        for limit in range(5):
+            named = sorted(every, key=lambda tenant: (-every[tenant], tenant))[:limit]
+            found = largest_tenants(connection, limit)
+            assert list(found.leaves.items()) == [(tenant, every[tenant]) for tenant in named]
+            assert found.others == sum(every.values()) - sum(found.leaves.values())
+
+
 def test_verdicts_by_hour_are_those_of_coverage(any_store: Engine, make_writer: Any, world: Any) -> None:
     writer = written(any_store, make_writer, world)
     now_us = writer.offset_us + world(3, tenants=3).run(120).now + 60_000_000
@@ -352,6 +366,16 @@ def test_verdicts_by_hour_are_those_of_coverage(any_store: Engine, make_writer: 
         assert recent(connection, tenant="tenant-1").rows == tuple(
             row for row in expected.rows if row.tenant == "tenant-1"
         )
+        for tenants in ((), ("tenant-1",), tuple({row.tenant for row in expected.rows})):
+            sums = recent_sums(connection, tenants)  # what a scrape reads: the same, added up
+            for one in sums:
+                mine = [r for r in expected.rows if (r.tenant if r.tenant in tenants else "") == one.tenant]
+                assert one[1:5] == tuple(
+                    sum(getattr(row, name) for row in mine)
+                    for name in ("due", "covered", "overdue", "unproven")
+                )
+            assert sum(one.due for one in sums) == found.total.due
+            assert max(one.lag_us_max for one in sums) == found.lag_us_max
         state = judged_state(connection)
         assert state is not None
     earlier = judge(any_store, any_store, now_us=now_us - 1)  # of two the later stays

@@ -1,8 +1,10 @@
-"""A scrape and the overview read figures: no leaf, and no row of ends or receipts, is looked at."""
+"""A scrape and the overview read figures: no leaf, and no row of ends or receipts, is looked at; and nobody waits."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +15,9 @@ from sqlalchemy import Engine, event
 
 from kvcustody.audit.counters.judge_hours import HourlyJudge, judge
 from kvcustody.governance.observability.metrics import exposition
+from kvcustody.governance.service.fleet import metrics_collector, metrics_samples
 from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
+from kvcustody.governance.service.fleet.metrics_collector import MetricsCollector
 from kvcustody.governance.service.service import Service
 
 EVIDENCE = ("events", "custody_ends", "receipts", "releases", "residencies", "decisions", "hit_counters")
@@ -72,7 +76,7 @@ def test_a_scrape_asks_as_often_whatever_was_recorded(lived: Any) -> None:
     service, people, client = lived
 
     def scrape() -> int:
-        service.measuring._asked = -100.0
+        service.measuring.ledger.fresh_seconds = 0.0
         with listening(service.reader) as heard:
             list(service.measuring.samples())
         return len(heard)
@@ -120,3 +124,149 @@ def test_the_keeper_folds_and_judges_and_goes_on_after_a_failure(
         pass
     keeper.close()
     assert made[:3] == ["fold", "fold", "judge"]
+
+
+class Reading:
+    """Something to be read that waits until it is let through, or fails."""
+
+    def __init__(self) -> None:
+        self.begun, self.let = threading.Semaphore(0), threading.Semaphore(0)
+        self.value, self.fails = 0, False
+
+    def __call__(self) -> int:
+        self.begun.release()
+        self.let.acquire()
+        if self.fails:
+            raise RuntimeError("the database is away")
+        return self.value
+
+
+@pytest.fixture
+def reading() -> Iterator[tuple[Reading, MetricsCollector[int]]]:
+    """A collector, and what it reads."""
+    read = Reading()
+    collector = MetricsCollector("test", read)
+    yield read, collector
+    read.let.release(100)
+    collector.close()
+
+
+def test_what_was_read_last_is_shown_while_the_next_read_hangs(reading: Any) -> None:
+    read, collector = reading
+    assert collector.latest(0) == (None, None, False)
+    collector.ask()
+    assert collector.latest(0)[0] is None, "nothing was read yet, and nobody waits"
+    read.value = 1
+    read.let.release()
+    assert collector.latest(60).value == 1
+    collector.ask()
+    assert read.begun.acquire(timeout=60) and read.begun.acquire(timeout=60)
+    read.value = 2
+    for _ in range(3):  # one read, whoever asks meanwhile
+        collector.ask()
+    shown = collector.latest(0)
+    assert shown.value == 1 and shown.age_seconds > 0 and collector.latest(0).age_seconds > shown.age_seconds
+    read.let.release(2)
+    assert collector.latest(60).value == 2, "control: who waits has what was read since it asked"
+    assert read.begun.acquire(timeout=60) and not read.begun.acquire(blocking=False)
+
+
+def test_a_failed_read_is_seen_and_an_old_value_is_not_shown(
+    reading: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, collector = reading
+    read.value = 1
+    read.let.release(3)
+    collector.ask()
+    assert collector.latest(60)[::2] == (1, False)
+    read.fails = True
+    collector.ask()
+    failed = collector.latest(60)
+    assert failed[::2] == (1, True)
+    monkeypatch.setattr(metrics_collector, "STALE_SECONDS", 0.0)
+    stale = collector.latest(60)
+    assert stale.value is None and stale.age_seconds >= failed.age_seconds
+    monkeypatch.undo()
+    read.fails, read.value = False, 3
+    collector.ask()
+    assert collector.latest(60)[::2] == (3, False)
+
+
+def test_a_scrape_is_answered_while_the_database_is_not(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the ages of what it shows; what cannot be read is shown to fail, and is left out once it is old."""
+    service, people, client = lived
+    service.measuring.ledger.fresh_seconds = 0.0
+
+    def scraped() -> dict[str, float]:
+        lines = client("GET", "/metrics", people["operator"]).text.splitlines()
+        return {
+            name.removeprefix("kvcustody_"): float(value)
+            for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        }
+
+    before = scraped()
+    assert before['metrics_collector_success{collector="ledger"}'] == 1
+    hangs, monkeypatched = threading.Event(), service.reading
+
+    @contextmanager
+    def hanging() -> Iterator[Any]:
+        hangs.wait(60)
+        with monkeypatched() as connection:
+            yield connection
+
+    monkeypatch.setattr(service, "reading", hanging)
+    monkeypatch.setattr(metrics_samples, "PATIENCE_SECONDS", 0.0)
+    meanwhile = scraped()
+    leaves = [name for name in before if name.startswith("ledger_leaves{")]
+    assert len(leaves) == 2 and all(meanwhile[name] == before[name] for name in leaves)
+    ages = [each['metrics_collector_age_seconds{collector="ledger"}'] for each in (meanwhile, scraped())]
+    assert 0 < ages[0] < ages[1]
+    monkeypatch.setattr(metrics_collector, "STALE_SECONDS", 0.0)
+    late = scraped()
+    assert not late.keys() & {*leaves} and late['metrics_collector_success{collector="ledger"}'] == 0
+    assert late['metrics_collector_age_seconds{collector="ledger"}'] > ages[1]
+    hangs.set()
+
+
+def test_batches_that_wait_for_their_commit_hold_no_other_request(lived: Any) -> None:
+    """More of them than there are threads: a scrape and a probe are answered before the first is committed."""
+    service, people, client = lived
+    workers = [Worker() for _ in range(60)]
+    for worker in workers:
+        register(client, people["worker"], worker)
+    batches = [worker.batch([worker.started(), *worker.request("acme")]) for worker in workers]
+    committing, goes_on = threading.Event(), threading.Event()
+    commit = service.ingest._commit
+
+    def held(group: Any) -> None:
+        committing.set()
+        goes_on.wait(60)
+        commit(group)
+
+    service.ingest._commit = held
+
+    async def ask(method: str, path: str, key: str, **how: Any) -> Any:
+        return await client._http.request(method, path, headers={"Authorization": f"Bearer {key}"}, **how)
+
+    async def busy() -> tuple[list[int], list[int]]:
+        shipped = [
+            asyncio.ensure_future(
+                ask("PUT", f"{worker.path}/batches/1", people["worker"], content=batch.body)
+            )
+            for worker, batch in zip(workers, batches, strict=True)
+        ]
+        try:
+            while not committing.is_set() or service.ingest._leaves < 59 * len(batches[0].leaves):
+                await asyncio.sleep(0.01)
+            asked = [
+                ask("GET", path, people["operator"]) for path in ("/metrics", "/health/ready", "/v1/workers")
+            ]
+            answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
+            assert not any(each.done() for each in shipped)
+        finally:
+            goes_on.set()
+        return [each.status_code for each in answers], [
+            each.status_code for each in await asyncio.gather(*shipped)
+        ]
+
+    assert client.run(asyncio.wait_for(busy(), 120)) == ([200] * 3, [200] * 60)

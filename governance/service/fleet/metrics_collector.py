@@ -1,0 +1,100 @@
+"""Figures of a database for `/metrics`, read on a thread of their own: a scrape shows what was read last.
+
+    collector = MetricsCollector("ledger", read, fresh_seconds=10)
+    collector.ask()                      # nothing waits
+    found = collector.latest(patience)   # what was read last: what is read now, where that ends in time
+
+1. One read at a time, whoever asks: a scrape waits for one as long as its patience at most, and for no database.
+2. Every figure has an age, which is shown beside it. What is older than `STALE_SECONDS` is not shown: a gap is seen, an
+   old number that looks like a new one is not. A read that fails leaves what is there, and is shown to have failed.
+3. Reading takes at most a tenth of the time: what takes long is read the more seldom.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+import structlog
+
+Read = TypeVar("Read")
+STALE_SECONDS = 60.0
+_REST = 9  # times as long as a read took
+_END_SECONDS = 5.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Collected(NamedTuple, Generic[Read]):
+    """What was read last; `value` None: nothing, or it is too old (rule 2)."""
+
+    value: Read | None
+    age_seconds: float | None  # None: nothing was read yet
+    failing: bool
+
+
+class MetricsCollector(Generic[Read]):
+    """Owns the thread that reads; close it at the end."""
+
+    def __init__(self, name: str, read: Callable[[], Read], *, fresh_seconds: float = 0.0) -> None:
+        """`fresh_seconds`: what is no older is not read again."""
+        self.name = name
+        self.fresh_seconds = fresh_seconds
+        self._read = read
+        self._value: Read | None = None
+        self._at: float | None = None
+        self._failing = False
+        self._wanted = self._begun = self._ended = 0  # reads, by number
+        self._ending = False
+        self._state = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"kvcustody-metrics-{name}", daemon=True)
+        self._thread.start()
+
+    def ask(self) -> None:
+        """What is there is to be read again, where it is old enough: by a read that begins from now on."""
+        with self._state:
+            if self._at is None or time.monotonic() - self._at >= self.fresh_seconds:
+                self._wanted = self._begun + 1
+                self._state.notify_all()
+
+    def latest(self, patience_seconds: float) -> Collected[Read]:
+        """What was read last; what was asked for is waited for so long."""
+        with self._state:
+            self._state.wait_for(lambda: self._ended >= self._wanted, patience_seconds)
+            age = None if self._at is None else time.monotonic() - self._at
+            is_shown = age is not None and age < STALE_SECONDS
+            return Collected(self._value if is_shown else None, age, self._failing)
+
+    def close(self) -> None:
+        """End the thread once it has read; may be called again."""
+        with self._state:
+            self._ending = True
+            self._state.notify_all()
+        self._thread.join(_END_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._wanted > self._begun or self._ending)
+                if self._ending:
+                    return
+                self._begun += 1
+            began = time.monotonic()
+            self._collect(began)
+            with self._state:
+                self._ended = self._begun
+                self._state.notify_all()
+                self._state.wait_for(lambda: self._ending, _REST * (time.monotonic() - began))
+
+    def _collect(self, began: float) -> None:
+        try:
+            found = self._read()
+        except Exception:
+            if not self._failing:
+                _log.warning("metrics cannot be read", collector=self.name, exc_info=True)
+            self._failing = True
+        else:
+            with self._state:
+                self._value, self._at, self._failing = found, began, False

@@ -1,0 +1,242 @@
+"""Control planes that take the same tenants' leaves: none waits for another's commit, and every leaf is there once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from service_world import OFFSET_US, Worker
+from sqlalchemy import Connection, Engine, select
+
+from kvcustody.audit.database.engine import WRITE, open_store
+from kvcustody.audit.events import DecisionRecorded, Event
+from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.schema.ledger import events, incarnations, logs
+from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.writer.append_leaves import FreeLeaves, register
+from kvcustody.governance.service.ingest.check_leaves import Sender, read_batch
+from kvcustody.governance.service.ingest.ingest import Ingest, WaitingBatch
+from kvcustody.governance.service.problem_details import ProblemError
+
+HOT = "tenant/hot"
+
+
+class Plane:
+    """One control plane's ingest, and workers that hand in to it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.ingest = Ingest(engine, lambda **_: None, clear_names=True, timeout_seconds=60)
+
+    def worker(self, name: str, *tenants: str) -> Worker:
+        """A worker that has handed in a request of each of these tenants."""
+        made = Worker(name)
+        with self.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            register(connection, made.incarnation, name, OFFSET_US, OFFSET_US)
+        self.put(made, [made.started(), *(event for tenant in tenants for event in made.request(tenant))])
+        return made
+
+    def begin(self, worker: Worker, some: list[Event]) -> tuple[WaitingBatch, threading.Event]:
+        """Hand a batch in; it is decided when the event is set."""
+        sender = Sender(worker.name, worker.incarnation, OFFSET_US, frozenset())
+        decided = threading.Event()
+        batch = read_batch(worker.batch(some).body, sender)
+        return self.ingest.begin(worker.name, worker.incarnation, batch, decided.set), decided
+
+    def put(self, worker: Worker, some: list[Event]) -> tuple[int, int]:
+        """The same, and what it came to."""
+        waiting, decided = self.begin(worker, some)
+        assert decided.wait(60)
+        return self.ingest.end(waiting)[:2]
+
+
+@pytest.fixture
+def make_plane(postgres_store: Engine) -> Iterator[Any]:
+    made: list[Plane] = []
+
+    def make() -> Plane:
+        made.append(Plane(open_store(postgres_store.url.render_as_string(False), timeout_seconds=60)))
+        return made[-1]
+
+    yield make
+    for plane in made:
+        plane.ingest.close()
+        plane.engine.dispose()
+
+
+@contextmanager
+def holding(engine: Engine, log: str) -> Iterator[Connection]:
+    """Another writer that has a log, until its transaction is ended."""
+    with engine.connect() as connection:
+        found = connection.execute(select(logs.c.id).where(logs.c.name == log).with_for_update()).one()
+        assert found
+        yield connection
+        connection.rollback()
+
+
+def there(engine: Engine, worker: Worker) -> list[int]:
+    """The sequences of a worker's leaves that are in the ledger."""
+    query = (
+        select(events.c.sequence)
+        .join(incarnations, incarnations.c.id == events.c.incarnation)
+        .where(incarnations.c.uuid == worker.incarnation)
+        .order_by(events.c.sequence)
+    )
+    with engine.connect() as connection:
+        return list(connection.scalars(query))
+
+
+def sound(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert fsck(connection).problems == [] and gaps(connection) == ()
+
+
+def test_what_another_writer_has_is_left_and_the_rest_is_committed(
+    make_plane: Any, postgres_store: Engine
+) -> None:
+    plane = make_plane()
+    one, two = plane.worker("one", "hot", "cold"), plane.worker("two", "cold")
+    had = one.sequence
+    mixed = [*one.request("cold"), *one.request("hot"), *one.request("cold")]
+    with holding(postgres_store, HOT):
+        with plane.ingest._wake:  # both are there before either is taken
+            first, decided = plane.begin(one, mixed)
+            second, other = plane.begin(two, two.request("cold"))
+        assert other.wait(60) and plane.ingest.end(second)[:2] == (4, 0)
+        assert not decided.is_set(), "it is acknowledged as a whole, or not"
+        assert there(postgres_store, one) == [*range(1, had + 5)], "up to the first leaf of that log"
+        with postgres_store.connect() as connection:
+            assert gaps(connection) == ()
+    assert decided.wait(60) and plane.ingest.end(first)[:2] == (12, 0)
+    assert there(postgres_store, one) == [*range(1, had + 13)]
+    sound(postgres_store)
+
+
+def test_an_event_in_two_logs_is_not_divided(make_plane: Any, postgres_store: Engine) -> None:
+    plane = make_plane()
+    one, two = plane.worker("one", "hot", "cold"), plane.worker("two", "cold")
+    had = one.sequence
+    decisions = [
+        DecisionRecorded(one.now_us, "reuse", "permit", *who, "internal", ("rule",), 1, "grant")
+        for who in (("cold", "hot"), ("hot", "cold"))
+    ]
+    waiting = []
+    with holding(postgres_store, HOT):
+        with plane.ingest._wake:
+            for decision in decisions:
+                waiting.append(plane.begin(one, [*one.request("cold"), decision]))
+            _, other = plane.begin(two, two.request("cold"))
+        assert other.wait(60)
+        assert there(postgres_store, one) == [*range(1, had + 5)]
+    for batch, decided in waiting:
+        assert decided.wait(60) and plane.ingest.end(batch)[:2] == (6, 0)
+    sequences = there(postgres_store, one)
+    assert [sequences.count(had + at) for at in (5, 10)] == [2, 2], "control: each is in two logs"
+    sound(postgres_store)
+
+
+def test_a_log_that_is_always_locked_is_waited_for(make_plane: Any, postgres_store: Engine) -> None:
+    """However much else there is to commit: after three commits that met it locked."""
+    plane = make_plane()
+    one, others = plane.worker("one", "hot", "cold"), [plane.worker(f"w{at}", "cold") for at in range(20)]
+    rounds: list[set[str]] = []
+    write_free = plane.ingest._committer.write_free
+    with holding(postgres_store, HOT) as writer:
+
+        def watched(batches: Any, waits_for: Any, given: Any) -> FreeLeaves:
+            rounds.append(set(waits_for))
+            if HOT in waits_for:
+                writer.rollback()
+            elif len(rounds) < len(others):  # somebody else always has something
+                plane.begin(others[len(rounds)], others[len(rounds)].request("cold"))
+            return write_free(batches, waits_for, given)
+
+        plane.ingest._committer.write_free = watched
+        with plane.ingest._wake:
+            waiting, decided = plane.begin(one, [*one.request("cold"), *one.request("hot")])
+            plane.begin(others[0], others[0].request("cold"))
+        assert decided.wait(60) and plane.ingest.end(waiting)[:2] == (8, 0)
+    assert rounds[:4] == [set(), set(), set(), {HOT}]
+    sound(postgres_store)
+
+
+def test_a_batch_that_was_cut_by_a_failure_is_there_once_when_it_comes_again(
+    make_plane: Any, postgres_store: Engine
+) -> None:
+    """Half is committed, the rest waits for a log, and the session is lost: sent again, each leaf is there once."""
+    plane = make_plane()
+    one = plane.worker("one", "hot", "cold")
+    had, mixed = one.sequence, [*one.request("cold"), *one.request("hot")]
+    with holding(postgres_store, HOT) as writer:
+        waiting, decided = plane.begin(one, mixed)
+        ended: Any = None
+        while not ended:
+            ended = writer.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            ).all()
+        assert decided.wait(60)
+        with pytest.raises(ProblemError):
+            plane.ingest.end(waiting)
+        assert there(postgres_store, one) == [*range(1, had + 5)]
+    one.sequence = had
+    assert sum(plane.put(one, mixed)) == 8
+    assert there(postgres_store, one) == [*range(1, had + 9)]
+    sound(postgres_store)
+
+
+def test_new_logs_of_another_writer_are_not_waited_for(make_plane: Any, postgres_store: Engine) -> None:
+    plane, other = make_plane(), make_plane()
+    one, two, three = (plane.worker("one"), plane.worker("two"), other.worker("three"))
+    making, goes_on = threading.Event(), threading.Event()
+    append = other.ingest._committer._appender._append
+
+    def held(*what: Any) -> None:
+        making.set()  # its logs are made, and not committed
+        assert goes_on.wait(60)
+        append(*what)
+
+    other.ingest._committer._appender._append = held
+    _, theirs = other.begin(three, three.request("new"))
+    assert making.wait(60)
+    with plane.ingest._wake:
+        _, ours = plane.begin(one, one.request("new"))
+        _, free = plane.begin(two, two.request("newer"))
+    assert free.wait(60) and not ours.is_set() and not theirs.is_set()
+    goes_on.set()
+    assert ours.wait(60) and theirs.wait(60)
+    sound(postgres_store)
+
+
+def test_two_planes_of_the_same_tenants(make_plane: Any, postgres_store: Engine) -> None:
+    planes = [make_plane(), make_plane()]
+    tenants = [f"t{at}" for at in range(5)]
+    workers = [planes[at % 2].worker(f"w{at}") for at in range(6)]
+
+    def work(at: int) -> int:
+        worker, added = workers[at], 0
+        for turn in range(12):
+            asked = [tenants[(at + turn + more * 2) % 5] for more in range(4)]
+            found = planes[at % 2].put(worker, [e for tenant in asked for e in worker.request(tenant)])
+            added += found[0]
+            assert found == (16, 0)
+        return added
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        assert list(pool.map(work, range(len(workers)))) == [12 * 16] * len(workers)
+    for worker in workers:
+        assert there(postgres_store, worker) == [*range(1, worker.sequence + 1)]
+    with (
+        postgres_store.connect() as connection
+    ):  # a process's leaves are in a log in the order of their sequences
+        rows = connection.execute(
+            select(events.c.log, events.c.incarnation, events.c.sequence).order_by(events.c.log, events.c.idx)
+        ).all()
+    for log, life in {(row.log, row.incarnation) for row in rows}:
+        own = [row.sequence for row in rows if (row.log, row.incarnation) == (log, life)]
+        assert all(before < after for before, after in pairwise(own))
+    sound(postgres_store)
