@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from kvcustody import times
+from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
 
 DEFAULT = "sqlite:///kvcustody.db"
@@ -122,3 +123,21 @@ def moment_us(text: str | None, option: str = "time") -> int | None:
             f"{option} `{text}` is no ISO 8601 date or time; write `2026-11-20` or `2026-11-20T14:00:00Z`",
             text=text,
         ) from None
+
+
+def period_us(start: str | None, end: str | None, *, span_us: int = 0) -> tuple[int, int]:
+    """The period from `--from` up to `--to`, which is now where it is not given; UTC µs.
+
+    Without `--from` it is `span_us` long, or refused where that is 0. Raises `ConfigError`.
+    """
+    since_us, until_us = moment_us(start, "--from"), moment_us(end, "--to")
+    until_us = SystemClock().utc_us() if until_us is None else until_us
+    if since_us is None:
+        if not span_us:
+            raise ConfigError("--from is needed: the beginning of the period")
+        since_us = until_us - span_us
+    if until_us <= since_us:
+        raise ConfigError(
+            f"--to `{times.readable(until_us)}` is not after --from `{times.readable(since_us)}`"
+        )
+    return since_us, until_us

@@ -8,11 +8,9 @@ import typer
 
 from kvcustody.audit.query.prefix_value import PrefixValue, prefix_values
 from kvcustody.audit.query.showback import costs_of
-from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import connect, reading
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us
-from kvcustody.errors import ConfigError
+from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.fleet.workers import statuses
 from kvcustody.times import DAY_US, readable
@@ -49,12 +47,7 @@ def top(
 
     Seconds are by the cost that each worker measured of its own prefills; where none is told, blocks decide.
     """
-    until_us = moment_us(end, "--to")
-    until_us = SystemClock().utc_us() if until_us is None else until_us
-    since_us = moment_us(start, "--from")
-    since_us = until_us - DAY_US if since_us is None else since_us
-    if until_us <= since_us:
-        raise ConfigError(f"--to `{readable(until_us)}` is not after --from `{readable(since_us)}`")
+    since_us, until_us = period_us(start, end, span_us=DAY_US)
     if server is not None:
         with connect(server, key_file, authority) as plane:
             found = plane.get("/v1/prefixes", since=since_us, until=until_us, tenant=tenant, limit=limit)

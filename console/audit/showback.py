@@ -9,11 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.audit.query.showback import ShowbackRow, costs_of, showback
-from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import connect, reading
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us
-from kvcustody.errors import ConfigError
+from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.fleet.workers import statuses
 from kvcustody.times import readable
@@ -39,12 +37,7 @@ def bill(
     Seconds are by the cost that each worker measured of its own prefills; they stay empty for tenants of a worker that
     has told none. docs/audit/showback.md defines every column.
     """
-    since_us, until_us = moment_us(start, "--from"), moment_us(end, "--to")
-    if since_us is None:
-        raise ConfigError("--from is needed: the beginning of the period")
-    until_us = SystemClock().utc_us() if until_us is None else until_us
-    if until_us <= since_us:
-        raise ConfigError(f"--to `{readable(until_us)}` is not after --from `{readable(since_us)}`")
+    since_us, until_us = period_us(start, end)
     if server is not None:
         with connect(server, key_file, authority) as plane:
             found = plane.get("/v1/showback", since=since_us, until=until_us)
