@@ -1,0 +1,96 @@
+"""Plaintext on its way between the device and a seal: a bounded set of buffers that are custody like blocks are.
+
+    with staging.take(size) as plain:           # zeros, `size` bytes, this caller's alone
+        ...
+    staging.counts                              # what was zeroed, in buffers and bytes
+
+1. A buffer is locked in memory, kept out of core dumps, and zeros in forked children. Where the system locks less than
+   that, nothing starts: the error names the limit.
+2. It is zeroed when it is given back, whatever happened in between; it is zeros when it is taken.
+3. There are no more than `buffers`; whoever finds none gets None at once, and does without the tier.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from kvcustody.errors import ConfigError
+
+_DONTDUMP = getattr(mmap, "MADV_DONTDUMP", 16)
+_WIPEONFORK = 18  # linux/mman.h; the mmap module does not name it
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_LIBC.munlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class StagingCounts(NamedTuple):
+    """Buffers and bytes that were zeroed after use, and how often there was no buffer."""
+
+    zeroed_buffers: int
+    zeroed_bytes: int
+    refused: int
+
+
+class Staging:
+    """`buffers` of `buffer_bytes` each. Safe for threads. Raises `ConfigError` where they cannot be locked."""
+
+    def __init__(self, buffers: int, buffer_bytes: int) -> None:
+        self.buffer_bytes = -(-buffer_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.buffers = buffers
+        self._lock = threading.Lock()
+        self._free: list[tuple[mmap.mmap, int]] = []
+        self._zeroed, self._bytes, self._refused = 0, 0, 0
+        for _ in range(buffers):
+            self._free.append(self._made())
+
+    @property
+    def counts(self) -> StagingCounts:
+        """Since the start."""
+        return StagingCounts(self._zeroed, self._bytes, self._refused)
+
+    @contextmanager
+    def take(self, size: int) -> Iterator[memoryview | None]:
+        """A buffer's first `size` bytes until the block ends; None where none is free or none is as large."""
+        with self._lock:
+            taken = self._free.pop() if self._free and size <= self.buffer_bytes else None
+            self._refused += taken is None
+        if taken is None:
+            yield None
+            return
+        memory, address = taken
+        view = memoryview(memory)[:size]
+        try:
+            yield view
+        finally:
+            ctypes.memset(address, 0, size)
+            view.release()
+            with self._lock:
+                self._zeroed += 1
+                self._bytes += size
+                self._free.append(taken)
+
+    def close(self) -> None:
+        """Zero and unlock every buffer that nobody has."""
+        with self._lock:
+            for _, address in self._free:
+                ctypes.memset(address, 0, self.buffer_bytes)
+                _LIBC.munlock(address, self.buffer_bytes)
+            self._free.clear()
+
+    def _made(self) -> tuple[mmap.mmap, int]:
+        memory = mmap.mmap(-1, self.buffer_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        if _LIBC.mlock(address, self.buffer_bytes):
+            self.close()
+            raise ConfigError(
+                f"staging of `{self.buffers}` × `{self.buffer_bytes}` bytes cannot be locked in memory; "
+                "raise the limit (`ulimit -l`, LimitMEMLOCK of systemd, IPC_LOCK of a container), or have fewer or smaller buffers"
+            )
+        for advice in (_DONTDUMP, _WIPEONFORK):
+            memory.madvise(advice)
+        return memory, address

@@ -1,0 +1,124 @@
+"""Buffers for plaintext: nothing of it is left, in this process or a child, and none beyond the bound."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from memory_scan import copies
+
+from kvcustody.governance.tiers.staging import Staging, StagingCounts
+
+
+def canary() -> bytes:
+    """Sixteen bytes that nothing else in this process has."""
+    return bytes(byte ^ 0x5A for byte in b"plain-canary-no1")
+
+
+def filled(view: memoryview) -> None:
+    """Written byte by byte, so that no other copy is made."""
+    for at, byte in enumerate(b"plain-canary-no1"):
+        view[at] = byte ^ 0x5A
+
+
+def test_what_is_given_back_is_zero_whatever_happened() -> None:
+    staging = Staging(1, 8192)
+    mark = canary()
+    before = copies(os.getpid(), mark)
+    with pytest.raises(RuntimeError, match="in between"), staging.take(5000) as view:
+        assert view is not None and len(view) == 5000 and not any(view)
+        filled(view)
+        assert copies(os.getpid(), mark) == before + 1, "void: the scan does not find it"
+        raise RuntimeError("in between")
+    assert copies(os.getpid(), mark) == before
+    with staging.take(8192) as view:
+        assert view is not None and not any(view)
+    assert staging.counts == StagingCounts(2, 5000 + 8192, 0)
+    staging.close()
+
+
+def test_there_are_no_more_than_the_bound_and_nobody_waits() -> None:
+    staging = Staging(2, 4096)
+    with staging.take(10) as one, staging.take(10) as two, staging.take(10) as three:
+        assert one is not None and two is not None and three is None
+    with staging.take(4097) as large:
+        assert large is None
+    with staging.take(10) as again:
+        assert again is not None
+    assert staging.counts == StagingCounts(3, 30, 2)
+    staging.close()
+
+
+def test_threads_never_share_a_buffer() -> None:
+    staging, wrong = Staging(3, 4096), list[int]()
+
+    def run(number: int) -> None:
+        for _ in range(300):
+            with staging.take(64) as view:
+                if view is not None:
+                    wrong.extend([number] if any(view) else [])
+                    view[:] = bytes([number]) * 64
+                    wrong.extend([number] if set(view) != {number} else [])
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [] and len(staging._free) == 3
+    staging.close()
+
+
+def test_a_forked_child_finds_zeros() -> None:
+    staging = Staging(1, 4096)
+    with staging.take(64) as view:
+        assert view is not None
+        view[:] = b"x" * 64
+        child = os.fork()
+        if not child:
+            os._exit(1 if any(view) else 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert view == b"x" * 64, "control: the parent has it"
+    staging.close()
+
+
+def test_it_is_locked_and_in_no_core_dump() -> None:
+    staging = Staging(1, 1 << 20)
+    status = Path("/proc/self/smaps").read_text()
+    address = staging._free[0][1]
+    part = next(one for one in status.split("\nVmFlags") if f"{address:x}-" in one)
+    after = status[status.index(part) + len(part) :].splitlines()[1]
+    assert {"lo", "dd", "wf"} <= set(after.split()), after
+    staging.close()
+
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+from kvcustody.errors import ConfigError
+from kvcustody.governance.tiers.staging import Staging
+Staging(1, 4096).close()
+try:
+    Staging(4, 65536)
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_limit_that_is_too_low_is_said_at_start() -> None:
+    """As a user without the right to lock whatever it likes."""
+    drop = "import ctypes; ctypes.CDLL(None).prctl(24, 14, 0, 0, 0)\n"  # PR_CAPBSET_DROP of CAP_IPC_LOCK
+    user = "import os; os.setuid(65534) if not os.getuid() else None\n"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", "import kvcustody.governance.tiers.staging\n" + drop + limit + user + LIMITED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert "cannot be locked in memory; raise the limit (`ulimit -l`" in done.stdout, done.stderr
