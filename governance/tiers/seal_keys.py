@@ -26,6 +26,7 @@ from kvcustody.governance.tiers.seal.object_layout import NAME_BYTES, NO_SHRED
 _CONTENT, _NAME, _SUBJECT, _BUCKET = (
     b"kvcustody/v1/tier/" + use for use in (b"content\0", b"name\0", b"subject\0", b"bucket\0")
 )
+_DOMAIN = b"domain"  # shorter than a block's key, so no object has this name
 _Use = tuple[DomainSpec, bytes, bytes]
 
 
@@ -63,6 +64,17 @@ class SealKeys:
 
     def name(self, spec: DomainSpec, last: bytes, *, shard: int, layout: bytes) -> bytes:
         """The name of the object of `spec` whose last block has the key `last`, of one shard and layout."""
+        named = self._naming(spec).copy()
+        named.update(last + shard.to_bytes(2, "little") + layout)
+        return named.digest()
+
+    def domain(self, spec: DomainSpec) -> bytes:
+        """What facts call the domain: 32 bytes that nobody without its key can relate to it."""
+        named = self._naming(spec).copy()
+        named.update(_DOMAIN)
+        return named.digest()
+
+    def _naming(self, spec: DomainSpec) -> hashlib.blake2b:
         self.look()
         state = self._names.get(spec)
         if state is None:
@@ -72,9 +84,7 @@ class SealKeys:
                 self._keyring.derive(spec.owner, spec.key_epoch, _NAME + spec.info, secret)
                 state = hashlib.blake2b(key=secret.view(), digest_size=NAME_BYTES)
             self._names[spec] = state
-        named = state.copy()
-        named.update(last + shard.to_bytes(2, "little") + layout)
-        return named.digest()
+        return state
 
     def look(self) -> None:
         """Drop what is cached of epochs and shred keys that are destroyed, here or by another process."""

@@ -89,7 +89,8 @@ class Staging:
             self.close()
             raise ConfigError(
                 f"staging of `{self.buffers}` × `{self.buffer_bytes}` bytes cannot be locked in memory; "
-                "raise the limit (`ulimit -l`, LimitMEMLOCK of systemd, IPC_LOCK of a container), or have fewer or smaller buffers"
+                "raise the limit (`ulimit -l`, LimitMEMLOCK of systemd, IPC_LOCK of a container), "
+                "or have fewer or smaller buffers"
             )
         for advice in (_DONTDUMP, _WIPEONFORK):
             memory.madvise(advice)

@@ -131,6 +131,21 @@ class TierIndex:
             rows, used = rows[nearest], used[nearest]
         return [int(row) for row in rows[np.argsort(used)]]
 
+    def renumber(self, *columns: str, first: int | None = None) -> list[int]:
+        """Give the values of these columns, which share a numbering, new numbers from 0 on; the old ones, in order.
+
+        `first`: an old number that becomes 0, whether it is used or not.
+        """
+        rows = np.flatnonzero(self.column("living"))
+        used = {int(value) for name in columns for value in np.unique(self.column(name)[rows])}
+        old = [*([] if first is None else [first]), *sorted(used - {first})]
+        new = {number: at for at, number in enumerate(old)}
+        for name in columns:
+            column = self._columns[name]
+            for row in rows.tolist():
+                column[row] = new[column[row]]
+        return old
+
     def names(self) -> Iterator[tuple[bytes, int]]:
         """Every living name with its row."""
         for row in np.flatnonzero(self.column("living")).tolist():

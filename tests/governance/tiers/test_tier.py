@@ -1,0 +1,318 @@
+"""One tier over a toy device: what comes back is what went in, of one's own, in time; what ends is found nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sealed_objects import World
+
+from kvcustody.errors import StoreError
+from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.tiers.staging import Staging
+from kvcustody.governance.tiers.stores.file_store import FileStore
+from kvcustody.governance.tiers.stores.host_arena import HostArena
+from kvcustody.governance.tiers.stores.store_protocol import TierStore
+from kvcustody.governance.tiers.tier import Run, Tier, TierTerms
+
+BLOCK, STEP = 256, 4
+ABSOLUTE_US = 16_000_000
+LAYOUT = hashlib.sha256(b"layout").digest()
+
+
+class Place:
+    """A tier, its keys, and a device whose block of a key holds bytes that the key says."""
+
+    def __init__(self, folder: Path, kind: str, capacity: int = 1 << 20) -> None:
+        self.world = World(folder)
+        self.folder, self.kind, self.capacity = folder, kind, capacity
+        self.allowed = {"internal": ABSOLUTE_US}
+        self.staging = Staging(2, STEP * BLOCK)
+        self.open()
+
+    def open(self) -> None:
+        """As a process does that begins."""
+        store: TierStore = (
+            HostArena(self.capacity)
+            if self.kind == "host"
+            else FileStore(self.folder / "tier", self.capacity)
+        )
+        terms = TierTerms(LAYOUT, BLOCK, 16, lambda name: self.allowed.get(name, 0), STEP)
+        self.store = store
+        self.tier = Tier(store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms)
+
+    def label(self, tenant: str, subject: str | None = None) -> DomainLabel:
+        spec = self.world.spec(tenant, subject)
+        scope = "subject" if subject else "tenant"
+        return DomainLabel(tenant, "internal", 1, scope, subject, None, spec)
+
+    def keep(
+        self, label: DomainLabel, prompt: str, blocks: int, depth: int = 0, *, lives_us: int = ABSOLUTE_US
+    ) -> int:
+        keys, now_us = keys_of(prompt, blocks), self.world.clock.utc_us()
+        parent = keys[32 * (depth - 1) : 32 * depth] if depth else bytes(32)
+        run = Run(label, keys[32 * depth :], parent, depth, now_us, now_us + lives_us)
+
+        def read(first: int, count: int, into: memoryview) -> None:
+            into[:] = b"".join(content(run.keys, first + at) for at in range(count))
+
+        return self.tier.store(run, read)
+
+    def bring(self, label: DomainLabel, prompt: str, blocks: int, depth: int = 0) -> int:
+        """How many blocks come back from `depth` on; each must be what was kept of that key."""
+        keys = keys_of(prompt, blocks)
+        found = self.tier.lookup(label, keys, depth)
+
+        def write(first: int, count: int, data: memoryview) -> None:
+            assert data == b"".join(content(keys, first + at) for at in range(count))
+
+        return self.tier.load(label, keys, depth, found, write)
+
+    def counted(self) -> tuple[int, int]:
+        """Copies that the events say are here, and that the store says."""
+        events = self.tier.take_events()
+        self.live = getattr(self, "live", 0) + sum(1 if not one.cause else -1 for one in events)
+        return self.live, len(self.tier.objects())
+
+
+def keys_of(prompt: str, blocks: int) -> bytes:
+    """A chain of block keys; prompts that begin alike share their first keys up to the slash."""
+    parts = prompt.split("/")
+    found = b""
+    for at in range(blocks):
+        named = parts[0] if len(parts) == 1 or at < int(parts[1]) else prompt
+        found += hashlib.sha256(f"{named}{at}".encode()).digest()
+    return found
+
+
+def content(keys: bytes, at: int) -> bytes:
+    return hashlib.sha256(keys[32 * at : 32 * at + 32]).digest() * (BLOCK // 32)
+
+
+@pytest.fixture(params=["host", "nvme"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path, request.param)
+    yield made
+    live, there = made.counted()
+    assert live == there == len(made.tier), "copies begun, less those ended, are those in the store"
+    made.tier.close()
+    made.staging.close()
+    made.world.close()
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 4, 5, 11])
+def test_what_went_in_comes_back(place: Place, blocks: int) -> None:
+    acme = place.label("acme")
+    assert place.bring(acme, "p", blocks) == 0
+    assert place.keep(acme, "p", blocks) == blocks and place.keep(acme, "p", blocks) == 0
+    assert place.bring(acme, "p", blocks) == blocks
+    assert place.bring(acme, "p", blocks + 9) == blocks, "a longer prompt that goes on from there"
+    assert len(place.tier) == -(-blocks // STEP)
+
+
+def test_a_prompt_that_differs_later_has_what_it_shares(place: Place) -> None:
+    acme = place.label("acme")
+    assert place.keep(acme, "p/8", 12) == 12
+    assert place.bring(acme, "p/8", 12) == 12 and place.bring(acme, "p/8/other", 12) == 8
+    assert place.bring(acme, "p/8", 12, depth=6) == 6, "from within an object"
+    assert place.keep(acme, "p/8/other", 12, depth=8) == 4
+    assert place.bring(acme, "p/8/other", 12) == 12
+
+
+def test_nobody_else_finds_it(place: Place) -> None:
+    """The same prompt, another tenant or subject: nothing, and not an object is read."""
+    acme, ada = place.label("acme"), place.label("acme", "ada")
+    assert place.keep(acme, "p", 8) == 8 and place.keep(ada, "q", 8) == 8
+    for other, prompt in (
+        (place.label("beta"), "p"),
+        (ada, "p"),
+        (place.label("acme", "bob"), "q"),
+        (acme, "q"),
+    ):
+        assert place.tier.lookup(other, keys_of(prompt, 8), 0) == []
+    assert place.bring(acme, "p", 8) == 8 == place.bring(ada, "q", 8)
+
+
+def test_it_ends_with_its_ceiling_and_a_round_trip_gives_no_more(place: Place) -> None:
+    acme = place.label("acme")
+    place.keep(acme, "p", 4, lives_us=2_000_000)
+    place.keep(acme, "q", 4, lives_us=60_000_000)  # the tier's own is sooner
+    place.world.clock.advance(1_999_999)
+    assert place.bring(acme, "p", 4) == 4
+    place.world.clock.advance(1)
+    assert place.bring(acme, "p", 4) == 0 and place.bring(acme, "q", 4) == 4
+    assert place.tier.expire() == 1 and len(place.tier) == 1
+    place.world.clock.advance(ABSOLUTE_US - 2_000_000)
+    assert place.bring(acme, "q", 4) == 0
+    assert place.tier.expire() == 1
+    assert [event.cause for event in place.tier.take_events() if event.cause] == ["ceiling", "ceiling"]
+    place.live = 0
+    place.world.clock.advance(ABSOLUTE_US)
+    place.tier.expire()
+    assert place.world.shred.living() == [], "and the keys of its buckets"
+
+
+def test_what_policy_does_not_let_here_does_not_come(place: Place) -> None:
+    acme = place.label("acme")
+    place.allowed = {}
+    assert place.keep(acme, "p", 4) == 0 and len(place.tier.objects()) == 0
+
+
+def test_a_subject_s_erasure_ends_its_copies_and_its_key_alone(place: Place) -> None:
+    ada, bob, acme = place.label("acme", "ada"), place.label("acme", "bob"), place.label("acme")
+    for label in (ada, bob, acme):
+        assert place.keep(label, "p", 8) == 8
+    subjects = {key.id for key in place.world.shred.living() if key.kind == "subject"}
+    assert len(subjects) == 2
+    done = place.tier.erase("e1", Selector("acme", "ada"), 0)
+    assert done.objects == 2 and done.done and done.bytes > 2 * STEP * BLOCK
+    assert place.bring(ada, "p", 8) == 0 and place.bring(bob, "p", 8) == 8 == place.bring(acme, "p", 8)
+    assert len({key.id for key in place.world.shred.living() if key.kind == "subject"} & subjects) == 1
+    assert place.tier.erase("e1", Selector("acme", "ada"), 0) == done, "asked again it says the same"
+    assert place.keep(ada, "p", 8) == 8 == place.bring(ada, "p", 8), "who comes again begins anew"
+    assert place.tier.erase("e2", Selector("acme"), 0).objects == 6 and len(place.tier) == 0
+
+
+def test_an_erasure_does_not_wait_for_a_store_that_is_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Index and key at once, the bytes when the store is there again."""
+    ada = place.label("acme", "ada")
+    place.keep(ada, "p", 8)
+
+    def away(names: object) -> None:
+        raise StoreError("away")
+
+    monkeypatch.setattr(place.store, "delete", away)
+    done = place.tier.erase("e1", Selector("acme", "ada"), 0)
+    assert not done.done and done.waiting == 2 and len(place.tier.objects()) == 2
+    assert place.bring(ada, "p", 8) == 0
+    assert not [key for key in place.world.shred.living() if key.kind == "subject"]
+    monkeypatch.undo()
+    assert place.tier.erase("e1", Selector("acme", "ada"), 0).done and len(place.tier.objects()) == 0
+
+
+Lie = Callable[[memoryview, bytes], bytes]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda data, other: bytes(data[:-1]) + bytes([data[-1] ^ 1]),
+        lambda data, other: bytes(data[: len(data) // 2]),
+        lambda data, other: bytes(data) + b"\0",
+        lambda data, other: other,
+        lambda data, other: random.Random(1).randbytes(len(data)),
+        lambda data, other: b"",
+    ],
+    ids=["a bit", "cut", "longer", "another's", "random", "empty"],
+)
+def test_a_store_that_lies_gives_misses(place: Place, lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
+    acme, beta = place.label("acme"), place.label("beta")
+    place.keep(acme, "p", 4)
+    place.keep(beta, "p", 4)
+    assert place.bring(acme, "p", 4) == 4, "control"
+    load, held = place.store.prepare_load, list[bytes]()
+
+    def prepare(name: bytes) -> memoryview | None:
+        data = load(name)
+        other = next(one.name for one in place.store.page(b"", 9) if one.name != name)
+        foreign = load(other)
+        assert data is not None and foreign is not None
+        held.append(lie(data, bytes(foreign)))
+        foreign.release()
+        place.store.complete_load(other)
+        return memoryview(held[-1])
+
+    monkeypatch.setattr(place.store, "prepare_load", prepare)
+    assert place.bring(acme, "p", 4) == 0 and held
+    monkeypatch.undo()
+    assert place.bring(acme, "p", 4) == 0, "and it is ended"
+    assert [event.cause for event in place.tier.take_events() if event.cause] == ["broken"]
+    place.live = 1
+    assert place.bring(beta, "p", 4) == 4
+
+
+def test_a_store_that_fails_gives_misses_and_loses_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme = place.label("acme")
+    place.keep(acme, "p", 4)
+
+    def fails(name: bytes, size: int = 0) -> None:
+        raise StoreError("out of order")
+
+    for step in ("prepare_store", "complete_store"):
+        monkeypatch.setattr(place.store, step, fails)
+        assert place.keep(acme, "q", 4) == 0
+        monkeypatch.undo()
+    monkeypatch.setattr(place.store, "prepare_load", fails)
+    assert place.bring(acme, "p", 4) == 0
+    monkeypatch.undo()
+    assert place.bring(acme, "p", 4) == 4 and place.keep(acme, "q", 4) == 4
+
+
+def test_a_full_tier_gives_up_what_was_used_least(tmp_path: Path) -> None:
+    place = Place(tmp_path, "host", capacity=8 * 4096)
+    acme = place.label("acme")
+    for number in range(8):
+        assert place.keep(acme, f"p{number}", 4) == 4
+    assert place.bring(acme, "p0", 4) == 4
+    assert place.keep(acme, "new", 4) == 4
+    assert place.bring(acme, "p0", 4) == 4 and place.bring(acme, "p1", 4) == 0
+    assert [event.cause for event in place.tier.take_events() if event.cause] == ["evicted"]
+    place.tier.close()
+
+
+def test_a_restart_ends_what_it_has_no_index_of(tmp_path: Path) -> None:
+    place = Place(tmp_path, "nvme")
+    acme = place.label("acme")
+    place.keep(acme, "p", 8)
+    place.store.close()  # killed: nothing was ended
+    place.open()
+    assert place.tier.ended_at_start == 2 and len(place.tier.objects()) == 0
+    assert place.bring(acme, "p", 8) == 0 and place.keep(acme, "p", 8) == 8
+    place.tier.close()
+
+
+@pytest.mark.parametrize("operations", [1500, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_no_order_of_operations_prolongs_a_life_or_crosses_a_tenant(tmp_path: Path, operations: int) -> None:
+    """Stores, loads, ends and clock steps at random: a hit is of one's own, before its ceiling, and whole."""
+    place, drawn = Place(tmp_path, "host", capacity=64 * 4096), random.Random(7)
+    labels = [
+        place.label("acme"),
+        place.label("beta"),
+        place.label("acme", "ada"),
+        place.label("beta", "bob"),
+    ]
+    last: dict[tuple[int, str], int] = {}
+    hits = 0
+    for _ in range(operations):
+        who, prompt, what = drawn.randrange(4), f"p{drawn.randrange(6)}", drawn.random()
+        now_us = place.world.clock.utc_us()
+        if what < 0.4:
+            lives_us = drawn.choice((500_000, 2_000_000, 100_000_000))
+            if place.keep(labels[who], prompt, 8, lives_us=lives_us):
+                last[who, prompt] = max(last.get((who, prompt), 0), now_us + min(lives_us, ABSOLUTE_US))
+        elif what < 0.8:
+            if place.bring(labels[who], prompt, 8):
+                hits += 1
+                assert now_us < last.get((who, prompt), 0)
+        elif what < 0.9:
+            place.world.clock.advance(drawn.randrange(1_000_000))
+            place.tier.expire()
+        elif what < 0.92:
+            label = labels[who]
+            place.tier.erase(f"e{now_us}", Selector(label.tenant, label.subject), now_us)
+            for other, one in enumerate(labels):
+                if one.tenant == label.tenant and label.subject in (None, one.subject):
+                    last = {key: until for key, until in last.items() if key[0] != other}
+    assert hits > operations // 20, "void: almost nothing was found"
+    live, there = place.counted()
+    assert live == there == len(place.tier)
+    place.tier.close()
+    place.world.close()
