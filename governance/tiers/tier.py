@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -200,6 +201,10 @@ class Tier:
         name, blocks = self._name(spec, part.keys[-KEY_BYTES:]), len(part.keys) // KEY_BYTES
         if self._index.find(name) >= 0:
             return False
+        if self._waiting:
+            self._delete([])
+            if name in self._waiting:
+                return False  # an older one has not ended yet
         content = blocks * self._terms.block_bytes
         size = object_bytes(content, enclosed=False, checked=False)
         subject = self._subject(part.label)
@@ -219,7 +224,7 @@ class Tier:
                 into.release()
                 self._store.complete_store(name)
             except (StoreError, SealError):
-                self._store.abandon_store(name)
+                self._give_up(name)
                 return False
         self._index.add(
             name,
@@ -244,6 +249,12 @@ class Tier:
             )
         )
         return True
+
+    def _give_up(self, name: bytes) -> None:
+        """Nothing was kept, as far as is known; what the store made of it ends."""
+        with suppress(StoreError):
+            self._store.abandon_store(name)
+        self._waiting.append(name)
 
     def _room(self, name: bytes, size: int) -> memoryview | None:
         """Memory of the store, where need be in place of what was used least."""

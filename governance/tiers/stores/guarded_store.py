@@ -1,0 +1,129 @@
+"""Any store, with a deadline for each call and a breaker: whoever asks waits so long and no longer.
+
+    store = GuardedStore(FileStore(folder, capacity), seconds=0.5, clock=clock)
+
+1. Calls run on a thread of the guard's own, one at a time. One that does not answer in time raises `StoreError`; until
+   it has answered, every other is refused at once.
+2. Whether a call that did not answer took effect is not known. `Tier` asks for the deletion of what may have come of
+   it; a load that answers late is over at once.
+3. After `failures` in a row the store is not asked for `pause_seconds`, then once; each further failure doubles the
+   pause, up to 64 times.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
+
+from kvcustody.clock import Clock
+from kvcustody.errors import StoreError
+from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, TierStore
+
+_DOUBLINGS = 6
+Answer = TypeVar("Answer")
+
+
+class GuardedStore:
+    """`store` behind a deadline of `seconds` and a breaker."""
+
+    def __init__(
+        self, store: TierStore, *, seconds: float, clock: Clock, failures: int = 3, pause_seconds: float = 1.0
+    ) -> None:
+        self.kind = store.kind
+        self.outlives = store.outlives
+        self.capacity_bytes = store.capacity_bytes
+        self.late = self.refused = 0  # calls that did not answer in time, and that were not made
+        self._store = store
+        self._seconds = seconds
+        self._clock = clock
+        self._failures = failures
+        self._pause_us = int(pause_seconds * 1_000_000)
+        self._in_a_row = 0
+        self._closed_until_us = 0
+        self._pending: concurrent.futures.Future[object] | None = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"kvcustody-{store.kind}")
+
+    @property
+    def used_bytes(self) -> int:
+        """By the store's own books."""
+        return self._store.used_bytes
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the store would be asked now."""
+        pending = self._pending
+        return (pending is None or pending.done()) and self._clock.now_us() >= self._closed_until_us
+
+    def prepare_store(self, name: bytes, size: int) -> memoryview | None:
+        """As the store's."""
+        return self._ask(lambda: self._store.prepare_store(name, size))
+
+    def complete_store(self, name: bytes) -> None:
+        """As the store's."""
+        self._ask(lambda: self._store.complete_store(name))
+
+    def abandon_store(self, name: bytes) -> None:
+        """As the store's."""
+        self._ask(lambda: self._store.abandon_store(name))
+
+    def prepare_load(self, name: bytes) -> memoryview | None:
+        """As the store's."""
+        return self._ask(lambda: self._store.prepare_load(name), undo=lambda: self._store.complete_load(name))
+
+    def complete_load(self, name: bytes) -> None:
+        """As the store's."""
+        self._ask(lambda: self._store.complete_load(name))
+
+    def delete(self, names: Iterable[bytes]) -> Deleted:
+        """As the store's."""
+        listed = list(names)
+        return self._ask(lambda: self._store.delete(listed))
+
+    def page(self, after: bytes, limit: int) -> list[Listed]:
+        """As the store's."""
+        return self._ask(lambda: self._store.page(after, limit))
+
+    def close(self) -> None:
+        """Close the store, unless it does not answer: then it is left to the end of the process."""
+        try:
+            self._ask(self._store.close, even_closed=True)
+        except StoreError:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            return
+        self._thread.shutdown()
+
+    def _ask(
+        self, call: Callable[[], Answer], *, even_closed: bool = False, undo: Callable[[], None] | None = None
+    ) -> Answer:
+        """What `call` answers in time. `undo` follows an answer that nobody waited for any more, unless it is None."""
+        if not (self.is_open or (even_closed and (self._pending is None or self._pending.done()))):
+            self.refused += 1
+            raise StoreError(f"{self.kind} tier: is not asked now, it failed or does not answer")
+        asked = self._thread.submit(call)
+        self._pending = asked  # type: ignore[assignment]  # of whatever it answers
+        try:
+            answer = asked.result(self._seconds)
+        except concurrent.futures.TimeoutError:
+            self.late += 1
+            self._failed()
+            if undo is not None:
+                asked.add_done_callback(partial(_undone, undo))
+            raise StoreError(f"{self.kind} tier: did not answer within `{self._seconds}` s") from None
+        except StoreError:
+            self._failed()
+            raise
+        self._in_a_row = 0
+        return answer
+
+    def _failed(self) -> None:
+        self._in_a_row += 1
+        over = self._in_a_row - self._failures
+        if over >= 0:
+            self._closed_until_us = self._clock.now_us() + (self._pause_us << min(over, _DOUBLINGS))
+
+
+def _undone(undo: Callable[[], None], asked: concurrent.futures.Future[Answer]) -> None:
+    if not asked.cancelled() and asked.exception() is None and asked.result() is not None:
+        undo()
