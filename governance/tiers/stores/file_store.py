@@ -22,6 +22,7 @@ from kvcustody.errors import ConfigError, StoreError
 from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed
 
 _MARK = "kvcustody-tier"
+_SPARES = 4  # buffers that are kept for the next object
 _DRAFT = ".draft"
 _FAN = re.compile("[0-9a-f]{2}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -41,6 +42,8 @@ class FileStore:
         self._sizes: dict[bytes, int] = {}
         self._prepared: dict[bytes, mmap.mmap] = {}
         self._prepared_sizes: dict[bytes, int] = {}
+        self._loading: dict[bytes, list[mmap.mmap]] = {}
+        self._spares: list[mmap.mmap] = []
         try:
             self._find()
         except OSError as error:
@@ -58,9 +61,9 @@ class FileStore:
         self.abandon_store(name)
         if self.used_bytes + size > self.capacity_bytes:
             return None
-        self._prepared[name] = made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._prepared[name] = made = self._buffer(size)
         self._prepared_sizes[name] = size
-        return memoryview(made)
+        return memoryview(made)[:size]
 
     def complete_store(self, name: bytes) -> None:
         """Write and rename. Raises `StoreError` where the medium does not take it: nothing is there then."""
@@ -76,7 +79,7 @@ class FileStore:
                 draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fan
             )
             try:
-                _write_all(descriptor, memoryview(data))
+                _write_all(descriptor, memoryview(data)[:size])
             finally:
                 os.close(descriptor)
             os.rename(draft, file, src_dir_fd=fan, dst_dir_fd=fan)
@@ -84,16 +87,20 @@ class FileStore:
             self._discard(draft)
             what = "is full" if error.errno in _FULL else f"cannot be written ({error.strerror})"
             raise StoreError(f"nvme tier `{self.folder}`: {what}") from None
+        finally:
+            self._spare(data)
         self._used += size - self._sizes.get(name, 0)
         self._sizes[name] = size
 
     def abandon_store(self, name: bytes) -> None:
         """Nothing was written yet."""
-        self._prepared.pop(name, None)
-        self._prepared_sizes.pop(name, None)
+        data = self._prepared.pop(name, None)
+        if data is not None:
+            del self._prepared_sizes[name]
+            self._spare(data)
 
     def prepare_load(self, name: bytes) -> memoryview | None:
-        """The file, mapped; it stays readable until `complete_load`, whoever deletes it."""
+        """The file's bytes, in memory until `complete_load`, whoever deletes it."""
         if name not in self._sizes:
             return None
         file = name.hex()
@@ -103,17 +110,26 @@ class FileStore:
             return None
         except OSError as error:
             raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
+        size = min(
+            os.fstat(descriptor).st_size, self._sizes[name] + 1
+        )  # longer than what was kept: no more is read
+        data = self._buffer(size)
         try:
-            size = os.fstat(descriptor).st_size
-            data = _read_all(descriptor, size) if size else b""
+            read = _read_all(descriptor, memoryview(data)[:size])
         except OSError as error:
+            self._spare(data)
             raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
         finally:
             os.close(descriptor)
-        return memoryview(data)
+        self._loading.setdefault(name, []).append(data)
+        return memoryview(data)[:read].toreadonly()
 
     def complete_load(self, name: bytes) -> None:
-        """The bytes were read into memory of their own: nothing waits."""
+        """Their memory is for the next."""
+        loading = self._loading[name]
+        self._spare(loading.pop())
+        if not loading:
+            del self._loading[name]
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
         """Unlink, and sync the folders: what is told to be ended does not come back."""
@@ -235,6 +251,17 @@ class FileStore:
             )
         return found
 
+    def _buffer(self, size: int) -> mmap.mmap:
+        """Memory for one object: what another had, where it is large enough."""
+        for at, spare in enumerate(self._spares):
+            if len(spare) >= size:
+                return self._spares.pop(at)
+        return mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def _spare(self, buffer: mmap.mmap) -> None:
+        if len(self._spares) < _SPARES:
+            self._spares.append(buffer)
+
     def _discard(self, draft: str) -> None:
         try:
             os.unlink(draft, dir_fd=self._fan(draft))
@@ -248,15 +275,14 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         written += os.write(descriptor, data[written:])
 
 
-def _read_all(descriptor: int, size: int) -> bytearray:
-    data = bytearray(size)
-    view, done = memoryview(data), 0
-    while done < size:
-        count = os.readv(descriptor, [view[done:]])
+def _read_all(descriptor: int, into: memoryview) -> int:
+    done = 0
+    while done < len(into):
+        count = os.readv(descriptor, [into[done:]])
         if not count:
-            return data[:done]
+            break
         done += count
-    return data
+    return done
 
 
 def _listed(folder: int) -> list[str]:

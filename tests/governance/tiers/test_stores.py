@@ -198,6 +198,8 @@ def test_what_somebody_removes_or_cuts_is_a_miss_or_what_is_there(tmp_path: Path
     files[1].unlink()
     os.truncate(files[2], 10)
     assert get(store, name(1)) is None and get(store, name(2)) == b"y" * 10
+    os.truncate(files[2], 1 << 40)
+    assert len(get(store, name(2)) or b"") == 1001, "of what grew no more is read than shows it"
     assert store.delete([name(1), name(2)]) == Deleted(1, 1000, (name(1),))
     files[2].parent.joinpath(name(2).hex()).symlink_to("/etc/hostname")
     with pytest.raises(StoreError, match="cannot be read"):
