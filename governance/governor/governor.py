@@ -190,8 +190,9 @@ class Governor(Authority[BlockManager]):
             )
             if isinstance(begun, str):
                 since_us = now_us if asked_us is None else asked_us
+                most = plan.account.cap_blocks if can_preempt else plan.account.request_blocks
                 return self._without_room(
-                    plan, handle, begun, found, prompt.tokens + lookahead_tokens, since_us
+                    plan, handle, begun, found, prompt.tokens + lookahead_tokens, most, since_us
                 )
             begun.priorities = self._book.priorities(plan, read.segment, kinds)
             crossed = found.via if found.via is not plan.own.domain else None
@@ -242,6 +243,7 @@ class Governor(Authority[BlockManager]):
         reason: str,
         found: PrefixMatch,
         tokens: int,
+        most: int,
         since_us: int,
     ) -> AdmissionRefused | Deferred:
         """It waits for room, where it could ever have it."""
@@ -252,8 +254,8 @@ class Governor(Authority[BlockManager]):
             )  # they are charged to whose they are, and so is what it writes for others
         account = plan.account
         needed -= sum(span.last - span.first for span in found.spans if span.domain.owner is not account)
-        if needed > account.request_blocks:
-            return self.too_large(handle[1], plan.tenant, needed, account.request_blocks)
+        if needed > most:
+            return self.too_large(handle[1], plan.tenant, needed, most)
         counters = self._counters(plan.tenant)
         counters.count(counters.deferred, reason)
         self._asked.note(handle, since_us)

@@ -119,7 +119,7 @@ class BatchCustody:
         self._deferred.pop(request_id, None)
         plan = self.governor.running[outcome.request_id].residency.facts
         assert isinstance(plan, Plan)
-        needed, most = self._needed(len(tokens), max_new_tokens), plan.account.request_blocks
+        needed, most = self._needed(len(tokens), max_new_tokens), plan.account.cap_blocks
         if needed > most:
             self.governor.release(outcome.request_id, "refused")
             return self.governor.too_large(request_id, plan.tenant, needed, most)
@@ -155,8 +155,8 @@ class BatchCustody:
         tenant = self.governor.tenant_name(claim.principal)
         for manager in self.governor.managers:
             account = manager.accounts.get(tenant)
-            if account is not None and needed > account.request_blocks:
-                return self.governor.too_large(outcome.request_id, tenant, needed, account.request_blocks)
+            if account is not None and needed > account.cap_blocks:
+                return self.governor.too_large(outcome.request_id, tenant, needed, account.cap_blocks)
         return outcome
 
     def is_crowded(self, request_id: str, margin: float) -> bool:

@@ -182,7 +182,7 @@ class GovernedScheduler:
                 continue  # its others run on, and will give room
             if len(states) > 1:
                 acted = self._preempt(states[-1])
-            elif account.active_blocks >= account.request_blocks:
+            elif account.active_blocks >= account.cap_blocks:
                 acted = self._fail_outgrown(states[0])
         if not acted and not batch and len(starved) == len(self.active_requests):
             acted = self._preempt(starved[-1]) if len(starved) > 1 else self._fail_outgrown(starved[0])
