@@ -133,10 +133,12 @@ def test_one_workers_batches_keep_no_other_worker_out(
     for each, of in ((greedy, people["worker"]), (modest, key)):
         register(client, of, each)
 
-    def put(each: Worker, batch: Any) -> Any:
+    def handed_in(each: Worker, batch: Any) -> Any:
         read = service.ingest.read(batch.body, service.fleet.sender(each.name, each.incarnation))
-        name = each.name if divided else "everybody"
-        return service.ingest.put(name, each.incarnation, read)
+        return each.name if divided else "everybody", each.incarnation, read
+
+    def put(each: Worker, batch: Any) -> Any:
+        return service.ingest.put(*handed_in(each, batch))
 
     def waiting(leaves: int) -> None:
         while service.ingest._leaves < leaves:
@@ -144,8 +146,9 @@ def test_one_workers_batches_keep_no_other_worker_out(
 
     with ThreadPoolExecutor(4) as pool:
         with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            taken = [pool.submit(put, greedy, greedy.batch([greedy.started()]))]
-            while service.ingest._queue or not service.ingest._thread.is_alive():
+            decided, taken = threading.Event(), []
+            first = service.ingest.begin(*handed_in(greedy, greedy.batch([greedy.started()])), decided.set)
+            while service.ingest._queue:
                 time.sleep(0.01)  # that one is being committed; what follows waits
             for leaves in (4, 8):
                 taken.append(pool.submit(put, greedy, greedy.batch(greedy.request("acme"))))
@@ -161,6 +164,7 @@ def test_one_workers_batches_keep_no_other_worker_out(
                 with pytest.raises(ProblemError, match="wait"):
                     put(modest, theirs)
         assert [one.result().known for one in taken] == [0] * len(taken)
+        assert decided.wait(30) and service.ingest.end(first).known == 0
 
 
 def _changed(leaf: bytes, **values: Any) -> bytes:
