@@ -35,7 +35,7 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import Run, Tier, TierTerms
+from kvcustody.governance.tiers.tier import PublishedRun, SealedTier, TierTerms
 from kvcustody.governance.tiers.tier_index import TierIndex
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
@@ -67,7 +67,7 @@ class Copies:
         keyring.ensure([spec.owner])
         self.label = DomainLabel("t", "internal", 1, "tenant", None, None, spec)
         terms = TierTerms(bytes(32), BLOCK, 16, lambda _: DAY_US, BLOCKS)
-        self.tier = Tier(store, SealKeys(keyring, shred), shred, Staging(1, OBJECT), clock, terms)
+        self.tier = SealedTier(store, SealKeys(keyring, shred), shred, Staging(1, OBJECT), clock, terms)
         self.clock = clock
         self.content = memoryview(bytearray(os.urandom(RUNS * OBJECT)))
         self.back = memoryview(bytearray(RUNS * OBJECT))
@@ -79,7 +79,7 @@ class Copies:
         self.keys = [os.urandom(32 * BLOCKS) for _ in range(RUNS)]
         now_us = self.clock.utc_us()
         for number, keys in enumerate(self.keys):
-            run = Run(self.label, keys, bytes(32), 0, now_us, now_us + DAY_US)
+            run = PublishedRun(self.label, keys, bytes(32), 0, now_us, now_us + DAY_US)
 
             def read(first: int, count: int, into: memoryview, at: int = number * OBJECT) -> None:
                 into[:] = self.content[at + first * BLOCK : at + (first + count) * BLOCK]

@@ -65,7 +65,7 @@ class TierTerms(NamedTuple):
     shards: int = 1
 
 
-class Run(NamedTuple):
+class PublishedRun(NamedTuple):
     """Whole published blocks of one chain: their keys, the key before the first (zeros: none), the first's depth."""
 
     label: DomainLabel
@@ -89,7 +89,7 @@ class CopyEvent(NamedTuple):
     cause: str = ""
 
 
-class Tier:
+class SealedTier:
     """Copies in one store."""
 
     def __init__(
@@ -128,7 +128,7 @@ class Tier:
 
     # -- in and out -----------------------------------------------------------------------------------------------
 
-    def store(self, run: Run, read: Read) -> int:
+    def store(self, run: PublishedRun, read: Read) -> int:
         """Keep copies of the run's blocks that are not here; returns how many blocks are new.
 
         `read(first, count, into)` copies `count` of the run's blocks from the device.
@@ -190,13 +190,13 @@ class Tier:
                 break
             if not self._load_object(name, row, spec, label, keys, depth, end, write):
                 break
-            self._index.touch(row)
+            self._index.note_use(row)
             come += blocks
             depth = end
         return come
 
     def _store_object(
-        self, part: Run, spec: DomainSpec, absolute_us: int, read: Callable[[memoryview], None]
+        self, part: PublishedRun, spec: DomainSpec, absolute_us: int, read: Callable[[memoryview], None]
     ) -> bool:
         name, blocks = self._name(spec, part.keys[-KEY_BYTES:]), len(part.keys) // KEY_BYTES
         if self._index.find(name) >= 0:
@@ -280,7 +280,7 @@ class Tier:
         index = self._index
         begin, blocks = index.value("depth", row), index.value("blocks", row)
         subject, bucket = (self._shreds[index.value(which, row)] for which in ("subject", "bucket"))
-        part = Run(
+        part = PublishedRun(
             label,
             keys[KEY_BYTES * begin : KEY_BYTES * end],
             keys[KEY_BYTES * (begin - 1) : KEY_BYTES * begin] if begin else bytes(KEY_BYTES),
@@ -442,7 +442,7 @@ class Tier:
     def _name(self, spec: DomainSpec, last: bytes) -> bytes:
         return self._keys.name(spec, last, shard=self._terms.shard, layout=self._terms.layout)
 
-    def _facts(self, spec: DomainSpec, part: Run, subject: bytes, bucket: bytes) -> ObjectFacts:
+    def _facts(self, spec: DomainSpec, part: PublishedRun, subject: bytes, bucket: bytes) -> ObjectFacts:
         terms, blocks = self._terms, len(part.keys) // KEY_BYTES
         return ObjectFacts(
             self._keys.domain(spec),

@@ -88,7 +88,7 @@ class TierIndex:
         self.size += size
         return row
 
-    def touch(self, row: int) -> None:
+    def note_use(self, row: int) -> None:
         """It was used: it is evicted after all that was not since."""
         self._clock += 1
         self._columns["used"][row] = self._clock

@@ -4,8 +4,8 @@
 
 1. Calls run on a thread of the guard's own, one at a time. One that does not answer in time raises `StoreError`; until
    it has answered, every other is refused at once.
-2. Whether a call that did not answer took effect is not known. `Tier` asks for the deletion of what may have come of
-   it; a load that answers late is over at once.
+2. Whether a call that did not answer took effect is not known. `SealedTier` asks for the deletion of what may have come
+   of it; a load that answers late is over at once.
 3. After `failures` in a row the store is not asked for `pause_seconds`, then once; each further failure doubles the
    pause, up to 64 times.
 """

@@ -14,7 +14,7 @@ from kvcustody.errors import StoreError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
-from kvcustody.governance.tiers.tier import Tier, TierTerms
+from kvcustody.governance.tiers.tier import SealedTier, TierTerms
 
 SECONDS = 0.2
 
@@ -63,7 +63,9 @@ def place(tmp_path: Path, hanging: Hanging) -> Place:
     terms = TierTerms(
         made.tier._terms.layout, made.tier._terms.block_bytes, 16, made.tier._terms.absolute_us, STEP
     )
-    made.tier = Tier(made.store, made.world.keys, made.world.shred, made.staging, made.world.clock, terms)
+    made.tier = SealedTier(
+        made.store, made.world.keys, made.world.shred, made.staging, made.world.clock, terms
+    )
     return made
 
 

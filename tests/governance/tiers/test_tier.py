@@ -17,7 +17,7 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import Run, Tier, TierTerms
+from kvcustody.governance.tiers.tier import PublishedRun, SealedTier, TierTerms
 
 BLOCK, STEP = 256, 4
 ABSOLUTE_US = 16_000_000
@@ -43,7 +43,9 @@ class Place:
         )
         terms = TierTerms(LAYOUT, BLOCK, 16, lambda name: self.allowed.get(name, 0), STEP)
         self.store = store
-        self.tier = Tier(store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms)
+        self.tier = SealedTier(
+            store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms
+        )
 
     def label(self, tenant: str, subject: str | None = None) -> DomainLabel:
         spec = self.world.spec(tenant, subject)
@@ -55,7 +57,7 @@ class Place:
     ) -> int:
         keys, now_us = keys_of(prompt, blocks), self.world.clock.utc_us()
         parent = keys[32 * (depth - 1) : 32 * depth] if depth else bytes(32)
-        run = Run(label, keys[32 * depth :], parent, depth, now_us, now_us + lives_us)
+        run = PublishedRun(label, keys[32 * depth :], parent, depth, now_us, now_us + lives_us)
 
         def read(first: int, count: int, into: memoryview) -> None:
             into[:] = b"".join(content(run.keys, first + at) for at in range(count))

@@ -41,7 +41,7 @@ def test_rows_are_chosen_by_their_values_and_by_use() -> None:
     assert index.rows(index.column("ceiling_us") <= 3) == rows[:3]
     index.remove(rows[1])
     assert index.rows(index.column("ceiling_us") <= 3) == [rows[0], rows[2]]
-    index.touch(rows[0])
+    index.note_use(rows[0])
     assert index.least_used(3) == [rows[2], rows[3], rows[4]]
     assert index.least_used(100)[-1] == rows[0] and len(index.least_used(100)) == 9
     assert bytes([2]) * 32 not in bytes(index._names), "an ended object's name is not kept"
