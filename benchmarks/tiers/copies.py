@@ -108,7 +108,11 @@ def rate(run: Callable[[], object], before: Callable[[], object] = lambda: None)
 
 
 def point(
-    copies: Copies, plain_store: Callable[[], object], plain_load: Callable[[], object], rounds: int
+    copies: Copies,
+    plain_store: Callable[[], object],
+    plain_load: Callable[[], object],
+    rounds: int,
+    plain_clear: Callable[[], object] = lambda: None,
 ) -> Any:
     """GB/s of each side, and ours ÷ plain."""
     clear = lambda: copies.tier.destroy(list(copies.tier.index()))  # noqa: E731
@@ -117,7 +121,7 @@ def point(
         found = alternate(
             {
                 "store": rate(copies.store, clear),
-                "plain store": rate(plain_store),
+                "plain store": rate(plain_store, plain_clear),
                 "load": rate(copies.load, copies.store),
                 "plain load": rate(plain_load),
             },
@@ -166,8 +170,12 @@ def nvme(folder: Path, rounds: int) -> Any:
             with (plain / str(number)).open("rb", buffering=0) as file:
                 file.readinto(copies.back[number * OBJECT : (number + 1) * OBJECT])
 
+    def clear() -> None:
+        for number in range(RUNS):
+            (plain / str(number)).unlink()
+
     write()
-    return point(copies, write, read, rounds)
+    return point(copies, write, read, rounds, clear)
 
 
 def index(objects: int) -> dict[str, float]:
