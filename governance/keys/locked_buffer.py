@@ -17,6 +17,7 @@ import hmac
 import mmap
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -56,6 +57,21 @@ def wipe_bytes(result: bytes) -> None:
         ctypes.memset(id(result) + bytes.__basicsize__ - 1, 0, len(result))
 
 
+def map_private(size: int) -> tuple[mmap.mmap, int, bool]:
+    """Memory for secrets: a mapping of whole pages, its address, and whether it is locked (RLIMIT_MEMLOCK may refuse).
+
+    It is in no core dump, and zeros in forked children, as far as the kernel knows how.
+    """
+    pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    mapped = mmap.mmap(-1, pages, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    locked = _LIBC.mlock(address, pages) == 0
+    for advice in (_DONTDUMP, _WIPEONFORK):
+        with suppress(OSError):  # an older kernel: docs/operate/keys.md says what is lost
+            mapped.madvise(advice)
+    return mapped, address, locked
+
+
 class KeyBuffer:
     """Owns `size` secret bytes until `wipe()`; also a context manager that wipes on exit."""
 
@@ -64,14 +80,10 @@ class KeyBuffer:
     def __init__(self, size: int = KEY_BYTES) -> None:
         assert 0 < size <= mmap.PAGESIZE
         self.size = size
-        self._map = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._map, self._address, self.locked = map_private(size)
         self._view = memoryview(self._map)[:size]
         self._pid = os.getpid()
         self._filled = False
-        self.locked = _LIBC.mlock(self._address, mmap.PAGESIZE) == 0  # best effort: RLIMIT_MEMLOCK may refuse
-        for advice in (_DONTDUMP, _WIPEONFORK):
-            self._advise(advice)
 
     @classmethod
     def random(cls, size: int = KEY_BYTES) -> KeyBuffer:
@@ -122,14 +134,6 @@ class KeyBuffer:
     def _same_process(self) -> None:
         if self._pid != os.getpid():
             raise KeyringError("a key buffer was used in a forked process; open the keyring again there")
-
-    def _advise(self, advice: int) -> None:
-        try:
-            self._map.madvise(advice)
-        except (
-            OSError
-        ):  # an older kernel: the check of the process still holds, docs/operate/keys.md says what is lost
-            return
 
     def __enter__(self) -> Self:
         return self

@@ -2,14 +2,15 @@
 
     keys = ShredKeys.open(path, wrapping, clock)
     bucket = keys.of_bucket("internal", ceiling_us, width_us)      # the time bucket in which a ceiling falls
-    subject = keys.of_subject(tenant_digest)
+    subject = keys.of_subject(whose)
     receipt = keys.destroy(subject)
 
 1. Each is random, stored wrapped, in a file of fixed records apart from the tiers; in memory only in a `KeyBuffer`.
 2. Destroying one overwrites its record in place and syncs it before the receipt is made. Another process that has the
    file open sees it with its next use; its buffer is wiped then. A forked child opens the file for itself.
 3. A record that a crash cut short has no key: it is free, and so is one that was being destroyed.
-4. A destroyed id never comes back: ids are random, and a subject or bucket that is asked for again gets a new key.
+4. Whose a key is stands in the file as a digest under a secret of the file's own: who reads it cannot try names.
+5. A destroyed id never comes back: ids are random, and a subject or bucket that is asked for again gets a new key.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ _HEADER_BYTES = 256
 _RECORD_BYTES = 256
 _CHANGES = slice(64, 72)  # of the header: how often a record was written
 _GROWTH = 64  # records that are added together
-_BUCKET, _SUBJECT = 1, 2
-_NAMES = {_BUCKET: "bucket", _SUBJECT: "subject"}
+_BUCKET, _SUBJECT, _NAMING = 1, 2, 3
+_NAMES = {_BUCKET: "bucket", _SUBJECT: "subject", _NAMING: "naming"}
+_OF_FILE = bytes(32)  # whose the secret is under which the file names
 _RECORD = struct.Struct(
     f"<B 3x I {ID_BYTES}s 32s Q Q {WRAPPED_BYTES}s 48s"
 )  # kind, CRC-32, id, whose, times, key, label
@@ -104,18 +106,24 @@ class ShredKeys:
     def of_bucket(self, classification: str, ceiling_us: int, width_us: int) -> ShredKey:
         """The key of the bucket in which `ceiling_us` falls, made on first use. It may be destroyed from its end on."""
         until_us = -(-ceiling_us // width_us) * width_us
-        whose = hashlib.blake2b(f"{classification}\0{until_us}".encode(), digest_size=32).digest()
+        whose = self._digest(f"{classification}\0{until_us}".encode())
         return self._of(_BUCKET, whose, classification, until_us)
 
     def of_subject(self, subject: bytes) -> ShredKey:
-        """The key of the subject with this 32-byte keyed digest, made on first use."""
-        return self._of(_SUBJECT, subject, subject.hex()[:16], 0)
+        """The key of the subject with this name, in whatever bytes tell it from every other; made on first use."""
+        whose = self._digest(subject)
+        return self._of(_SUBJECT, whose, whose.hex()[:16], 0)
 
     def find_subject(self, subject: bytes) -> ShredKey | None:
         """A subject's key where it has one."""
+        whose = self._digest(subject)
         with self._shared():
-            id_ = self._ids.get((_SUBJECT, subject))
+            id_ = self._ids.get((_SUBJECT, whose))
             return None if id_ is None else self._key(id_)
+
+    def _digest(self, whose: bytes) -> bytes:
+        naming = self.secret(self._of(_NAMING, _OF_FILE, "", 0).id)
+        return hashlib.blake2b(whose, key=naming.view(), digest_size=32).digest()
 
     def _of(self, kind: int, whose: bytes, label: str, until_us: int) -> ShredKey:
         with self._lock:
@@ -174,6 +182,7 @@ class ShredKeys:
         """Every living key, buckets by their end first."""
         with self._shared():
             keys = [self._key(id_) for id_ in self._slots]
+        keys = [key for key in keys if key.kind != _NAMES[_NAMING]]
         return sorted(keys, key=lambda key: (key.kind, key.until_us, key.created_us, key.id))
 
     # -- ends -----------------------------------------------------------------------------------------------------

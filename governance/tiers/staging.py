@@ -20,12 +20,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from kvcustody.errors import ConfigError
-
-_DONTDUMP = getattr(mmap, "MADV_DONTDUMP", 16)
-_WIPEONFORK = 18  # linux/mman.h; the mmap module does not name it
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_LIBC.munlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+from kvcustody.governance.keys.locked_buffer import map_private
 
 
 class StagingCounts(NamedTuple):
@@ -75,23 +70,19 @@ class Staging:
                 self._free.append(taken)
 
     def close(self) -> None:
-        """Zero and unlock every buffer that nobody has."""
+        """Zero and let go every buffer that nobody has."""
         with self._lock:
             for _, address in self._free:
                 ctypes.memset(address, 0, self.buffer_bytes)
-                _LIBC.munlock(address, self.buffer_bytes)
             self._free.clear()
 
     def _made(self) -> tuple[mmap.mmap, int]:
-        memory = mmap.mmap(-1, self.buffer_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        if _LIBC.mlock(address, self.buffer_bytes):
+        memory, address, is_locked = map_private(self.buffer_bytes)
+        if not is_locked:
             self.close()
             raise ConfigError(
                 f"staging of `{self.buffers}` × `{self.buffer_bytes}` bytes cannot be locked in memory; "
                 "raise the limit (`ulimit -l`, LimitMEMLOCK of systemd, IPC_LOCK of a container), "
                 "or have fewer or smaller buffers"
             )
-        for advice in (_DONTDUMP, _WIPEONFORK):
-            memory.madvise(advice)
         return memory, address

@@ -1,9 +1,9 @@
 """One tier: runs of blocks go in sealed, come back where the same domain asks, and end no later than they would have.
 
-    tier.store(run, read)                        # `read(blocks, into)` copies those blocks of the run into memory
+    tier.store(run, read)                        # `read(first, count, into)` copies blocks of the run into memory
     found = tier.lookup(label, keys, depth)      # objects that go on from `depth`, one after the other
-    blocks = tier.load(label, keys, found, write)
-    tier.expire(now_us)
+    blocks = tier.load(label, keys, depth, found, write)
+    tier.expire()
     tier.erase(erasure, selector, before_us)
 
 1. An object ends where its chain's depth is a multiple of `object_blocks`, or with its run, so that whoever has the
@@ -11,7 +11,7 @@
 2. An object's ceiling is its run's, or the tier's own where that is sooner: no way through a tier prolongs anything.
 3. Nothing is found any more from the moment its end is decided; then its key goes, where it is its own; then its bytes.
    What the store could not delete is asked for again, and waits until then.
-4. A store that fails, is full, or lies gives misses. What does not open is ended.
+4. A store that fails, is full, or lies gives misses, and so does a key that is destroyed. What does not open is ended.
 5. `take_events` says what began and ended since the last call, each with its cause.
 
 Called on the owning thread. Times are UTC in microseconds.
@@ -19,7 +19,6 @@ Called on the owning thread. Times are UTC in microseconds.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
@@ -28,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcustody.clock import Clock
-from kvcustody.errors import SealError, StoreError
+from kvcustody.errors import KeyringError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector, matches_label
 from kvcustody.governance.erasure.tier_protocol import TierEntry, TierErased
@@ -74,6 +73,13 @@ class PublishedRun(NamedTuple):
     depth: int
     born_us: int
     ceiling_us: int
+
+
+class Found(NamedTuple):
+    """An object that goes on from where the one before it ended, with so many blocks."""
+
+    name: bytes
+    blocks: int
 
 
 class CopyEvent(NamedTuple):
@@ -154,41 +160,46 @@ class SealedTier:
             at += blocks
         return stored
 
-    def lookup(self, label: DomainLabel, keys: bytes, depth: int) -> list[int]:
-        """Blocks of each object that goes on from `depth`; their sum is how far a load would come.
+    def lookup(self, label: DomainLabel, keys: bytes, depth: int) -> list[Found]:
+        """Each object that goes on from `depth`; the sum of their blocks is how far a load would come.
 
         `keys` are those of the whole prompt, from depth 0 of the chain.
         """
-        spec, found, now_us = label.spec, list[int](), self._clock.utc_us()
+        found: list[Found] = []
         count, step = len(keys) // KEY_BYTES, self._terms.object_blocks
-        if spec is None:
+        if label.spec not in self._domains:
             return found
-        while depth < count:
-            farthest = min(count, depth - depth % step + step)
-            for end in range(farthest, depth, -1):
-                row = self._index.find(self._name(spec, keys[KEY_BYTES * (end - 1) : KEY_BYTES * end]))
-                if row >= 0 and self._is_usable(row, spec, depth, end, now_us):
-                    found.append(end - depth)
-                    depth = end
+        with suppress(KeyringError):  # an epoch that was destroyed: nothing of it is found
+            while depth < count:
+                one = self._farthest(label.spec, keys, depth, min(count, depth - depth % step + step))
+                if one is None:
                     break
-            else:
-                break
+                found.append(one)
+                depth += one.blocks
         return found
 
-    def load(self, label: DomainLabel, keys: bytes, depth: int, found: list[int], write: Write) -> int:
+    def _farthest(self, spec: DomainSpec, keys: bytes, depth: int, end: int) -> Found | None:
+        now_us = self._clock.utc_us()
+        for at in range(end, depth, -1):
+            name = self._name(spec, keys[KEY_BYTES * (at - 1) : KEY_BYTES * at])
+            row = self._index.find(name)
+            if row >= 0 and self._is_usable(row, spec, depth, at, now_us):
+                return Found(name, at - depth)
+        return None
+
+    def load(self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write) -> int:
         """Bring those objects back: `write(first, count, data)` puts blocks from that depth on the device.
 
         Returns how many blocks came, in order; the first object that does not open ends it, and is ended.
         """
         spec, come = label.spec, 0
         assert spec is not None
-        for blocks in found:
+        for name, blocks in found:
             end = depth + blocks
-            name = self._name(spec, keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
             row = self._index.find(name)
             if row < 0 or not self._is_usable(row, spec, depth, end, self._clock.utc_us()):
                 break
-            if not self._load_object(name, row, spec, label, keys, depth, end, write):
+            if not self._load_object(name, row, label, keys, depth, end, write):
                 break
             self._index.note_use(row)
             come += blocks
@@ -198,7 +209,11 @@ class SealedTier:
     def _store_object(
         self, part: PublishedRun, spec: DomainSpec, absolute_us: int, read: Callable[[memoryview], None]
     ) -> bool:
-        name, blocks = self._name(spec, part.keys[-KEY_BYTES:]), len(part.keys) // KEY_BYTES
+        blocks = len(part.keys) // KEY_BYTES
+        try:
+            name = self._name(spec, part.keys[-KEY_BYTES:])
+        except KeyringError:  # the epoch was destroyed
+            return False
         if self._index.find(name) >= 0:
             return False
         if self._waiting:
@@ -223,9 +238,12 @@ class SealedTier:
                 seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into)
                 into.release()
                 self._store.complete_store(name)
-            except (StoreError, SealError):
+            except (StoreError, KeyringError):
                 self._give_up(name)
                 return False
+            except Exception:  # of the device: nothing of it is kept, and it is not ours to hide
+                self._give_up(name)
+                raise
         self._index.add(
             name,
             size=size,
@@ -270,14 +288,14 @@ class SealedTier:
         self,
         name: bytes,
         row: int,
-        spec: DomainSpec,
         label: DomainLabel,
         keys: bytes,
         depth: int,
         end: int,
         write: Write,
     ) -> bool:
-        index = self._index
+        index, spec = self._index, label.spec
+        assert spec is not None
         begin, blocks = index.value("depth", row), index.value("blocks", row)
         subject, bucket = (self._shreds[index.value(which, row)] for which in ("subject", "bucket"))
         part = PublishedRun(
@@ -302,7 +320,7 @@ class SealedTier:
                 finally:
                     sealed.release()
                     self._store.complete_load(name)
-            except SealError:
+            except KeyringError:  # it does not open, or a key of it is destroyed
                 self._end([row], "broken")
                 return False
             except StoreError:
@@ -345,10 +363,11 @@ class SealedTier:
         size += sum(self._index.value("size", row) for row in rows)
         self._erased[erasure] = (objects, size)
         names = self._forget_rows(rows, "erased")
-        for number in chosen if selector.kind in ("subject", "tenant") else ():
-            key = self._shred.find_subject(self._subject_digest(self._labels[number]))
-            if key is not None:
-                self._shred.destroy(key.id)
+        if selector.kind in ("subject", "tenant"):
+            for whose in {_whose(label) for label in map(self._labels.__getitem__, chosen) if label.subject}:
+                key = self._shred.find_subject(whose)
+                if key is not None:
+                    self._shred.destroy(key.id)
         self._keys.look()
         self._delete(names)
         return TierErased(objects, size, waiting=len(self._waiting))
@@ -482,13 +501,7 @@ class SealedTier:
         return number
 
     def _subject(self, label: DomainLabel) -> bytes:
-        return NO_SHRED if label.subject is None else self._shred.of_subject(self._subject_digest(label)).id
-
-    def _subject_digest(self, label: DomainLabel) -> bytes:
-        spec = label.spec
-        assert spec is not None
-        whose = f"{spec.issuer}\0{spec.tenant}\0{label.subject}".encode()
-        return hashlib.blake2b(whose, digest_size=32, person=b"kvso/1 subject").digest()
+        return NO_SHRED if label.subject is None else self._shred.of_subject(_whose(label)).id
 
     def _shred_number(self, id_: bytes) -> int:
         number = self._shred_numbers.get(id_)
@@ -499,4 +512,12 @@ class SealedTier:
 
     def _entry(self, row: int) -> TierEntry:
         label = self._labels[self._index.value("domain", row)]
-        return TierEntry(label.tenant, self._index.value("born_us", row))
+        boot_us = self._clock.now_us() - self._clock.utc_us()
+        return TierEntry(label.tenant, self._index.value("born_us", row) + boot_us)
+
+
+def _whose(label: DomainLabel) -> bytes:
+    """A subject's name among all tenants' of all issuers."""
+    spec = label.spec
+    assert spec is not None
+    return f"{spec.issuer}\0{spec.tenant}\0{label.subject}".encode()

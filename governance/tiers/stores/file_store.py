@@ -32,7 +32,6 @@ class FileStore:
     """`capacity_bytes` of files in `folder`. Raises `ConfigError`, which names the folder and what to do."""
 
     kind = "nvme"
-    outlives = True
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
         self.folder = folder

@@ -32,7 +32,6 @@ class GuardedStore:
         self, store: TierStore, *, seconds: float, clock: Clock, failures: int = 3, pause_seconds: float = 1.0
     ) -> None:
         self.kind = store.kind
-        self.outlives = store.outlives
         self.capacity_bytes = store.capacity_bytes
         self.late = self.refused = 0  # calls that did not answer in time, and that were not made
         self._store = store

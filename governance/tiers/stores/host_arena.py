@@ -39,7 +39,6 @@ class HostArena:
     """`capacity_bytes` of host memory. Raises `ConfigError` where the system does not give them."""
 
     kind = "host"
-    outlives = False
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes // _ALIGNMENT * _ALIGNMENT

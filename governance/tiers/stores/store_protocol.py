@@ -47,10 +47,6 @@ class TierStore(Protocol):
         """`host`, `nvme` or `remote`, as the policy names tiers."""
 
     @property
-    def outlives(self) -> bool:
-        """Whether objects are there after a restart, so that their facts have to be enclosed."""
-
-    @property
     def capacity_bytes(self) -> int:
         """The most that it keeps."""
 

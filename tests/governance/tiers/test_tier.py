@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sealed_objects import World
 
-from kvcustody.errors import StoreError
+from kvcustody.errors import DeviceError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.staging import Staging
@@ -196,6 +196,42 @@ def test_an_erasure_does_not_wait_for_a_store_that_is_away(
     assert not [key for key in place.world.shred.living() if key.kind == "subject"]
     monkeypatch.undo()
     assert place.tier.erase("e1", Selector("acme", "ada"), 0).done and len(place.tier.objects()) == 0
+
+
+def test_after_an_epoch_nothing_is_found_and_nothing_fails(place: Place) -> None:
+    acme, beta = place.label("acme"), place.label("beta")
+    assert place.keep(acme, "p", 8) == 8 == place.keep(beta, "p", 8)
+    found = place.tier.lookup(acme, keys_of("p", 8), 0)
+    assert len(found) == 2 and acme.spec is not None
+    place.world.keyring.destroy(acme.spec.owner, 1)
+    assert place.bring(acme, "p", 8) == 0 and place.keep(acme, "q", 4) == 0
+    assert place.tier.load(acme, keys_of("p", 8), 0, found, lambda *_: None) == 0, "nor what was found before"
+    assert place.bring(beta, "p", 8) == 8
+
+
+def test_a_device_that_fails_leaves_no_plaintext_and_no_object(place: Place) -> None:
+    acme = place.label("acme")
+    run = PublishedRun(acme, keys_of("p", 4), bytes(32), 0, 0, place.world.clock.utc_us() + ABSOLUTE_US)
+
+    def fails(first: int, count: int, into: memoryview) -> None:
+        into[:8] = b"canary!!"
+        raise DeviceError("the device is gone")
+
+    with pytest.raises(DeviceError, match="gone"):
+        place.tier.store(run, fails)
+    assert len(place.tier) == 0 and place.store.used_bytes == 0 and len(place.tier.objects()) == 0
+    with place.staging.take(8) as plain:
+        assert plain is not None and not any(plain)
+    assert place.keep(acme, "p", 4) == 4 == place.bring(acme, "p", 4)
+
+
+def test_entries_say_since_when_in_the_process_s_own_time(place: Place) -> None:
+    """As scans compare them with other books, whatever the wall clock says."""
+    acme, now_us = place.label("acme"), place.world.clock.now_us()
+    place.keep(acme, "p", 4)
+    place.world.clock.advance(5_000_000)
+    entries = [*place.tier.index().values(), *place.tier.objects().values()]
+    assert [(one.tenant, one.since_us) for one in entries] == [("acme", now_us)] * 2
 
 
 Lie = Callable[[memoryview, bytes], bytes]
