@@ -150,15 +150,20 @@ def test_verify_finds_every_single_dirty_byte(shape, data):
     assert same(before, storages(table.tensors))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(shape=shapes, data=st.data())
-def test_copy_moves_blocks_and_nothing_else(shape, data):
+def random_copy(shape, data):
+    """A table of random content, and as many source blocks as targets, none of which is both."""
     table, views = table_of(shape)
     for view in views:
         view.copy_(torch.randn(view.shape).to(view.dtype))
     order = data.draw(st.permutations(range(table.blocks)))
     count = data.draw(st.integers(0, table.blocks // 2))
-    source, target = order[:count], order[count : 2 * count]
+    return table, views, order[:count], order[count : 2 * count]
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(shape=shapes, data=st.data())
+def test_copy_moves_blocks_and_nothing_else(shape, data):
+    table, views, source, target = random_copy(shape, data)
     before = [view.clone() for view in views]
     copy(table, source, target)
     for view, old in zip(views, before, strict=True):
@@ -171,14 +176,9 @@ def test_copy_moves_blocks_and_nothing_else(shape, data):
 @given(shape=shapes, data=st.data())
 def test_what_is_copied_out_comes_back_into_other_blocks(shape, data):
     """Through memory of the host, in any order; nothing but the targets changes."""
-    table, views = table_of(shape)
-    for view in views:
-        view.copy_(torch.randn(view.shape).to(view.dtype))
-    order = data.draw(st.permutations(range(table.blocks)))
-    count = data.draw(st.integers(0, table.blocks // 2))
-    source, target = order[:count], order[count : 2 * count]
+    table, views, source, target = random_copy(shape, data)
     before = [view.clone() for view in views]
-    memory = memoryview(bytearray(count * table.bytes_per_block))
+    memory = memoryview(bytearray(len(source) * table.bytes_per_block))
     copy_out(table, source, memory)
     for view in views:
         for block in source:

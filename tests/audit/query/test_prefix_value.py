@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,12 @@ import pytest
 from sqlalchemy import Engine, select
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.query.prefix_value import PrefixValue, prefix_values
 from kvcustody.audit.query.showback import Cost, showback
 from kvcustody.audit.schema.ledger import events
 from kvcustody.console.main import app
 
 COST = Cost(16, 2e-5, 3e-9)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A replay in which tenants reuse what they and others wrote."""
-    folder = tmp_path_factory.mktemp("prefixes")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        found = CliRunner().invoke(app, ["replay", "--limit", "200", "--pool-blocks", "2048"])
-        assert found.exit_code == 0, found.output
-    return folder
-
-
-@pytest.fixture(scope="module")
-def ledger(folder: Path) -> Iterator[Engine]:
-    engine = open_store(folder / "kvcustody.db", read_only=True)
-    yield engine
-    engine.dispose()
 
 
 def leaves(engine: Engine) -> tuple[list[bytes], int, int]:
@@ -87,11 +67,11 @@ def by_hand(written: list[bytes], since_us: int, until_us: int) -> dict[tuple[st
 
 
 @pytest.mark.parametrize("part", [(0, 1), (0.3, 0.6)])
-def test_worth_is_what_the_leaves_add_up_to(ledger: Engine, part: tuple[float, float]) -> None:
-    written, first, last = leaves(ledger)
+def test_worth_is_what_the_leaves_add_up_to(replayed_ledger: Engine, part: tuple[float, float]) -> None:
+    written, first, last = leaves(replayed_ledger)
     since_us, until_us = (first + int((last - first) * share) for share in part)
     hand = by_hand(written, since_us, until_us)
-    with ledger.connect() as connection:
+    with replayed_ledger.connect() as connection:
         rows = prefix_values(connection, since_us, until_us, {"replay": COST}, limit=10_000)
         some = prefix_values(connection, since_us, until_us, {"replay": COST}, limit=3)
         bill = showback(connection, since_us, until_us, {"replay": COST})
@@ -107,17 +87,17 @@ def test_worth_is_what_the_leaves_add_up_to(ledger: Engine, part: tuple[float, f
     assert sum(row.attached_blocks for row in rows) == hits, "the bill counts the same hits"
 
 
-def test_without_a_cost_blocks_decide_and_no_seconds_are_said(ledger: Engine) -> None:
-    _, first, last = leaves(ledger)
-    with ledger.connect() as connection:
+def test_without_a_cost_blocks_decide_and_no_seconds_are_said(replayed_ledger: Engine) -> None:
+    _, first, last = leaves(replayed_ledger)
+    with replayed_ledger.connect() as connection:
         rows = prefix_values(connection, first, last, {})
     assert rows and all(row.saved_seconds is None for row in rows)
     sizes = [row.attached_blocks for row in rows]
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_the_command_shows_a_tenants_own_and_never_content(folder: Path) -> None:
-    ledger = f"sqlite:///{folder}/kvcustody.db"
+def test_the_command_shows_a_tenants_own_and_never_content(replayed: Path) -> None:
+    ledger = f"sqlite:///{replayed}/kvcustody.db"
 
     def asked(*words: str) -> str:
         found = CliRunner().invoke(

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import coverage_oracle as oracle
@@ -14,30 +13,11 @@ import pytest
 from sqlalchemy import Engine, select
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.query.showback import Cost, costs_of, showback
 from kvcustody.audit.schema.ledger import events
 from kvcustody.console.main import app
 
 COST = Cost(16, 2e-5, 3e-9)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A replay with a pool that is too small, grants and segments in use."""
-    folder = tmp_path_factory.mktemp("showback")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        found = CliRunner().invoke(app, ["replay", "--limit", "300", "--pool-blocks", "2048"])
-        assert found.exit_code == 0, found.output
-    return folder
-
-
-@pytest.fixture(scope="module")
-def ledger(folder: Path) -> Iterator[Engine]:
-    engine = open_store(folder / "kvcustody.db", read_only=True)
-    yield engine
-    engine.dispose()
 
 
 def by_hand(engine: Engine, since_us: int, until_us: int) -> dict[str, list[float]]:
@@ -85,11 +65,11 @@ def period(engine: Engine) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("part", [(0, 1), (0.2, 0.7)])
-def test_a_bill_is_what_the_leaves_add_up_to(ledger: Engine, part: tuple[float, float]) -> None:
-    first, last = period(ledger)
+def test_a_bill_is_what_the_leaves_add_up_to(replayed_ledger: Engine, part: tuple[float, float]) -> None:
+    first, last = period(replayed_ledger)
     since_us, until_us = (first + int((last - first) * share) for share in part)
-    hand = by_hand(ledger, since_us, until_us)
-    with ledger.connect() as connection:
+    hand = by_hand(replayed_ledger, since_us, until_us)
+    with replayed_ledger.connect() as connection:
         rows = showback(connection, since_us, until_us, {"replay": COST})
     assert {row.tenant for row in rows} == hand.keys() and len(rows) > 3
     for row in rows:
@@ -100,10 +80,10 @@ def test_a_bill_is_what_the_leaves_add_up_to(ledger: Engine, part: tuple[float, 
     assert sum(row.own_hit_blocks for row in rows) > 0, "void: nothing was reused"
 
 
-def test_parts_of_a_period_add_up(ledger: Engine) -> None:
-    first, last = period(ledger)
+def test_parts_of_a_period_add_up(replayed_ledger: Engine) -> None:
+    first, last = period(replayed_ledger)
     middle = (first + last) // 2
-    with ledger.connect() as connection:
+    with replayed_ledger.connect() as connection:
         parts = [
             {row.tenant: row for row in showback(connection, *span, {"replay": COST})}
             for span in ((first, last), (first, middle), (middle, last))
@@ -115,9 +95,9 @@ def test_parts_of_a_period_add_up(ledger: Engine) -> None:
             assert getattr(row, name) == pytest.approx(both, rel=1e-9, abs=1e-6)
 
 
-def test_nothing_is_guessed_of_a_cost_that_nobody_told(ledger: Engine) -> None:
-    first, last = period(ledger)
-    with ledger.connect() as connection:
+def test_nothing_is_guessed_of_a_cost_that_nobody_told(replayed_ledger: Engine) -> None:
+    first, last = period(replayed_ledger)
+    with replayed_ledger.connect() as connection:
         rows = showback(connection, first, last, {})
     reused = [row for row in rows if row.own_hit_blocks or row.taken_hit_blocks or row.given_hit_blocks]
     assert reused and all(row.saved_seconds is None is row.given_seconds for row in reused)
@@ -125,8 +105,8 @@ def test_nothing_is_guessed_of_a_cost_that_nobody_told(ledger: Engine) -> None:
     assert costs_of(said) == {"gpu-0": Cost(16, 1e-5)}
 
 
-def test_the_command_prints_the_same_as_a_table_csv_and_json(folder: Path) -> None:
-    url = f"sqlite:///{folder}/kvcustody.db"
+def test_the_command_prints_the_same_as_a_table_csv_and_json(replayed: Path) -> None:
+    url = f"sqlite:///{replayed}/kvcustody.db"
 
     def asked(*words: str, code: int = 0) -> str:
         found = CliRunner().invoke(app, ["showback", "--ledger", url, "--from", "2020-01-01", *words])
