@@ -32,7 +32,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError
 from kvcustody.files import sync_path
 from kvcustody.governance.identity.domain_spec import KeyOwner
-from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
 from kvcustody.governance.keys.root_key_wrapping import WRAPPED_BYTES, WrappingPort
 
 ID_BYTES = 16
@@ -48,6 +48,7 @@ _RECORD = struct.Struct(
     f"<B 3x I {ID_BYTES}s 32s Q Q {WRAPPED_BYTES}s 48s"
 )  # kind, CRC-32, id, whose, times, key, label
 _LABEL_BYTES = 48
+_DERIVATION_SALT = b"kvcustody/v1/shred/derived-key"
 
 
 class ShredKey(NamedTuple):
@@ -121,9 +122,19 @@ class ShredKeys:
             id_ = self._ids.get((_SUBJECT, whose))
             return None if id_ is None else self._key(id_)
 
+    def pseudonym(self, name: bytes) -> bytes:
+        """16 bytes that stand for a name in what these keys' holders write down; the same in every process."""
+        return self._digest(b"pseudonym\0" + name)[:ID_BYTES]
+
+    def derive(self, info: bytes, into: KeyBuffer) -> None:
+        """A key of the file's own, for what its holders write down of what they keep. The caller wipes it."""
+        derive(self._naming(), salt=_DERIVATION_SALT, info=info, into=into)
+
     def _digest(self, whose: bytes) -> bytes:
-        naming = self.secret(self._of(_NAMING, _OF_FILE, "", 0).id)
-        return hashlib.blake2b(whose, key=naming.view(), digest_size=32).digest()
+        return hashlib.blake2b(whose, key=self._naming().view(), digest_size=32).digest()
+
+    def _naming(self) -> KeyBuffer:
+        return self.secret(self._of(_NAMING, _OF_FILE, "", 0).id)
 
     def _of(self, kind: int, whose: bytes, label: str, until_us: int) -> ShredKey:
         with self._lock:
