@@ -152,6 +152,11 @@ class EnginePort(Authority[ExternalPool]):
         self._refuse_integrity(table)
         super().activate(table, actor=actor, expires_utc_us=expires_utc_us)
 
+    @property
+    def keyring(self) -> Keyring:
+        """Whose epochs the port's keys come from: for what names copies by the same."""
+        return self._keyring
+
     def defer_calls(self, flush: Callable[[], None]) -> None:
         """The adapter makes its calls later, in order; `flush` makes it make all of them now."""
         self._flush_deferred = flush
@@ -450,6 +455,17 @@ class EnginePort(Authority[ExternalPool]):
         else:
             self.pool.hand_out(residency, which, residency.domain, now_us)
         self._begin(residency, now_us)
+
+    def restored(
+        self, residency: ExternalResidency, blocks: Sequence[int], born_us: int, ceiling_us: int
+    ) -> None:
+        """A tier filled these blocks, which the request was handed: they are as old as the copies, and end with them.
+
+        Told before they are published.
+        """
+        if blocks:
+            self._flush_deferred()
+            self.pool.restored(residency, np.array(blocks, dtype=np.int64), born_us, ceiling_us)
 
     def handed_out_each(self, residencies: Sequence[ExternalResidency], blocks: Sequence[int]) -> None:
         """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""

@@ -1,0 +1,60 @@
+"""Governed engines with tiers: a policy that lets `internal` leave, a pool of a few prompts, and eyes on what workers keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deployment import CONNECTOR, POLICY, Deployment
+from local_engine import BLOCK, LocalEngine
+from vllm.config import KVTransferConfig
+
+BLOCKS = 40  # of the pool: two prompts and their answers
+PREFIX = 12  # blocks of a prompt
+OBJECT = 4  # blocks in an object
+SECONDS = 20.0
+
+TIER_POLICY = POLICY.replace(
+    "offload: {internal: never, brief: never, restricted: never}",
+    "offload: {internal: {tiers: [host, nvme], encrypt: required}, "
+    "brief: {tiers: [host], encrypt: required}, restricted: never}",
+)
+assert TIER_POLICY != POLICY
+
+
+def connector(**offload: Any) -> KVTransferConfig:
+    """Ours, with these tiers."""
+    offload = {"host_bytes": 64 << 20, "object_blocks": OBJECT, "staging_bytes": 8 << 20, **offload}
+    return KVTransferConfig(
+        **CONNECTOR, kv_load_failure_policy="recompute", kv_connector_extra_config={"offload": offload}
+    )
+
+
+def options(**offload: Any) -> dict[str, Any]:
+    """What an engine with tiers is started with."""
+    return {"kv_transfer_config": connector(**offload), "num_gpu_blocks_override": BLOCKS}
+
+
+def prompt(seed: int, blocks: int = PREFIX) -> list[int]:
+    """`blocks` whole blocks that no other seed shares, and one token."""
+    return [(seed * 131 + at * (seed % 7 + 3) + at // 29) % 480 + 20 for at in range(blocks * BLOCK)] + [17]
+
+
+def displace(engine: LocalEngine, tenant: str = "churner", rounds: int = 4) -> None:
+    """Other work takes the whole pool."""
+    for _ in range(rounds):
+        place = next(_places)
+        engine.ask(prompt(1000 + place), tenant=tenant, max_tokens=2)
+
+
+def tier(engine: LocalEngine, name: str = "host") -> dict[str, Any]:
+    """What the engine says of one tier."""
+    return engine.governance("stats")["tiers"][name]
+
+
+def deployment_with(folder: Path, policy: str = TIER_POLICY) -> Deployment:
+    """A deployment whose policy lets copies be."""
+    return Deployment(folder, policy=policy)
+
+
+_places = iter(range(100_000))
