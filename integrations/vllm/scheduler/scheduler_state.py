@@ -349,10 +349,16 @@ class SchedulerState:
     # -- the engine's own books ---------------------------------------------------------------------------------------
 
     def view(self) -> EngineView:
-        """One row a block, from vLLM's own objects."""
+        """One row a block, from vLLM's own objects.
+
+        A request that ended within a load has its blocks until that is over.
+        """
         self.deferred.flush_unchecked()
+        tiers = self.deferred.tiers
         requests = frozenset(
-            one for one, governed in self.requests.items() if not governed.request.is_finished()
+            one
+            for one, governed in self.requests.items()
+            if not governed.request.is_finished() or (tiers is not None and tiers.is_loading(governed))
         )
         blocks = self.pool.blocks
         refs = np.fromiter((block.ref_cnt for block in blocks), dtype=np.int64, count=len(blocks))

@@ -339,6 +339,10 @@ class SchedulerTiers:
         governed.restored_blocks = len(blocks)
         self._loads[number] = (_Loading(governed, residency, planned.names, planned.tier, blocks), [])
 
+    def is_loading(self, governed: GovernedRequest) -> bool:
+        """Whether workers may still write into the request's blocks."""
+        return any(loading.governed is governed for loading, _ in self._loads.values())
+
     # -- answers --------------------------------------------------------------------------------------------------
 
     def receive(self, replies: Sequence[CopyReply]) -> None:

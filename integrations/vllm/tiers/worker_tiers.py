@@ -76,7 +76,10 @@ class WorkerKeys(NamedTuple):
 def open_worker_keys(settings: Settings, offload: OffloadSettings, clock: Clock) -> WorkerKeys:
     """Open what the settings name. Raises a `CustodyError` that says what cannot be opened."""
     core_dumps.disable_core_dumps(strict=settings.strict)
-    port = open_root_key(settings)
+    try:
+        port = open_root_key(settings)
+    except KeyringError:  # another worker of the first start made the file between our look and our writing
+        port = open_root_key(settings)
     path = settings.keyring_path
     shred = ShredKeys.open(path.parent / offload.shred_keys_path, port, clock)
     return WorkerKeys(Keyring(FileKeyStore(path), port, clock), path, shred)

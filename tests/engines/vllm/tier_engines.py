@@ -1,7 +1,10 @@
-"""Governed engines with tiers: a policy that lets `internal` leave, a pool of a few prompts, and eyes on what workers keep."""
+"""Governed engines with tiers: a policy that lets `internal` leave, and a pool that holds few prompts."""
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,10 @@ TIER_POLICY = POLICY.replace(
     "offload: {internal: {tiers: [host, nvme], encrypt: required}, "
     "brief: {tiers: [host], encrypt: required}, restricted: never}",
 )
-assert TIER_POLICY != POLICY
+TIER_POLICY = TIER_POLICY.replace(  # copies of tenants that the policy names are found again after a restart
+    "  default: {quota", "  alpha: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}\n  default: {quota"
+)
+assert TIER_POLICY.count("alpha") == 1
 
 
 def connector(**offload: Any) -> KVTransferConfig:
@@ -47,6 +53,16 @@ def displace(engine: LocalEngine, tenant: str = "churner", rounds: int = 4) -> N
         engine.ask(prompt(1000 + place), tenant=tenant, max_tokens=2)
 
 
+def until(holds: Callable[[], bool], seconds: float = SECONDS) -> bool:
+    """Whether it comes to hold in time."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
 def tier(engine: LocalEngine, name: str = "host") -> dict[str, Any]:
     """What the engine says of one tier."""
     return engine.governance("stats")["tiers"][name]
@@ -57,4 +73,4 @@ def deployment_with(folder: Path, policy: str = TIER_POLICY) -> Deployment:
     return Deployment(folder, policy=policy)
 
 
-_places = iter(range(100_000))
+_places = itertools.count()
