@@ -68,6 +68,14 @@ class PrefillCost:
         found: Floats = _work(computed, before) @ self.coefficients
         return found
 
+    def seconds_of(self, computed: int, before: int) -> float:
+        """What one prefill takes; 0 before anything is known."""
+        if not self.is_known:
+            return 0.0
+        self.solve()
+        start, token, pair = self.coefficients.tolist()
+        return float(start + token * computed + pair * (computed * before + computed * computed / 2))
+
     def avoided_seconds(self, attached: Floats) -> float:
         """What prefilling these leading tokens would have taken, each number a request of its own; 0 before then."""
         if not self.is_known:

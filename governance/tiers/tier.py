@@ -219,6 +219,33 @@ class SealedTier:
     def __bool__(self) -> bool:
         return True
 
+    def admits(self, label: DomainLabel) -> bool:
+        """Whether policy lets blocks of this domain be here."""
+        return label.spec is not None and self._terms.absolute_us(label.tenant, label.classification) > 0
+
+    def has(self, label: DomainLabel, last: bytes) -> bool:
+        """Whether a copy that ends with this block can be found."""
+        if label.spec not in self._domains:
+            return False
+        with suppress(KeyringError):
+            return self._index.find(self._name(label.spec, last)) >= 0
+        return False
+
+    def probe(self) -> int:
+        """Read one object as a load does, and drop it; its bytes, 0 where there is none or it does not answer."""
+        rows = self._index.least_used(1)
+        if not rows:
+            return 0
+        name = self._index.name(rows[0])
+        with suppress(StoreError):
+            sealed = self._store.prepare_load(name)
+            if sealed is not None:
+                size = len(sealed)
+                sealed.release()
+                self._store.complete_load(name)
+                return size
+        return 0
+
     # -- in and out -----------------------------------------------------------------------------------------------
 
     def store(self, run: PublishedRun, read: Read) -> int:
