@@ -62,6 +62,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.first_asked import FirstAsked
+from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.observability.stats import Stats, charged_blocks, pool_stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.observability.thrash import ThrashWatch
@@ -99,8 +100,12 @@ class Governor(Authority[BlockManager]):
         clock: Clock | None = None,
         expires_utc_us: int | None = None,
         tiers: Callable[[TierRules], Sequence[SealedTier]] | None = None,
+        recompute: RecomputeCost | None = None,
     ) -> None:
-        """`tiers` opens what evicted blocks go to, under the rules of whichever revision is active."""
+        """`tiers` opens what evicted blocks go to, under the rules of whichever revision is active.
+
+        `recompute` says what computing tokens again takes, in place of what its own prefills were measured at.
+        """
         self._pools = pools
         self._keep_last = pools.options.keep_last_token
         self._live: dict[Hashable, RunningSequence] = {}
@@ -126,7 +131,7 @@ class Governor(Authority[BlockManager]):
         self.offload: Offloading | None = None
         if tiers is not None:
             opened = tiers(TierRules(lambda: self.table, self.authorize))
-            self.offload = Offloading(opened, self.measures.cost, self._clock, self.block_tokens)
+            self.offload = Offloading(opened, recompute or self.measures.cost, self._clock, self.block_tokens)
             self.erasures.tiers += opened
             pools.watch = self.offload.watch
         pools.boot(quotas_of(table))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -30,10 +30,10 @@ from kvcustody.allocator.prefix.sequence import RunningSequence, Span
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
-from kvcustody.governance.observability.prefill_cost import PrefillCost
+from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.tiers.copy_event import TransferDecision
 from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
-from kvcustody.governance.tiers.transfer_rates import TransferRates
+from kvcustody.governance.tiers.transfer_rates import TierUse, TransferRates
 
 STEP_BYTES_MAX = 256 << 20
 _Read = Callable[[int, int, memoryview], None]
@@ -53,20 +53,6 @@ class CopyableMemory(Memory, Protocol):
 
     def write(self, shard: int, blocks: Blocks, data: memoryview) -> None:
         """Copy what `read` made into a shard's part of `blocks`."""
-
-
-class TierUse(NamedTuple):
-    """What one tier did for an engine: blocks that came back, what it took, and what was decided."""
-
-    tier: str
-    stored_blocks: int
-    restored_blocks: int
-    stored_bytes: int
-    restored_bytes: int
-    store_us: int
-    restore_us: int
-    decided_against: int
-    error: float | None
 
 
 class _Way:
@@ -107,7 +93,7 @@ class Offloading:
     def __init__(
         self,
         tiers: Sequence[SealedTier],
-        cost: PrefillCost,
+        cost: RecomputeCost,
         clock: Clock,
         block_tokens: int,
         *,
@@ -119,7 +105,6 @@ class Offloading:
         self._block_tokens = block_tokens
         self._step_bytes = self._left = step_bytes
         self._decisions: list[TransferDecision] = []
-        self._next_due_us: int | None = None
 
     @property
     def tiers(self) -> list[SealedTier]:
@@ -348,10 +333,9 @@ class Offloading:
     def step(self, now_us: int) -> None:
         """Once an engine step: what is due ends, and a tier that is left alone is looked at."""
         self._left = self._step_bytes
-        if self._next_due_us is None or now_us >= self._next_due_us:
-            for way in self._ways:
+        for way in self._ways:
+            if way.tier.is_due(now_us):
                 way.tier.expire()
-            self._next_due_us = now_us + 100_000
         for way in self._ways:
             if way.against and now_us >= way.due_us and way.restores.samples:
                 self._look(way, now_us)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from kvcustody.clock import Clock
@@ -37,13 +38,37 @@ class BlockShape(NamedTuple):
         return hashlib.sha256(b"kvcustody/pool-blocks@1" + repr(tuple(self)).encode()).digest()
 
 
-def wants_tiers(settings: Settings) -> bool:
-    """Whether any tier is set."""
-    return bool(settings.host_tier_bytes or settings.nvme_tier_path)
+class TierPlan(NamedTuple):
+    """What to open. Bytes of 0, and no path: not that one."""
+
+    shred_keys: Path
+    host_bytes: int = 0
+    nvme_path: Path | None = None
+    nvme_bytes: int = 0
+    object_blocks: int = 16
+    staging_buffers: int = 2
+    timeout_seconds: float = 0.25
+
+
+def tier_plan(settings: Settings) -> TierPlan | None:
+    """What the settings ask for; None: no tier. Raises `ConfigError` that names the setting."""
+    if not settings.host_tier_bytes and settings.nvme_tier_path is None:
+        return None
+    if settings.nvme_tier_path is not None and not settings.nvme_tier_bytes:
+        raise ConfigError("setting `nvme_tier_bytes`: say how much the folder `nvme_tier_path` may hold")
+    return TierPlan(
+        settings.shred_keys_path,
+        settings.host_tier_bytes,
+        settings.nvme_tier_path,
+        settings.nvme_tier_bytes,
+        settings.tier_object_blocks,
+        settings.tier_staging_buffers,
+        settings.tier_timeout_ms / 1000,
+    )
 
 
 def open_tiers(
-    settings: Settings,
+    plan: TierPlan,
     shape: BlockShape,
     keyring: Keyring,
     port: WrappingPort,
@@ -51,22 +76,19 @@ def open_tiers(
     stack: ExitStack,
     rules: TierRules,
 ) -> list[SealedTier]:
-    """Open them; `stack` lets go of what they share. Raises `ConfigError` that names the setting."""
+    """Open them; `stack` lets go of what they share. Raises `ConfigError` that says what cannot be had."""
     stores: list[TierStore] = []
-    if settings.host_tier_bytes:
-        stores.append(HostArena(settings.host_tier_bytes))
-    if settings.nvme_tier_path is not None:
-        if not settings.nvme_tier_bytes:
-            raise ConfigError("setting `nvme_tier_bytes`: say how much the folder `nvme_tier_path` may hold")
-        store = FileStore(settings.nvme_tier_path, settings.nvme_tier_bytes)
-        seconds = settings.tier_timeout_ms / 1000
-        stores.append(GuardedStore(store, seconds=seconds, clock=clock))
-    shred = ShredKeys.open(settings.shred_keys_path, port, clock)
+    if plan.host_bytes:
+        stores.append(HostArena(plan.host_bytes))
+    if plan.nvme_path is not None:
+        store = FileStore(plan.nvme_path, plan.nvme_bytes)
+        stores.append(GuardedStore(store, seconds=plan.timeout_seconds, clock=clock))
+    shred = ShredKeys.open(plan.shred_keys, port, clock)
     stack.callback(shred.close)
     keys = SealKeys(keyring, shred)
     stack.callback(keys.close)
     block_bytes = shape.bytes_per_block * shape.shards
-    staging = Staging(settings.tier_staging_buffers, settings.tier_object_blocks * block_bytes)
+    staging = Staging(plan.staging_buffers, plan.object_blocks * block_bytes)
     stack.callback(staging.close)
     return [
         SealedTier(
@@ -82,7 +104,7 @@ def open_tiers(
                 partial(rules.absolute_us, Tier(store.kind)),
                 rules.share,
                 rules.tenants,
-                settings.tier_object_blocks,
+                plan.object_blocks,
             ),
         )
         for store in stores

@@ -12,8 +12,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 _WEIGHT = 0.3  # of a new sample
 _CLASSES = 48
+
+
+class TierUse(NamedTuple):
+    """What one tier did for an engine: blocks that came back, what it took, and what was decided."""
+
+    tier: str
+    stored_blocks: int
+    restored_blocks: int
+    stored_bytes: int
+    restored_bytes: int
+    store_us: int
+    restore_us: int
+    decided_against: int
+    error: float | None  # of predicted restores, as a share of what they took
 
 
 class TransferRates:

@@ -30,7 +30,7 @@ from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.open_tiers import BlockShape, open_tiers, wants_tiers
+from kvcustody.governance.tiers.open_tiers import BlockShape, open_tiers, tier_plan
 from kvcustody.governance.worker.open_foundation import open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins, open_root_key
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
@@ -122,10 +122,11 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
         table = standing.table
         warn_of_idle_fields(table, PoolOwner.KVCUSTODY)
         tiers = None
-        if wants_tiers(settings):
+        plan = tier_plan(settings)
+        if plan is not None:
             shape = BlockShape(memory.bytes_per_block, memory.shards, settings.block_tokens)
             port = open_root_key(settings)
-            tiers = partial(open_tiers, settings, shape, keyring, port, clock, stack)
+            tiers = partial(open_tiers, plan, shape, keyring, port, clock, stack)
         governor = Governor(
             pools, table, keyring, writer, clock=clock, expires_utc_us=standing.expires_utc_us, tiers=tiers
         )
