@@ -662,6 +662,7 @@ class Governor(Authority[BlockManager]):
             dict(self.attempts.totals),
             self._departed,
             serving=self.measures.figures(),
+            tiers={} if self.offload is None else self.offload.figures(),
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),
             room=room,
             tenant_tokens=self._tenant_tokens(),

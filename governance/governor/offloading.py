@@ -375,6 +375,28 @@ class Offloading:
             for way in self._ways
         ]
 
+    def figures(self) -> dict[str, float]:
+        """Everything, by the keys of `metrics.MEASURES`."""
+        found: dict[str, float] = {}
+        for way in self._ways:
+            counts = way.tier.counts
+            for key, value in (
+                ("copies", counts.living),
+                ("used_bytes", counts.living_bytes),
+                ("capacity_bytes", way.tier.capacity_bytes),
+                ("waiting", counts.waiting),
+                ("stored_blocks", way.stored_blocks),
+                ("restored_blocks", way.restored_blocks),
+                ("store_seconds", way.store_us / 1e6),
+                ("restore_seconds", way.restore_us / 1e6),
+                ("refused", counts.refused),
+                ("left_alone", way.against),
+                ("prediction_error", way.restores.error),
+            ):
+                if value is not None:
+                    found[f"tier_{key}.{way.tier.name}"] = value
+        return found
+
     def close(self) -> None:
         """End what does not outlive the process, and let the stores go."""
         for way in self._ways:
