@@ -351,6 +351,13 @@ def test_what_loads_without_being_written_by_us_fits_too(base):
     text = text.replace("tenants: [acme, labs]", 'tenants: "*"').replace("{reader: owner}", "{reader: acme}")
     load_policy(text, name="p.yaml")
     assert fits(text) == []
+    for tiers in (
+        "tiers: remote, encrypt: required, match: none",
+        "tiers: {nvme: {absolute: 1h}, remote: {}}, encrypt: required, within: 1m, match: [region]",
+    ):
+        changed = text.replace("tiers: [host, nvme], encrypt: required", tiers)
+        load_policy(changed, name="p.yaml")
+        assert changed != text and fits(changed) == []
 
 
 def test_the_schema_describes_every_field():
