@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from enum import StrEnum
 
-from kvcustody.policies.document.model import Offload, Policy
+from kvcustody.policies.document.model import Offload, Policy, Tier
 from kvcustody.policies.document.problems import quote
 from kvcustody.policies.workbench.lint.dead_rules import Finding
 
 _CODE = "KVP761"
-TIERS_SETTING = "tiers"
+_SETTINGS = {Tier.HOST: "host_tier_bytes", Tier.NVME: "nvme_tier_path"}
 
 
 class PoolOwner(StrEnum):
@@ -54,5 +54,6 @@ def _idle(
     if absent:
         which = ", ".join(map(quote, absent))
         where = " beside vLLM" if beside_engine else ""
-        why = f"no such tier is configured (setting {quote(TIERS_SETTING)})"
+        settings = ", ".join(quote(_SETTINGS[tier]) for tier in absent if tier in _SETTINGS)
+        why = "no such tier is configured" + (f" (set {settings})" if settings else "")
         yield offload.mark, _CODE, f"{what}: nothing is offloaded to {which}{where}: {why}"

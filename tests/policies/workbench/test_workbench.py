@@ -267,10 +267,10 @@ def test_a_tier_that_nobody_has_is_told(compiled):
     (low,) = told()
     assert (
         low.startswith("offload of `low`: nothing is offloaded to `host`, `nvme`")
-        and "setting `tiers`" in low
+        and "`host_tier_bytes`, `nvme_tier_path`" in low
     )
     (low,) = told(tiers=("host",))
-    assert "nothing is offloaded to `nvme`: no such tier" in low
+    assert "nothing is offloaded to `nvme`: no such tier is configured (set `nvme_tier_path`)" in low
     assert told(tiers=("host", "nvme")) == [] == told(owner=None, tiers=None)
     own = ("globex: {scope", "globex: {offload: {low: {tiers: [nvme], encrypt: required}}, scope")
     assert [one.split(":")[0] for one in told(own, tiers=("host",))] == [
