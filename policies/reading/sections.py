@@ -136,7 +136,7 @@ class IntegrityTerms(DocumentPart):
     verify: Annotated[Fraction, fields.SHARE] = told("The share of it that is compared")
 
 
-class TierTerms(DocumentPart):
+class TierLimitTerms(DocumentPart):
     """Limits of one tier, in place of those beside `tiers`."""
 
     called = "tier {0}"
@@ -148,9 +148,9 @@ class TierTable(DocumentPart):
     """Tiers with limits of their own."""
 
     called = "`tiers`"
-    host: TierTerms | None = told("Memory of the host", None)
-    nvme: TierTerms | None = told("Files of the host", None)
-    remote: TierTerms | None = told("A store on another machine", None)
+    host: TierLimitTerms | None = told("Memory of the host", None)
+    nvme: TierLimitTerms | None = told("Files of the host", None)
+    remote: TierLimitTerms | None = told("A store on another machine", None)
 
     def _wrongs(self) -> Iterator[Wrong]:
         if not self.model_fields_set:
@@ -180,7 +180,7 @@ class OffloadTerms(DocumentPart):
     )
 
     @property
-    def named(self) -> dict[Tier, TierTerms | None]:
+    def named(self) -> dict[Tier, TierLimitTerms | None]:
         """Every tier that blocks may go to, with the limits that it has of its own."""
         if isinstance(self.tiers, tuple):
             return {tier: None for tier in Tier if tier in self.tiers}
