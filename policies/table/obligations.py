@@ -57,7 +57,8 @@ class TierDuty(NamedTuple):
 class Obligations(NamedTuple):
     """The obligations of one tenant at one classification. `idle_us` or `absolute_us` 0: never CACHED.
 
-    `tier_absolute_us` and `tier_within_us` have an entry for each `Tier`, in order: 0 where blocks may not go there.
+    `tier_absolute_us`, `tier_within_us` and `tier_running_us` have an entry for each `Tier`, in order: 0 where blocks
+    may not go there.
     """
 
     idle_us: int
@@ -73,6 +74,7 @@ class Obligations(NamedTuple):
     integrity_share: float = 0.0
     tier_absolute_us: tuple[int, ...] = NOWHERE
     tier_within_us: tuple[int, ...] = NOWHERE
+    tier_running_us: tuple[int, ...] = NOWHERE
     match: tuple[str, ...] = ()
 
     @property
@@ -84,11 +86,10 @@ class Obligations(NamedTuple):
         """What is owed for copies in a tier, as far as the sections say it; rules may still forbid them."""
         at = _TIERS.index(tier)
         absolute_us = min(self.tier_absolute_us[at], self.absolute_us)
-        bound = min(self.active_max_us, absolute_us or self.active_max_us)
         return TierDuty(
             absolute_us if self.cacheable else 0,
             self.tier_within_us[at],
-            bound if tier in self.tiers else 0,
+            self.tier_running_us[at],
             self.encrypt or tier.must_encrypt,
             self.match if tier is Tier.REMOTE else (),
         )
@@ -116,6 +117,7 @@ def combine(first: Obligations, *others: Obligations) -> Obligations:
             integrity_share=max(result.integrity_share, other.integrity_share),
             tier_absolute_us=_shortest(result.tier_absolute_us, other.tier_absolute_us),
             tier_within_us=_shortest(result.tier_within_us, other.tier_within_us),
+            tier_running_us=_shortest(result.tier_running_us, other.tier_running_us),
             match=tuple(sorted({*result.match, *other.match})) if Tier.REMOTE in tiers else (),
         )
     return result
@@ -156,6 +158,7 @@ def ended(policy_wide: tuple[Obligations, ...]) -> Obligations:
         encrypt=True,
         tier_absolute_us=NOWHERE,
         tier_within_us=NOWHERE,
+        tier_running_us=NOWHERE,
         match=(),
     )
 
@@ -182,8 +185,16 @@ def _from_parts(
         integrity_share=float(integrity.verify),
         tier_absolute_us=tuple(each.absolute_us if each else 0 for each in limits),
         tier_within_us=tuple(each.within_us if each else 0 for each in limits),
+        tier_running_us=tuple(_running_us(limit, retention) for limit in map(offload.limit, Tier)),
         match=offload.match,
     )
+
+
+def _running_us(limit: TierLimit | None, retention: Retention) -> int:
+    """For how long blocks of a request that goes on may be in a tier, also where nothing outlives its request."""
+    if limit is None:
+        return 0
+    return min(filter(None, (limit.absolute_us, retention.absolute_us, retention.active_max_us)))
 
 
 def _shortened(limit: TierLimit, absolute_us: int) -> TierLimit:

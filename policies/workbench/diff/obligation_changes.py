@@ -19,7 +19,7 @@ from kvcustody.policies.workbench.prove.obligation_checks import looser
 from kvcustody.policies.workbench.prove.route_examples import routes
 from kvcustody.times import span
 
-_IMPLIED = ("tier_absolute_us", "tier_within_us")
+_IMPLIED = ("tier_absolute_us", "tier_within_us", "tier_running_us")
 _APART = (Profile.SHARED, Profile.STRICT, Profile.DEDICATED)
 
 
@@ -64,10 +64,11 @@ def _obligations(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterato
 
 def _is_by_default(owed: Obligations) -> bool:
     """Whether the limits of tiers say nothing that tiers and retention do not."""
-    own = (owed.absolute_us, default_within_us(owed.absolute_us))
-    limits = zip(owed.tier_absolute_us, owed.tier_within_us, strict=True)
+    running_us = min(owed.active_max_us, owed.absolute_us or owed.active_max_us)
+    own = (owed.absolute_us, default_within_us(owed.absolute_us), running_us)
+    limits = zip(owed.tier_absolute_us, owed.tier_within_us, owed.tier_running_us, strict=True)
     return all(
-        limit == (own if tier in owed.tiers else (0, 0)) for tier, limit in zip(Tier, limits, strict=True)
+        limit == (own if tier in owed.tiers else (0, 0, 0)) for tier, limit in zip(Tier, limits, strict=True)
     )
 
 
