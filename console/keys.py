@@ -159,9 +159,9 @@ def _show_tree(found: KeyHierarchy, last: int) -> None:
         made = [key.created_us for key in found.subjects]
         since = f"{readable(min(made))} to {readable(max(made))}"
         table.add_row("subjects", str(len(made)), since, SUBJECT_ENDS, SUBJECT_WHEN)
-    for key in found.buckets:
-        when = f"{readable(key.until_us)}{', overdue' if key in found.overdue else ''}"
-        table.add_row(f"bucket of {key.label}", "1", readable(key.created_us), BUCKET_ENDS, when)
+    for bucket in found.buckets:
+        when = f"{readable(bucket.until_us)}{', overdue' if bucket in found.overdue else ''}"
+        table.add_row(f"bucket of {bucket.label}", "1", readable(bucket.created_us), BUCKET_ENDS, when)
     out.print(table)
     _show_destroyed(found, last)
     if found.overdue:
