@@ -330,6 +330,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self._limit(table)
         self._share_ledger(table)
         self._bind(table, now_us)
+        self._narrow_tiers()
 
     def _share_ledger(self, table: DecisionTable) -> None:
         """Where tenants are kept apart, each waits for the ledger in a share of its own: that of the pool."""
@@ -421,6 +422,10 @@ class Authority(ABC, Generic[PoolT_co]):
         self._book.drop()
         self._forget_lookups()
         self._bind(self.table, self._clock.now_us())
+        self._narrow_tiers()
+
+    def _narrow_tiers(self) -> None:
+        """Policy or keys have changed: what may be in no tier any more ends there."""
 
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
         """Rotate and destroy keys as ordered; on record at latest before the owner's next request. How many epochs."""

@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -51,6 +51,7 @@ from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunne
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.conservation_counts import pool_counts
 from kvcustody.governance.governor.erase_in_pools import GovernorErasure
+from kvcustody.governance.governor.offloading import Offloading
 from kvcustody.governance.governor.overdue_watch import OverdueWatch
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.governor.scan_books import GovernorScanSource
@@ -61,6 +62,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.first_asked import FirstAsked
+from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.observability.stats import Stats, charged_blocks, pool_stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.observability.thrash import ThrashWatch
@@ -77,6 +79,8 @@ from kvcustody.governance.request import (
     read_prompt,
     read_token_array,
 )
+from kvcustody.governance.tiers.tier import SealedTier
+from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.policies.document.model import Action
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -95,7 +99,13 @@ class Governor(Authority[BlockManager]):
         *,
         clock: Clock | None = None,
         expires_utc_us: int | None = None,
+        tiers: Callable[[TierRules], Sequence[SealedTier]] | None = None,
+        recompute: RecomputeCost | None = None,
     ) -> None:
+        """`tiers` opens what evicted blocks go to, under the rules of whichever revision is active.
+
+        `recompute` says what computing tokens again takes, in place of what its own prefills were measured at.
+        """
         self._pools = pools
         self._keep_last = pools.options.keep_last_token
         self._live: dict[Hashable, RunningSequence] = {}
@@ -118,6 +128,12 @@ class Governor(Authority[BlockManager]):
             lambda: self.table.policy.erasure,
         )
         self._orphans = OrphanScans(GovernorScanSource(self), self._clock, self._emit)
+        self.offload: Offloading | None = None
+        if tiers is not None:
+            opened = tiers(TierRules(lambda: self.table, self.authorize))
+            self.offload = Offloading(opened, recompute or self.measures.cost, self._clock, self.block_tokens)
+            self.erasures.tiers += opened
+            pools.watch = self.offload.watch
         pools.boot(quotas_of(table))
         self._keep_sums(table)
         self._drain(self._clock.now_us())
@@ -211,13 +227,20 @@ class Governor(Authority[BlockManager]):
         if crossed is not None:
             self._reuse.crossed(plan, crossed)
         self._outbox.append(opening)
+        if self.offload is not None and self._restore(manager, begun, prompt, now_us):
+            answer = _admission(begun, self.block_tokens)
         counters.count_start(plan.session, prompt.tokens if plan.has_keys else None, begun.hit_blocks)
-        if begun.hit_blocks and (plan.grants or plan.segments):
-            counters.granted_hit_blocks += begun.foreign_blocks()
-        counters.stale_blocks += found.stale_blocks
-        counters.verified_blocks += found.checked_blocks
-        self._measure(begun, manager, counters, now_us)
+        self._measure(begun, plan, found, counters, now_us)
         return answer
+
+    def _restore(self, manager: BlockManager, begun: RunningSequence, prompt: Prompt, now_us: int) -> int:
+        """Fill blocks behind the hit from tiers. Where the device fails the request ends, as one that never was."""
+        assert self.offload is not None
+        try:
+            return self.offload.restore(manager, begun, prompt.limit, now_us)
+        except Exception:
+            self.release(begun.id, "failed")
+            raise
 
     def _match(self, manager: BlockManager, read: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
         began_ns = perf_counter_ns()
@@ -226,9 +249,18 @@ class Governor(Authority[BlockManager]):
         return found
 
     def _measure(
-        self, begun: RunningSequence, manager: BlockManager, counters: TenantCounters, now_us: int
+        self,
+        begun: RunningSequence,
+        plan: Plan[BlockManager],
+        found: PrefixMatch,
+        counters: TenantCounters,
+        now_us: int,
     ) -> None:
-        leaf, evicted = begun.leaf, manager.tree.evicted_keys
+        if begun.hit_blocks and (plan.grants or plan.segments):
+            counters.granted_hit_blocks += begun.foreign_blocks()
+        counters.stale_blocks += found.stale_blocks
+        counters.verified_blocks += found.checked_blocks
+        leaf, evicted = begun.leaf, plan.manager.tree.evicted_keys
         age_us = now_us - leaf.born_us if leaf is not None else 0
         self.measures.began(begun.hit_blocks, age_us, now_us - begun.asked_us)
         if evicted.evicted:
@@ -304,7 +336,7 @@ class Governor(Authority[BlockManager]):
                 self._record_joins(manager)
 
     def _has_first_token(self, sequence: RunningSequence, now_us: int) -> None:
-        attached = sequence.hit_blocks * self.block_tokens
+        attached = (sequence.hit_blocks + sequence.restored_blocks) * self.block_tokens
         began_us = sequence.residency.opened_us
         self.measures.first_token(
             sequence.prompt_tokens - attached, attached, now_us - sequence.asked_us, now_us - began_us
@@ -487,6 +519,8 @@ class Governor(Authority[BlockManager]):
             self.release(sequence.id, "active-max")
         self._outbox += self._overdue.look(self._pools.managers, now_us)
         self._orphans.step()
+        if self.offload is not None:
+            self.offload.step(now_us)
         if self.erasures.pending:
             self.erasures.poll()
         self._drain(now_us)
@@ -554,6 +588,10 @@ class Governor(Authority[BlockManager]):
     def _limit(self, table: DecisionTable) -> None:
         self._pools.limit(quotas_of(table))
         self._keep_sums(table)
+
+    def _narrow_tiers(self) -> None:
+        if self.offload is not None:
+            self.offload.narrow()
 
     def _keep_sums(self, table: DecisionTable) -> None:
         """What compares blocks with checksums is made ready before a request waits for it."""
@@ -624,6 +662,7 @@ class Governor(Authority[BlockManager]):
             dict(self.attempts.totals),
             self._departed,
             serving=self.measures.figures(),
+            tiers={} if self.offload is None else self.offload.figures(),
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),
             room=room,
             tenant_tokens=self._tenant_tokens(),
@@ -665,6 +704,8 @@ class Governor(Authority[BlockManager]):
         now_us = self._clock.now_us()
         for manager in self._pools.managers:
             manager.teardown(now_us)
+        if self.offload is not None:
+            self.offload.close()
         if self.erasures.pending:
             self.erasures.poll(now=True)
         self._outbox += self.attempts.events()
@@ -679,7 +720,8 @@ class Governor(Authority[BlockManager]):
 
 
 def _admission(begun: RunningSequence, block_tokens: int) -> Admission:
-    return Admission(begun.id, begun.hit_blocks * block_tokens, _block_table(begun), begun.slot)
+    there = begun.hit_blocks + begun.restored_blocks
+    return Admission(begun.id, there * block_tokens, _block_table(begun), begun.slot)
 
 
 def _block_table(sequence: RunningSequence) -> Blocks:

@@ -57,6 +57,8 @@ KEY_BYTES = 32
 _BUCKETS = 16  # in the time that a classification may keep anything
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
 _KNOWN_MIN = 1024  # domains and shred keys that are known before those of nothing are forgotten
+_NEVER_US = 1 << 62
+_ASK_AGAIN_US = 100_000  # of a store that could not delete
 _BEGINNING = HEADER_BYTES + FACTS_BYTES + TAG_BYTES
 
 Read = Callable[[int, int, memoryview], None]
@@ -185,6 +187,7 @@ class SealedTier:
         self._held: dict[str, int] = {}  # bytes of the store by tenant
         self._numbered = self._ended = self._destroyed = 0
         self._stored_blocks = self._restored_blocks = self._refused = 0
+        self._due_us, self._ask_again_us, self._shreds_seen = _NEVER_US, 0, shred.changes()
         self.found_at_start, self.ended_at_start = self._find_what_is_there()
 
     @property
@@ -218,6 +221,33 @@ class SealedTier:
 
     def __bool__(self) -> bool:
         return True
+
+    def admits(self, label: DomainLabel) -> bool:
+        """Whether policy lets blocks of this domain be here."""
+        return label.spec is not None and self._terms.absolute_us(label.tenant, label.classification) > 0
+
+    def has(self, label: DomainLabel, last: bytes) -> bool:
+        """Whether a copy that ends with this block can be found."""
+        if label.spec not in self._domains:
+            return False
+        with suppress(KeyringError):
+            return self._index.find(self._name(label.spec, last)) >= 0
+        return False
+
+    def probe(self) -> int:
+        """Read one object as a load does, and drop it; its bytes, 0 where there is none or it does not answer."""
+        rows = self._index.least_used(1)
+        if not rows:
+            return 0
+        name = self._index.name(rows[0])
+        with suppress(StoreError):
+            sealed = self._store.prepare_load(name)
+            if sealed is not None:
+                size = len(sealed)
+                sealed.release()
+                self._store.complete_load(name)
+                return size
+        return 0
 
     # -- in and out -----------------------------------------------------------------------------------------------
 
@@ -374,6 +404,7 @@ class SealedTier:
         owner = self._owners[row.domain]
         self._numbered = row.number
         self._index.add(name, row)
+        self._due_us = min(self._due_us, row.due_us)
         self._held[owner.tenant] = self._held.get(owner.tenant, 0) + self._store.taken(row.size)
         copy = _Ended(row.number, owner.tenant, owner.classification, row.blocks, row.size, row.due_us)
         self._tell("stored", name, copy, cause)
@@ -472,24 +503,40 @@ class SealedTier:
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
+    def is_due(self, now_us: int) -> bool:
+        """Whether `expire` may have something to do at this boot time."""
+        return (
+            self._clock.of_boot(now_us) >= self._due_us
+            or self._shred.changes() != self._shreds_seen
+            or (bool(self._waiting) and now_us >= self._ask_again_us)
+        )
+
     def expire(self) -> int:
-        """End every copy that is due, and the keys of buckets that are over; how many copies."""
-        now_us = self._clock.now_us()
-        rows = self._index.rows(self._index.column("due_us") <= now_us)
+        """End every copy that is due or whose keys are destroyed, and the keys of buckets that are over; how many."""
+        now_us, index = self._clock.now_us(), self._index
+        rows = index.rows(index.column("due_us") <= now_us)
         self._end(rows, "ceiling")
         gone = {receipt.key.id for receipt in self._shred.destroy_due(now_us)}
+        living = self._shred.living()
+        self._shreds_seen = self._shred.changes()
+        ids = {key.id for key in living} | {NO_SHRED}
+        dead = [number for number, id_ in enumerate(self._shreds) if id_ not in ids]
+        ended = 0
+        if dead:  # by an erasure elsewhere, or by whoever has the file
+            theirs = np.isin(index.column("subject"), dead) | np.isin(index.column("bucket"), dead)
+            ended = self._end_with_key(index.rows(theirs))
         if gone and self._waiting:
             self._tell_destroyed(gone)
         self._keys.look()
         self._delete([])
-        if len(self._owners) + len(self._shreds) > _KNOWN_MIN + 4 * len(self._index):
+        self._ask_again_us = self._clock.boot_us() + _ASK_AGAIN_US
+        due = index.column("due_us")[index.column("living") > 0]
+        self._due_us = min(
+            int(due.min(initial=_NEVER_US)), *(key.until_us for key in living if key.until_us), _NEVER_US
+        )
+        if len(self._owners) + len(self._shreds) > _KNOWN_MIN + 4 * len(index):
             self._forget_unused()
-        return len(rows)
-
-    def next_due_us(self) -> int | None:
-        """The boot time at which a copy is due next; None where nothing is here."""
-        due = self._index.column("due_us")[self._index.column("living") > 0]
-        return self._clock.to_boot(int(due.min())) if len(due) else None
+        return len(rows) + ended
 
     def narrow(self) -> int:
         """The policy, a keyring or a file of shred keys has changed: end what may be here no longer; how many.
@@ -514,6 +561,7 @@ class SealedTier:
             for row in rows:
                 if self._index.value("due_us", row) > now_us + absolute_us:
                     self._index.shorten(row, now_us + absolute_us)
+                    self._due_us = min(self._due_us, now_us + absolute_us)
         return ended
 
     def _end_with_key(self, rows: list[int]) -> int:

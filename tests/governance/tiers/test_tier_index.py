@@ -12,7 +12,8 @@ from kvcustody.governance.tiers.tier_index import CopyRow, TierIndex
 
 def add(index: TierIndex, name: bytes, **changed: int) -> int:
     values = {
-        "number": 8, "size": 100, "domain": 1, "subject": 2, "bucket": 3, "born_us": 4, "ceiling_us": 5, "due_us": 9, "sealed_due_us": 9,
+        "number": 8, "size": 100, "domain": 1, "subject": 2, "bucket": 3, "born_us": 4, "ceiling_us": 5,
+        "due_us": 9, "sealed_due_us": 9,
         "depth": 6, "blocks": 7,
     } | changed  # fmt: skip
     return index.add(name, CopyRow(**values))

@@ -1,0 +1,67 @@
+"""What the active revision lets be in a tier, and how much of it is whose: asked at each copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvcustody.errors import LedgerUnavailable
+from kvcustody.governance.decisions.access_plan import owed_by
+from kvcustody.governance.decisions.authorize import OwnData
+from kvcustody.governance.decisions.staged_table import quotas_of
+from kvcustody.governance.tiers.tier import TierShare
+from kvcustody.policies.document.model import Action, Tier
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import Decision
+
+_KNOWN_MAX = 10_000
+
+
+class TierRules:
+    """`table` gives the active revision; `authorize` has a permit on record before the first copy."""
+
+    def __init__(
+        self, table: Callable[[], DecisionTable], authorize: Callable[[Action, OwnData], Decision]
+    ) -> None:
+        self._table = table
+        self._authorize = authorize
+        self._known: dict[tuple[Tier, str, str], int] = {}
+        self._known_of: DecisionTable | None = None
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Whom the policy names."""
+        return tuple(tenant.id for tenant in quotas_of(self._table()).policy.tenants)
+
+    def absolute_us(self, tier: Tier, tenant: str, classification: str) -> int:
+        """How long copies may be in `tier`, in microseconds; 0 where they may not, or the permit is not on record."""
+        table = self._table()
+        if table is not self._known_of or len(self._known) > _KNOWN_MAX:
+            self._known, self._known_of = {}, table
+        key = (tier, tenant, classification)
+        known = self._known.get(key)
+        if known is None:
+            levels = table.policy.classifications
+            if classification not in levels:
+                return 0
+            level = levels.index(classification)
+            known = self._known[key] = self._owed_us(table, tier, OwnData(tenant, level, classification))
+        return known
+
+    def _owed_us(self, table: DecisionTable, tier: Tier, own: OwnData) -> int:
+        owed = owed_by(table, own.tenant, own.level)
+        if tier not in owed.tiers or not owed.absolute_us:
+            return 0
+        try:
+            permitted = self._authorize(Action.OFFLOAD, own).permitted
+        except LedgerUnavailable:
+            return 0
+        return owed.absolute_us if permitted else 0
+
+    def share(self, tenant: str) -> TierShare:
+        """A tenant's part of a tier is that of the pools: where tenants are kept apart, no more than its guarantee."""
+        base = quotas_of(self._table())
+        entry = base.tenant(tenant)
+        if entry is None:
+            return TierShare(0.0, 0.0)
+        guaranteed = float(entry.guaranteed)
+        return TierShare(guaranteed, guaranteed if base.policy.profile.isolating else float(entry.cap))
