@@ -1,11 +1,11 @@
 """The connector that vLLM loads: one class for both roles, each delegating to its own half.
 
-1. Without `offload` it moves no block and loads none: for vLLM it is a connector that never has anything external, so
+1. Without tiers it moves no block and loads none: for vLLM it is a connector that never has anything external, so
    nothing of the model's path changes. What it needs of the connector interface is the order of calls.
 2. It supports hybrid managers, and does not ask vLLM to deliver or defer anything: `requires_kv_delivery` is False
    whatever role the command line names.
-3. With `offload`, blocks that a tier brings back are loaded asynchronously in vLLM's own way: their request waits
-   alone, and what a load could not fill is told as failed, so that vLLM computes it.
+3. With tiers, blocks that one brings back are loaded asynchronously in vLLM's own way: their request waits alone, and
+   what a load could not fill is told as failed, so that vLLM computes it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kvcustody.errors import ConfigError, IsolationError
 from kvcustody.governance.observability.logs import configure
+from kvcustody.governance.tiers.open_tiers import tier_plan
 from kvcustody.integrations.vllm import installed
-from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.open_custody import NULL_BLOCK, settings_of
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
@@ -205,8 +205,8 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 def _tiers_opener(config: VllmConfig, settings: Settings) -> Callable[[TensorMemory], WorkerTiers] | None:
     """Makes a worker's tiers over its cache; None where nothing leaves the device."""
-    offload = opening.offload_of(config)
-    if offload is None:
+    plan = tier_plan(settings)
+    if plan is None:
         return None
     shard, model = _shard(config), config.model_config
 
@@ -216,7 +216,7 @@ def _tiers_opener(config: VllmConfig, settings: Settings) -> Callable[[TensorMem
         stack = ExitStack()
         return WorkerTiers(
             settings,
-            offload,
+            plan,
             memory,
             shard=shard,
             shards=config.parallel_config.world_size,

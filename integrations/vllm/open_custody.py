@@ -1,8 +1,7 @@
 """From vLLM's configuration to an open port: settings, the pool's plan, the model's identity, who may connect.
 
 1. Settings come from the environment and the settings file, as everywhere, and from `kv_connector_extra_config`,
-   whose names are those of docs/operate/settings.md, and `offload` (`tiers.offload_settings`). Every process of an
-   engine reads the same.
+   whose names are those of docs/operate/settings.md. Every process of an engine reads the same.
 2. A connector beside ours is refused unless the settings name a passed conformance run of its very code: an external
    tier keeps blocks out of custody, and some hash tokens without any scope.
 3. What would publish token ids, exchange the cache's memory under a running engine, leave a scrub without an answer, or
@@ -23,7 +22,6 @@ from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.worker.engine_worker import EnginePlan, EngineWorker, open_engine_worker
 from kvcustody.integrations.identity.from_settings import check_issuers, open_verifier
 from kvcustody.integrations.vllm.conformance_record import check_record, load_subject
-from kvcustody.integrations.vllm.tiers.offload_settings import OFFLOAD, OffloadSettings, read_offload
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -60,21 +58,16 @@ def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -
 
 def settings_of(config: VllmConfig) -> Settings:
     """This engine's settings (rule 1)."""
-    return load_settings(**{name: given for name, given in _extra(config).items() if name != OFFLOAD})
-
-
-def offload_of(config: VllmConfig) -> OffloadSettings | None:
-    """The tiers that its configuration names; None where blocks never leave the device. Raises `ConfigError`."""
-    return read_offload(_extra(config))
-
-
-def _extra(config: VllmConfig) -> dict[str, Any]:
     transfer = config.kv_transfer_config
-    return dict(transfer.kv_connector_extra_config) if transfer is not None else {}
+    return load_settings(**(transfer.kv_connector_extra_config if transfer is not None else {}))
 
 
 def plan_of(
-    config: VllmConfig, cache: KVCacheConfig, manager: KVCacheManager, block_tokens: int
+    config: VllmConfig,
+    cache: KVCacheConfig,
+    manager: KVCacheManager,
+    block_tokens: int,
+    tiers: tuple[str, ...] = (),
 ) -> EnginePlan:
     """The pool that vLLM brings; its null block is nobody's. Raises `ConfigError` where it is not the first."""
     null_block = manager.block_pool.null_block.block_id
@@ -95,6 +88,7 @@ def plan_of(
         device=str(config.device_config.device_type),
         reserved=(NULL_BLOCK,),
         can_sum=True,
+        tiers=tiers,
     )
 
 

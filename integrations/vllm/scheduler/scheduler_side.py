@@ -36,6 +36,7 @@ from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.request import NO_HINTS, read_kinds
+from kvcustody.governance.tiers.open_tiers import TierPlan, tier_plan
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.vllm import open_custody as opening
@@ -52,8 +53,8 @@ from kvcustody.integrations.vllm.scheduler.governed_request import (
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
-from kvcustody.integrations.vllm.tiers.offload_settings import OffloadSettings, refuse_offload
 from kvcustody.integrations.vllm.tiers.scheduler_tiers import SchedulerTiers
+from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers, tiers_of
 from kvcustody.policies.document.token_priorities import KindRange
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class SchedulerSide:
         self._cache = cache
         self.settings = settings
         opening.refuse_ungoverned(config, settings)
-        self._offload = opening.offload_of(config)
+        self._tier_plan = tier_plan(settings)
         self.tiers: SchedulerTiers | None = None
         self.control = VllmControl()
         self.port: EnginePort
@@ -109,7 +110,11 @@ class SchedulerSide:
         if self._opened is not None:
             return
         block_tokens = int(manager.block_pool.hash_block_size)
-        plan = opening.plan_of(self._config, self._cache, manager, block_tokens)
+        names = tiers_of(self.settings)
+        plan = opening.plan_of(self._config, self._cache, manager, block_tokens, names)
+        if self._tier_plan is not None:
+            groups = [type(single).__name__ for single in manager.coordinator.single_type_managers]
+            refuse_tiers(self._config, groups, has_others=opening.has_foreign_connectors(self._config))
         state = SchedulerState(manager, block_tokens)
         self.control.state = self.state = state
         opened = self._opened = opening.open_custody(self.settings, plan, self.control)
@@ -119,22 +124,24 @@ class SchedulerSide:
         self.timer = WakeTimer(opened.clock, self.control.wake)
         governed_pool(manager.block_pool, state)
         governed_manager(manager, state)
-        if self._offload is not None:
-            self._open_tiers(self._offload, opened, manager, plan.shards)
+        if self._tier_plan is not None:
+            self._open_tiers(self._tier_plan, names, opened, plan.shards)
         if self.settings.kv_events_endpoint:
             self._open_publisher(opened)
 
     def _open_tiers(
-        self, offload: OffloadSettings, opened: opening.OpenedCustody, manager: KVCacheManager, shards: int
+        self, plan: TierPlan, names: tuple[str, ...], opened: opening.OpenedCustody, shards: int
     ) -> None:
-        """Copies may leave to the tiers of the settings. Raises a `CustodyError` that says what stands in the way."""
-        groups = [type(single).__name__ for single in manager.coordinator.single_type_managers]
-        refuse_offload(self._config, groups, has_others=opening.has_foreign_connectors(self._config))
-        path = self.settings.keyring_path.parent / offload.shred_keys_path
-        shred = ShredKeys.open(path, open_root_key(self.settings), opened.clock)
+        """Copies may leave to the tiers of the settings. Raises a `CustodyError` that says what cannot be opened."""
+        shred = ShredKeys.open(plan.shred_keys, open_root_key(self.settings), opened.clock)
         state = self.state
         tiers = SchedulerTiers(
-            offload, self.port, self.port.keyring, shred, block_tokens=state.block_tokens, shards=shards
+            names,
+            self.port,
+            shred,
+            object_blocks=plan.object_blocks,
+            block_tokens=state.block_tokens,
+            shards=shards,
         )
         self.tiers = state.deferred.tiers = tiers
         self.port.erasures.tiers += tiers.directories.values()

@@ -195,8 +195,6 @@ class CopyDirectory:
 
     def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
         """End every copy that may be of the selector; asked again, what has become of it (rule 2)."""
-        names = frozenset(name for name, copy in self._copies.items() if _may_be_of(copy, selector))
-        self.hide(names)
         known = self._erasures.get(erasure)
         if known is None:
             if len(self._erasures) >= _ERASURES_MAX:
@@ -204,6 +202,8 @@ class CopyDirectory:
             known = self._erasures[erasure] = _Erasure(self._shards)
         state = known.state()
         if not state.done and erasure not in self._erasure_jobs.values():
+            names = frozenset(name for name, copy in self._copies.items() if _may_be_of(copy, selector))
+            self.hide(names)
             number = self._send(lambda number: EraseCopies(number, self._tier, erasure, selector, before_us))
             self._erasure_jobs[number], self._ending[number] = erasure, names
         return state

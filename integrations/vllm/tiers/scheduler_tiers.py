@@ -28,14 +28,14 @@ import numpy as np
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
-from kvcustody.errors import IsolationError, KeyringError, LedgerUnavailable
-from kvcustody.governance.decisions.access_plan import DomainLabel, Plan, label_of, owed_by
+from kvcustody.errors import IsolationError, KeyringError
+from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.external.block_keys import LazyKeys
-from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import Restored
+from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, chain
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseCopies,
@@ -49,7 +49,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     Rules,
     StoreCopy,
 )
-from kvcustody.policies.document.model import Action, Tier
+from kvcustody.policies.document.model import Tier
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.governance.external.engine_port import EnginePort
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
-    from kvcustody.integrations.vllm.tiers.offload_settings import OffloadSettings
     from kvcustody.policies.table.decision_table import DecisionTable
 
 _NO_KEY = bytes(32)
@@ -134,19 +133,20 @@ class SchedulerTiers:
 
     def __init__(
         self,
-        offload: OffloadSettings,
+        tiers: tuple[str, ...],
         port: EnginePort,
-        keyring: Keyring,
         shred: ShredKeys,
         *,
+        object_blocks: int,
         block_tokens: int,
         shards: int,
     ) -> None:
         self._port = port
-        self._keyring = keyring
+        self._keyring = keyring = port.keyring
         self._keys = SealKeys(keyring, shred)
         self._shred = shred
-        self._step = offload.object_blocks
+        self._policy = TierRules(lambda: port.table, port.authorize)
+        self._step = object_blocks
         self._block_tokens = block_tokens
         self._shards = shards
         self._numbers = 0
@@ -159,16 +159,15 @@ class SchedulerTiers:
         self._loads: dict[int, tuple[_Loading, list[tuple[Restored, ...]]]] = {}
         self._buffers = 0  # for stores, of the worker that has fewest
         self._layout: dict[str, bytes] = {}
-        self._rules: dict[tuple[str, str, str], CopyRule] = {}
         self._rules_of: DecisionTable | None = None
         self._key_changes = keyring.changes
         self._expire_us = 0
         self._events: list[tuple[str, CopyEvent]] = []
-        self._steps: dict[str, Counter[str]] = {tier: Counter() for tier in offload.tiers}
+        self._steps: dict[str, Counter[str]] = {tier: Counter() for tier in tiers}
         self._restored: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
-        self.directories = {tier: CopyDirectory(tier, shards, self._sender(tier)) for tier in offload.tiers}
-        for tier in offload.tiers:
+        self.directories = {tier: CopyDirectory(tier, shards, self._sender(tier)) for tier in tiers}
+        for tier in tiers:
             rules = self._all_rules(tier)
             self._send(
                 tier, lambda number, tier=tier, rules=rules: OpenCopies(number, tier, block_tokens, rules)
@@ -265,7 +264,7 @@ class SchedulerTiers:
         if not (run.domain.is_open and run.domain.cacheable) or due_us <= now_us:
             return
         for tier, directory in self.directories.items():
-            rule = self._rule(tier, run.residency, label)
+            rule = self._rule(tier, label.tenant, label.classification)
             name = self._name(tier, label, run.keys[-len(_NO_KEY) :])
             if not rule.absolute_us or name is None or directory.has(name):
                 continue
@@ -308,7 +307,8 @@ class SchedulerTiers:
         best: PlannedLoad | None = None
         now_us = self._port.clock.now_us()
         for tier, directory in self.directories.items():
-            if not directory.may_have(spec) or not self._rule(tier, residency, label).absolute_us:
+            rule = self._rule(tier, label.tenant, label.classification)
+            if not directory.may_have(spec) or not rule.absolute_us:
                 continue
             try:
                 name_at = self._names(tier, label, keys)
@@ -407,10 +407,10 @@ class SchedulerTiers:
         """What has changed since the last step."""
         if self._port.table is not self._rules_of or self._keyring.changes != self._key_changes:
             self._key_changes = self._keyring.changes
-            self._rules.clear()
             self._rules_of = self._port.table
             for tier, directory in self.directories.items():
-                rules = self._all_rules(tier) | {pair: self._rule_of(tier, *pair) for pair in directory.pairs}
+                rules = self._all_rules(tier)
+                rules |= {pair: self._rule(tier, *pair) for pair in directory.pairs}
                 self._send(tier, lambda number, tier=tier, rules=rules: NarrowCopies(number, tier, rules))  # type: ignore[misc]
         now_us = self._port.clock.now_us()
         if now_us < self._expire_us:
@@ -466,43 +466,17 @@ class SchedulerTiers:
 
     # -- rules ----------------------------------------------------------------------------------------------------
 
-    def _rule(self, tier: str, residency: ExternalResidency, label: DomainLabel) -> CopyRule:
-        """What the active revision lets this domain do in a tier; on record before the first copy."""
-        plan = residency.facts
-        if not isinstance(plan, Plan):
-            return CopyRule(0)
-        key = (tier, label.tenant, label.classification)
-        known = self._rules.get(key)
-        if known is None:
-            known = self._rule_of(tier, label.tenant, label.classification)
-            if known.absolute_us:
-                try:
-                    if not self._port.authorize(Action.OFFLOAD, plan).permitted:
-                        known = CopyRule(0)
-                except LedgerUnavailable:  # not on record: not now
-                    return CopyRule(0)
-            self._rules[key] = known
-        return known
-
-    def _rule_of(self, tier: str, tenant: str, classification: str) -> CopyRule:
-        table = self._port.table
-        entry, levels = table.tenant(tenant), table.policy.classifications
-        if entry is None or classification not in levels:
-            return CopyRule(0)
-        owed = owed_by(table, tenant, levels.index(classification))
-        if Tier(tier) not in owed.tiers or not owed.cacheable:
-            return CopyRule(0)
-        guaranteed = float(entry.guaranteed)
-        cap = guaranteed if table.policy.profile.isolating else float(entry.cap)
-        return CopyRule(owed.absolute_us, guaranteed, cap)
+    def _rule(self, tier: str, tenant: str, classification: str) -> CopyRule:
+        """What the active revision lets a tenant's blocks do in a tier; the permit is on record by then."""
+        absolute_us = self._policy.absolute_us(Tier(tier), tenant, classification)
+        return CopyRule(absolute_us, *self._policy.share(tenant))
 
     def _all_rules(self, tier: str) -> Rules:
         """Of every tenant that the policy names."""
-        policy = self._port.table.policy
         return {
-            (tenant.id, name): self._rule_of(tier, tenant.id, name)
-            for tenant in policy.tenants
-            for name in policy.classifications
+            (tenant, name): self._rule(tier, tenant, name)
+            for tenant in self._policy.tenants
+            for name in self._port.table.policy.classifications
         }
 
     # -- names and jobs -------------------------------------------------------------------------------------------

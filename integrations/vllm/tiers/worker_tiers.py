@@ -24,7 +24,7 @@ from typing import NamedTuple
 import structlog
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
-from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, KeyringError
 from kvcustody.governance.erasure.tier_protocol import TierErased
 from kvcustody.governance.keys import core_dumps
@@ -32,6 +32,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.open_tiers import TierPlan
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
@@ -41,7 +42,7 @@ from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import PublishedRun, Restored, SealedTier, TierShare, TierTerms
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
-from kvcustody.integrations.vllm.tiers.offload_settings import OFFLOAD, OffloadSettings
+from kvcustody.integrations.vllm.tiers.tier_conditions import tiers_of
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseCopies,
     CopyJob,
@@ -73,7 +74,7 @@ class WorkerKeys(NamedTuple):
     shred: ShredKeys
 
 
-def open_worker_keys(settings: Settings, offload: OffloadSettings, clock: Clock) -> WorkerKeys:
+def open_worker_keys(settings: Settings, plan: TierPlan, clock: Clock) -> WorkerKeys:
     """Open what the settings name. Raises a `CustodyError` that says what cannot be opened."""
     core_dumps.disable_core_dumps(strict=settings.strict)
     try:
@@ -81,7 +82,7 @@ def open_worker_keys(settings: Settings, offload: OffloadSettings, clock: Clock)
     except KeyringError:  # another worker of the first start made the file between our look and our writing
         port = open_root_key(settings)
     path = settings.keyring_path
-    shred = ShredKeys.open(path.parent / offload.shred_keys_path, port, clock)
+    shred = ShredKeys.open(plan.shred_keys, port, clock)
     return WorkerKeys(Keyring(FileKeyStore(path), port, clock), path, shred)
 
 
@@ -91,7 +92,7 @@ class WorkerTiers:
     def __init__(
         self,
         settings: Settings,
-        offload: OffloadSettings,
+        plan: TierPlan,
         memory: TensorMemory,
         *,
         shard: int,
@@ -110,25 +111,28 @@ class WorkerTiers:
         self._finished: set[str] = set()
         self._failed: set[int] = set()
         self._ready: list[CopyReply] = []
-        size = offload.object_blocks * self._blocks.block_bytes
-        self.buffers = max(2, int(offload.staging_bytes) // size)
+        size = plan.object_blocks * self._blocks.block_bytes
+        tiers = tiers_of(settings)
+        self.buffers = max(plan.staging_buffers, len(tiers))
         try:
             self.staging = Staging(self.buffers, size)
         except ConfigError as error:
-            raise ConfigError(f"`{OFFLOAD}.staging_bytes`: {error.message}") from None
-        keys = open_worker_keys(settings, offload, clock)
+            raise ConfigError(
+                f"settings `tier_staging_buffers`, `tier_object_blocks`: {error.message}"
+            ) from None
+        keys = open_worker_keys(settings, plan, clock)
         terms = TierTerms(
             layout=self._blocks.layout(software),
             block_bytes=self._blocks.block_bytes,
             block_tokens=0,  # the scheduler says it
             absolute_us=lambda *_: 0,
-            object_blocks=offload.object_blocks,
+            object_blocks=plan.object_blocks,
             shard=shard,
             shards=shards,
         )
         self.threads: dict[str, TierThread] = {}
-        for tier in offload.tiers:
-            store = _open_store(tier, offload, shard, clock)
+        for tier in tiers:
+            store = _open_store(tier, plan, shard, clock)
             self.threads[tier] = TierThread(tier, store, keys, terms, self._blocks, clock, self._results)
         _log.info(
             "tiers opened", shard=shard, tiers=list(self.threads), buffers=self.buffers, object_bytes=size
@@ -222,7 +226,6 @@ class TierThread:
         self._rules: Rules = {}
         self._shares: dict[str, TierShare] = {}
         self._seen: tuple[int, int, int] | None = None  # of the keyring's file
-        self._due_us = 0
         self._jobs: SimpleQueue[tuple[CopyJob, memoryview | None, ExitStack | None]] = SimpleQueue()
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=f"kvcustody-{name}", daemon=True)
@@ -256,10 +259,8 @@ class TierThread:
 
     def _look(self) -> None:
         """End what is due, once in a while (rule 5)."""
-        now_us = self._clock.now_us()
-        if self.tier is None or now_us < self._due_us:
+        if self.tier is None or not self.tier.is_due(self._clock.now_us()):
             return
-        self._due_us = now_us + int(_LOOK_SECONDS * MICROSECONDS)
         try:
             self.tier.expire()
         except Exception as error:
@@ -393,15 +394,15 @@ class TierThread:
             self._keys.keyring.refresh()
 
 
-def _open_store(tier: str, offload: OffloadSettings, shard: int, clock: Clock) -> TierStore:
+def _open_store(tier: str, plan: TierPlan, shard: int, clock: Clock) -> TierStore:
     """The place of one tier of one shard. Raises `ConfigError` that names the setting."""
     if tier == "host":
-        return HostArena(int(offload.host_bytes))
-    folder = offload.nvme_path
+        return HostArena(plan.host_bytes)
+    folder = plan.nvme_path
     assert folder is not None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"`{OFFLOAD}.nvme_path`: `{folder}` cannot be made ({error.strerror})") from None
-    store = FileStore(folder / f"shard-{shard}", int(offload.nvme_bytes))
-    return GuardedStore(store, seconds=offload.nvme_seconds, clock=clock)
+        raise ConfigError(f"setting `nvme_tier_path`: `{folder}` cannot be made ({error.strerror})") from None
+    store = FileStore(folder / f"shard-{shard}", plan.nvme_bytes)
+    return GuardedStore(store, seconds=plan.timeout_seconds, clock=clock)

@@ -28,17 +28,21 @@ TIER_POLICY = TIER_POLICY.replace(  # copies of tenants that the policy names ar
 assert TIER_POLICY.count("alpha") == 1
 
 
-def connector(**offload: Any) -> KVTransferConfig:
-    """Ours, with these tiers."""
-    offload = {"host_bytes": 64 << 20, "object_blocks": OBJECT, "staging_bytes": 8 << 20, **offload}
-    return KVTransferConfig(
-        **CONNECTOR, kv_load_failure_policy="recompute", kv_connector_extra_config={"offload": offload}
-    )
+def connector(**settings: Any) -> KVTransferConfig:
+    """Ours, with these settings of its tiers."""
+    extra = {
+        "host_tier_bytes": 64 << 20,
+        "tier_object_blocks": OBJECT,
+        "tier_staging_buffers": 32,
+        "tier_timeout_ms": 5000,
+        **settings,
+    }
+    return KVTransferConfig(**CONNECTOR, kv_load_failure_policy="recompute", kv_connector_extra_config=extra)
 
 
-def options(**offload: Any) -> dict[str, Any]:
+def options(**settings: Any) -> dict[str, Any]:
     """What an engine with tiers is started with."""
-    return {"kv_transfer_config": connector(**offload), "num_gpu_blocks_override": BLOCKS}
+    return {"kv_transfer_config": connector(**settings), "num_gpu_blocks_override": BLOCKS}
 
 
 def prompt(seed: int, blocks: int = PREFIX) -> list[int]:

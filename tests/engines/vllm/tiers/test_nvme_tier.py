@@ -30,7 +30,7 @@ def test_own_prompts_come_back_after_a_restart_and_foreign_ones_never(
 ):
     folder, mine = tmp_path / "tier", prompt(1)
     deployment = deployment_with(tmp_path / "site")
-    there = options(host_bytes=0, nvme_path=str(folder), nvme_bytes=256 << 20)
+    there = options(host_tier_bytes=0, nvme_tier_path=str(folder), nvme_tier_bytes=256 << 20)
     expected = plain.ask(mine, max_tokens=16).tokens
     engine = start(deployment=deployment, **there)
     assert engine.ask(mine, tenant="alpha", max_tokens=16).tokens == expected
@@ -119,7 +119,7 @@ def test_each_of_two_workers_seals_its_own_part(start: Start, plain: LocalEngine
 
 def test_a_killed_engine_leaves_no_plaintext_in_files(start: Start, tmp_path: Path):
     folder, mine = tmp_path / "tier", prompt(5)
-    there = options(host_bytes=0, nvme_path=str(folder), nvme_bytes=256 << 20)
+    there = options(host_tier_bytes=0, nvme_tier_path=str(folder), nvme_tier_bytes=256 << 20)
     engine = start(deployment=deployment_with(tmp_path / "site"), **there)
     engine.ask(mine, tenant="alpha")
     indexed = engine.probe("pool")["indexed"]
