@@ -70,10 +70,10 @@ class _Erasure:
 class CopyDirectory:
     """The copies of one tier; a `CopyStore` for erasures and scans. Called on the engine's thread.
 
-    send: has a job done by every worker, whose number it is given.
+    send: has a job done by every worker, and gives it its number.
     """
 
-    def __init__(self, tier: str, shards: int, send: Callable[[Callable[[int], CopyJob]], int]) -> None:
+    def __init__(self, tier: str, shards: int, send: Callable[[CopyJob], int]) -> None:
         self._tier = tier
         self._shards = shards
         self._send = send
@@ -204,7 +204,7 @@ class CopyDirectory:
         if not state.done and erasure not in self._erasure_jobs.values():
             names = frozenset(name for name, copy in self._copies.items() if _may_be_of(copy, selector))
             self.hide(names)
-            number = self._send(lambda number: EraseCopies(number, self._tier, erasure, selector, before_us))
+            number = self._send(EraseCopies(0, self._tier, erasure, selector, before_us))
             self._erasure_jobs[number], self._ending[number] = erasure, names
         return state
 
@@ -229,9 +229,7 @@ class CopyDirectory:
         count = sum(name in self._copies for name in names)
         self.hide(names)
         if names:
-            self._ending[self._send(lambda number: DestroyCopies(number, self._tier, names))] = frozenset(
-                names
-            )
+            self._ending[self._send(DestroyCopies(0, self._tier, names))] = frozenset(names)
         return count
 
     def forget(self, keys: Collection[bytes]) -> int:
@@ -244,13 +242,13 @@ class CopyDirectory:
         copy = self._copies.pop(name, None)
         if copy is None:
             return
-        for counts, whose in (
-            (self._domains, _spec(copy)),
-            (self._pairs, (copy.tenant, copy.classification)),
-        ):
-            counts[whose] -= 1  # type: ignore[index]
-            if not counts[whose]:  # type: ignore[index]
-                del counts[whose]  # type: ignore[arg-type]
+        pair = (copy.tenant, copy.classification)
+        self._domains[_spec(copy)] -= 1
+        self._pairs[pair] -= 1
+        if not self._domains[_spec(copy)]:
+            del self._domains[_spec(copy)]
+        if not self._pairs[pair]:
+            del self._pairs[pair]
 
 
 def _spec(copy: KnownCopy) -> DomainSpec | None:

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvcustody.allocator.pool.accounting import Domain
-from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
 from kvcustody.errors import IsolationError, KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.external.block_keys import LazyKeys
@@ -37,6 +36,7 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import Restored
 from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, chain
+from kvcustody.integrations.vllm.tiers.copy_plans import LeavingRun, PlannedLoad, UnsavedRun
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseCopies,
     CopyJob,
@@ -60,51 +60,10 @@ if TYPE_CHECKING:
     from kvcustody.policies.table.decision_table import DecisionTable
 
 _NO_KEY = bytes(32)
+_LATER = 0  # the number of a job that has none yet
 _STORES_MAX = 64  # under way at once
 _WAITING_MAX = 4096  # runs that wait for their turn; the oldest are not kept beyond it
 _EXPIRE_PAUSE_US = 250_000
-
-
-class LeavingRun(NamedTuple):
-    """A part of a chain whose blocks are in the index: what one object would hold."""
-
-    domain: Domain
-    residency: ExternalResidency
-    keys: bytes
-    parent: bytes
-    depth: int
-    blocks: Blocks
-    generations: Blocks
-    born_us: int
-    ceiling_us: int
-    due_us: int
-
-
-class UnsavedRun:
-    """The published blocks of a request that no object has yet, one after the other."""
-
-    __slots__ = ("blocks", "first", "keys", "parent")
-
-    def __init__(self, first: int, parent: bytes) -> None:
-        self.first = first
-        self.parent = parent
-        self.keys: list[bytes] = []
-        self.blocks: list[int] = []
-
-    @property
-    def end(self) -> int:
-        """The place behind its last block."""
-        return self.first + len(self.blocks)
-
-
-class PlannedLoad(NamedTuple):
-    """What was found for a request, from `depth` to `until` of its chain."""
-
-    tier: str
-    names: tuple[bytes, ...]
-    depth: int
-    until: int
-    end: int
 
 
 class _Loading(NamedTuple):
@@ -154,7 +113,7 @@ class SchedulerTiers:
         self._fresh: list[LeavingRun] = []
         self._waiting: deque[LeavingRun] = deque(maxlen=_WAITING_MAX)
         self._open: dict[int, set[int]] = {}  # jobs, with the shards that have not answered
-        self._of_job: dict[int, tuple[str, DomainLabel | None]] = {}
+        self._label_of: dict[int, DomainLabel] = {}  # by job, of what it stores
         self._stores: set[int] = set()
         self._loads: dict[int, tuple[_Loading, list[tuple[Restored, ...]]]] = {}
         self._buffers = 0  # for stores, of the worker that has fewest
@@ -166,12 +125,10 @@ class SchedulerTiers:
         self._steps: dict[str, Counter[str]] = {tier: Counter() for tier in tiers}
         self._restored: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
-        self.directories = {tier: CopyDirectory(tier, shards, self._sender(tier)) for tier in tiers}
+        self.directories = {tier: CopyDirectory(tier, shards, self._send) for tier in tiers}
         for tier in tiers:
             rules = self._all_rules(tier)
-            self._send(
-                tier, lambda number, tier=tier, rules=rules: OpenCopies(number, tier, block_tokens, rules)
-            )  # type: ignore[misc]
+            self._send(OpenCopies(_LATER, tier, block_tokens, rules))
 
     # -- what leaves ----------------------------------------------------------------------------------------------
 
@@ -188,8 +145,8 @@ class SchedulerTiers:
                 self._cut(governed, run, run.end, self._fresh)
             parent = governed.request.block_hashes[first - 1] if first else _NO_KEY
             run = governed.unsaved = UnsavedRun(first, parent)
-        run.blocks += blocks
-        run.keys += keys
+        run.blocks.extend(blocks)
+        run.keys.extend(keys)
         boundary = run.end - run.end % self._step
         if boundary > run.first:
             self._cut(governed, run, boundary, self._fresh)
@@ -268,24 +225,20 @@ class SchedulerTiers:
             name = self._name(tier, label, run.keys[-len(_NO_KEY) :])
             if not rule.absolute_us or name is None or directory.has(name):
                 continue
-            number = self._send(
+            job = StoreCopy(
+                _LATER,
                 tier,
-                lambda number, tier=tier, rule=rule: StoreCopy(  # type: ignore[misc]
-                    number,
-                    tier,
-                    label,
-                    run.keys,
-                    run.parent,
-                    run.depth,
-                    run.born_us,
-                    run.ceiling_us,
-                    due_us,
-                    rule,
-                    run.blocks.tolist(),
-                ),
                 label,
+                run.keys,
+                run.parent,
+                run.depth,
+                run.born_us,
+                run.ceiling_us,
+                due_us,
+                rule,
+                run.blocks.tolist(),
             )
-            self._stores.add(number)
+            self._stores.add(self._send(job, label))
 
     # -- what comes back ------------------------------------------------------------------------------------------
 
@@ -330,12 +283,8 @@ class SchedulerTiers:
         blocks = list(table[planned.depth : planned.until])
         keys = chain(governed.request.block_hashes, planned.end)
         label = label_of(residency.domain)
-        number = self._send(
-            planned.tier,
-            lambda number: LoadCopies(
-                number, planned.tier, governed.request_id, label, keys, planned.depth, blocks
-            ),
-        )
+        job = LoadCopies(_LATER, planned.tier, governed.request_id, label, keys, planned.depth, blocks)
+        number = self._send(job)
         governed.restored_blocks = len(blocks)
         self._loads[number] = (_Loading(governed, residency, planned.names, planned.tier, blocks), [])
 
@@ -349,8 +298,7 @@ class SchedulerTiers:
         """What workers did."""
         for reply in replies:
             directory = self.directories[reply.tier]
-            _, label = self._of_job.get(reply.number, ("", None))
-            directory.tell(reply.events, reply.shard, label)
+            directory.tell(reply.events, reply.shard, self._label_of.get(reply.number))
             for event in reply.events:
                 self._steps[reply.tier][f"{event.step} {event.cause}".strip()] += 1
             self._events += [(reply.tier, event) for event in reply.events]
@@ -371,7 +319,7 @@ class SchedulerTiers:
         if open_shards:
             return
         del self._open[reply.number]
-        self._of_job.pop(reply.number, None)
+        self._label_of.pop(reply.number, None)
         self._stores.discard(reply.number)
         directory.job_is_over(reply.number)
         loading = self._loads.pop(reply.number, None)
@@ -411,7 +359,7 @@ class SchedulerTiers:
             for tier, directory in self.directories.items():
                 rules = self._all_rules(tier)
                 rules |= {pair: self._rule(tier, *pair) for pair in directory.pairs}
-                self._send(tier, lambda number, tier=tier, rules=rules: NarrowCopies(number, tier, rules))  # type: ignore[misc]
+                self._send(NarrowCopies(_LATER, tier, rules))
         now_us = self._port.clock.now_us()
         if now_us < self._expire_us:
             return
@@ -419,7 +367,7 @@ class SchedulerTiers:
             due_us = directory.next_due_us()
             if due_us is not None and due_us <= now_us:
                 self._expire_us = now_us + _EXPIRE_PAUSE_US
-                self._send(tier, lambda number, tier=tier: ExpireCopies(number, tier))  # type: ignore[misc]
+                self._send(ExpireCopies(_LATER, tier))
 
     @property
     def has_work(self) -> bool:
@@ -455,7 +403,7 @@ class SchedulerTiers:
         """The last jobs of the workers."""
         self._jobs = []
         for tier in self.directories:
-            self._send(tier, lambda number, tier=tier: CloseCopies(number, tier))  # type: ignore[misc]
+            self._send(CloseCopies(_LATER, tier))
         jobs, self._jobs = self._jobs, []
         return tuple(jobs)
 
@@ -499,16 +447,14 @@ class SchedulerTiers:
 
         return name_at
 
-    def _sender(self, tier: str) -> Callable[[Callable[[int], CopyJob]], int]:
-        return lambda make: self._send(tier, make)
-
-    def _send(self, tier: str, make: Callable[[int], CopyJob], label: DomainLabel | None = None) -> int:
-        """Have every worker do a job; its number."""
+    def _send(self, job: CopyJob, label: DomainLabel | None = None) -> int:
+        """Have every worker do a job, which is given a number; returns it. `label`: whose copies it makes."""
         self._numbers += 1
         number = self._numbers
-        self._jobs.append(make(number))
+        self._jobs.append(job._replace(number=number))
         self._open[number] = set(range(self._shards))
-        self._of_job[number] = (tier, label)
+        if label is not None:
+            self._label_of[number] = label
         return number
 
 
