@@ -50,6 +50,12 @@ class TierPlan(NamedTuple):
     timeout_seconds: float = 0.25
 
 
+def tier_names(settings: Settings) -> list[str]:
+    """The tiers that are set, as the policy names them."""
+    named = ((Tier.HOST, settings.host_tier_bytes), (Tier.NVME, settings.nvme_tier_path))
+    return [tier.value for tier, is_set in named if is_set]
+
+
 def tier_plan(settings: Settings) -> TierPlan | None:
     """What the settings ask for; None: no tier. Raises `ConfigError` that names the setting."""
     if not settings.host_tier_bytes and settings.nvme_tier_path is None:
@@ -101,7 +107,7 @@ def open_tiers(
                 shape.layout,
                 block_bytes,
                 shape.block_tokens,
-                partial(rules.absolute_us, Tier(store.kind)),
+                partial(rules.limit, Tier(store.kind)),
                 rules.share,
                 rules.tenants,
                 plan.object_blocks,

@@ -54,7 +54,6 @@ from kvcustody.governance.tiers.tier_clock import TierClock
 from kvcustody.governance.tiers.tier_index import CopyRow, TierIndex
 
 KEY_BYTES = 32
-_BUCKETS = 16  # in the time that a classification may keep anything
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
 _KNOWN_MIN = 1024  # domains and shred keys that are known before those of nothing are forgotten
 _NEVER_US = 1 << 62
@@ -72,17 +71,25 @@ class TierShare(NamedTuple):
     cap: float = 1.0
 
 
+class TierLimit(NamedTuple):
+    """How long copies may be in a tier, 0: not at all; how wide the time buckets are whose keys end them."""
+
+    absolute_us: int
+    bucket_us: int
+    within_us: int = 0  # how long after it is due a copy's bytes may still be there
+
+
 class TierTerms(NamedTuple):
     """What a tier holds: objects of at most `object_blocks` blocks of `block_bytes`, of one shard of one layout.
 
-    `absolute_us`: how long copies of a tenant and classification may be here, 0: not at all. `tenants`: those whose
-    copies may be found again after a restart.
+    `limit`: what holds for copies of a tenant and classification. `tenants`: those whose copies may be found again
+    after a restart.
     """
 
     layout: bytes
     block_bytes: int
     block_tokens: int
-    absolute_us: Callable[[str, str], int]
+    limit: Callable[[str, str], TierLimit]
     share: Callable[[str], TierShare] = lambda tenant: TierShare()
     tenants: tuple[str, ...] = ()
     object_blocks: int = 16
@@ -224,7 +231,9 @@ class SealedTier:
 
     def admits(self, label: DomainLabel) -> bool:
         """Whether policy lets blocks of this domain be here."""
-        return label.spec is not None and self._terms.absolute_us(label.tenant, label.classification) > 0
+        return (
+            label.spec is not None and self._terms.limit(label.tenant, label.classification).absolute_us > 0
+        )
 
     def has(self, label: DomainLabel, last: bytes) -> bool:
         """Whether a copy that ends with this block can be found."""
@@ -257,11 +266,11 @@ class SealedTier:
         `read(first, count, into)` copies `count` of the run's blocks from the device.
         """
         label, terms, now_us = run.label, self._terms, self._clock.now_us()
-        absolute_us = terms.absolute_us(label.tenant, label.classification)
+        limit = terms.limit(label.tenant, label.classification)
         due_us = min(
-            self._clock.of_boot(run.due_us), self._clock.of_boot(run.ceiling_us), now_us + absolute_us
+            self._clock.of_boot(run.due_us), self._clock.of_boot(run.ceiling_us), now_us + limit.absolute_us
         )
-        if label.spec is None or not absolute_us or due_us <= now_us:
+        if label.spec is None or not limit.absolute_us or due_us <= now_us:
             return 0
         stored = at = 0
         count = len(run.keys) // KEY_BYTES
@@ -277,7 +286,7 @@ class SealedTier:
                 self._clock.of_boot(run.ceiling_us),
                 due_us,
             )
-            if self._store_object(part, label.spec, absolute_us, partial(read, at, blocks)):
+            if self._store_object(part, label.spec, limit.bucket_us, partial(read, at, blocks)):
                 stored += blocks
             at += blocks
         self._stored_blocks += stored
@@ -340,7 +349,7 @@ class SealedTier:
         return come
 
     def _store_object(
-        self, part: _Part, spec: DomainSpec, absolute_us: int, read: Callable[[memoryview], None]
+        self, part: _Part, spec: DomainSpec, bucket_us: int, read: Callable[[memoryview], None]
     ) -> bool:
         label = part.label
         blocks = len(part.keys) // KEY_BYTES
@@ -358,7 +367,7 @@ class SealedTier:
         content = blocks * self._terms.block_bytes
         size = object_bytes(content, enclosed=self._store.outlives, checked=False)
         subject = self._subject(label)
-        bucket = self._shred.of_bucket(label.classification, part.due_us, max(1, absolute_us // _BUCKETS)).id
+        bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
         with self._staging.take(content) as plain:
             if plain is None:
                 self._refused += 1
@@ -553,7 +562,7 @@ class SealedTier:
             if label is not None and label.spec is not None and not self._keys.has_epoch(label.spec):
                 ended += self._end_with_key(rows)
                 continue
-            absolute_us = self._terms.absolute_us(owner.tenant, owner.classification)
+            absolute_us = self._terms.limit(owner.tenant, owner.classification).absolute_us
             if not absolute_us:
                 self._end(rows, "policy")
                 ended += len(rows)
@@ -748,7 +757,7 @@ class SealedTier:
             or (facts.layout, facts.shard, facts.shards) != (terms.layout, terms.shard, terms.shards)
             or size != object_bytes(content, enclosed=True, checked=False)
             or not facts.born_us <= now_us < facts.due_us
-            or facts.due_us > now_us + terms.absolute_us(tenant, facts.classification)
+            or facts.due_us > now_us + terms.limit(tenant, facts.classification).absolute_us
             or not all(self._shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED)
         ):
             return False

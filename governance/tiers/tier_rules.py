@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvcustody.errors import LedgerUnavailable
-from kvcustody.governance.decisions.access_plan import owed_by
 from kvcustody.governance.decisions.authorize import OwnData
 from kvcustody.governance.decisions.staged_table import quotas_of
-from kvcustody.governance.tiers.tier import TierShare
+from kvcustody.governance.tiers.tier import TierLimit, TierShare
 from kvcustody.policies.document.model import Action, Tier
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
 _KNOWN_MAX = 10_000
+NOT_HERE = TierLimit(0, 1)
 
 
 class TierRules:
@@ -24,7 +24,7 @@ class TierRules:
     ) -> None:
         self._table = table
         self._authorize = authorize
-        self._known: dict[tuple[Tier, str, str], int] = {}
+        self._known: dict[tuple[Tier, str, str], TierLimit] = {}
         self._known_of: DecisionTable | None = None
 
     @property
@@ -32,8 +32,8 @@ class TierRules:
         """Whom the policy names."""
         return tuple(tenant.id for tenant in quotas_of(self._table()).policy.tenants)
 
-    def absolute_us(self, tier: Tier, tenant: str, classification: str) -> int:
-        """How long copies may be in `tier`, in microseconds; 0 where they may not, or the permit is not on record."""
+    def limit(self, tier: Tier, tenant: str, classification: str) -> TierLimit:
+        """How long copies may be in `tier`; not at all where they may not, or the permit is not on record."""
         table = self._table()
         if table is not self._known_of or len(self._known) > _KNOWN_MAX:
             self._known, self._known_of = {}, table
@@ -42,20 +42,20 @@ class TierRules:
         if known is None:
             levels = table.policy.classifications
             if classification not in levels:
-                return 0
+                return NOT_HERE
             level = levels.index(classification)
-            known = self._known[key] = self._owed_us(table, tier, OwnData(tenant, level, classification))
+            known = self._known[key] = self._limit(table, tier, OwnData(tenant, level, classification))
         return known
 
-    def _owed_us(self, table: DecisionTable, tier: Tier, own: OwnData) -> int:
-        owed = owed_by(table, own.tenant, own.level)
-        if tier not in owed.tiers or not owed.absolute_us:
-            return 0
+    def _limit(self, table: DecisionTable, tier: Tier, own: OwnData) -> TierLimit:
+        duty = table.tier_duty(own.tenant, own.level, tier)
+        if not duty.absolute_us:
+            return NOT_HERE
         try:
             permitted = self._authorize(Action.OFFLOAD, own).permitted
         except LedgerUnavailable:
-            return 0
-        return owed.absolute_us if permitted else 0
+            return NOT_HERE
+        return TierLimit(duty.absolute_us, duty.bucket_us, duty.within_us) if permitted else NOT_HERE
 
     def share(self, tenant: str) -> TierShare:
         """A tenant's part of a tier is that of the pools: where tenants are kept apart, no more than its guarantee."""

@@ -18,7 +18,7 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier, TierShare, TierTerms
+from kvcustody.governance.tiers.tier import PublishedRun, SealedTier, TierLimit, TierShare, TierTerms
 
 BLOCK, STEP = 256, 4
 ABSOLUTE_US = 16_000_000
@@ -48,7 +48,7 @@ class Place:
             self.layout,
             BLOCK,
             16,
-            lambda tenant, name: self.allowed.get(name, 0),
+            self.limit,
             lambda tenant: self.shares.get(tenant, TierShare()),
             ("acme", "beta"),
             STEP,
@@ -57,6 +57,10 @@ class Place:
         self.tier = SealedTier(
             store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms
         )
+
+    def limit(self, tenant: str, classification: str) -> TierLimit:
+        absolute_us = self.allowed.get(classification, 0)
+        return TierLimit(absolute_us, max(1, absolute_us // 16))
 
     def label(self, tenant: str, subject: str | None = None) -> DomainLabel:
         spec = self.world.spec(tenant, subject)
