@@ -33,12 +33,11 @@ from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.tiers.copy_event import TransferDecision
 from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
-from kvcustody.governance.tiers.transfer_rates import TierUse, TransferRates
+from kvcustody.governance.tiers.transfer_rates import LinkWatch, TierUse, TransferRates
 
 STEP_BYTES_MAX = 256 << 20
 _Read = Callable[[int, int, memoryview], None]
 _NO_KEY = bytes(KEY_BYTES)
-_PROBE_US, _PROBE_MAX_US = 1_000_000, 64_000_000
 _TRY = (
     16  # of the stores that seem not to pay, one in so many is made: whether they pay is known of those alone
 )
@@ -60,8 +59,6 @@ class _Way:
 
     __slots__ = (
         "against",
-        "due_us",
-        "pause_us",
         "restore_us",
         "restored_blocks",
         "restored_bytes",
@@ -72,6 +69,7 @@ class _Way:
         "stored_bytes",
         "stores",
         "tier",
+        "watch",
     )
 
     def __init__(self, tier: SealedTier) -> None:
@@ -79,7 +77,7 @@ class _Way:
         self.stores, self.restores = TransferRates(), TransferRates()
         self.stored_blocks = self.restored_blocks = self.stored_bytes = self.restored_bytes = 0
         self.store_us = self.restore_us = self.against = self.skipped = 0
-        self.due_us, self.pause_us = 0, _PROBE_US  # of a look at a tier that is left alone
+        self.watch = LinkWatch()
 
     @property
     def reused(self) -> float:
@@ -280,6 +278,7 @@ class Offloading:
             reason = "not measured yet"
         elif takes_us >= recompute_us:
             way.against += 1
+            way.watch.left_alone(self._clock.now_us())
             self._decide(
                 way,
                 "restore",
@@ -310,7 +309,7 @@ class Offloading:
         way.restored_blocks += count
         way.restored_bytes += size * count // blocks
         way.restore_us += took_us
-        way.pause_us = _PROBE_US
+        way.watch.used()
         outcome = "done" if count == blocks else "partial" if count else "failed"
         self._decide(
             way,
@@ -337,16 +336,15 @@ class Offloading:
             if way.tier.is_due(now_us):
                 way.tier.expire()
         for way in self._ways:
-            if way.against and now_us >= way.due_us and way.restores.samples:
-                self._look(way, now_us)
+            if way.watch.due(now_us):
+                self._look(way)
 
-    def _look(self, way: _Way, now_us: int) -> None:
+    @staticmethod
+    def _look(way: _Way) -> None:
         began_ns = perf_counter_ns()
         size = way.tier.probe()
         if size:
             way.restores.learn(size, (perf_counter_ns() - began_ns) // 1000)
-        way.due_us = now_us + way.pause_us
-        way.pause_us = min(2 * way.pause_us, _PROBE_MAX_US)
 
     def narrow(self) -> None:
         """Policy or keys have changed: what may stay no longer ends."""

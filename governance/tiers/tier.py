@@ -71,7 +71,7 @@ class TierShare(NamedTuple):
     cap: float = 1.0
 
 
-class TierLimit(NamedTuple):
+class CopyLimit(NamedTuple):
     """How long copies may be in a tier, 0: not at all; how wide the time buckets are whose keys end them."""
 
     absolute_us: int
@@ -89,7 +89,7 @@ class TierTerms(NamedTuple):
     layout: bytes
     block_bytes: int
     block_tokens: int
-    limit: Callable[[str, str], TierLimit]
+    limit: Callable[[str, str], CopyLimit]
     share: Callable[[str], TierShare] = lambda tenant: TierShare()
     tenants: tuple[str, ...] = ()
     object_blocks: int = 16

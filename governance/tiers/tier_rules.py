@@ -7,13 +7,13 @@ from collections.abc import Callable
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.decisions.authorize import OwnData
 from kvcustody.governance.decisions.staged_table import quotas_of
-from kvcustody.governance.tiers.tier import TierLimit, TierShare
+from kvcustody.governance.tiers.tier import CopyLimit, TierShare
 from kvcustody.policies.document.model import Action, Tier
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
 _KNOWN_MAX = 10_000
-NOT_HERE = TierLimit(0, 1)
+NOT_HERE = CopyLimit(0, 1)
 
 
 class TierRules:
@@ -24,7 +24,7 @@ class TierRules:
     ) -> None:
         self._table = table
         self._authorize = authorize
-        self._known: dict[tuple[Tier, str, str], TierLimit] = {}
+        self._known: dict[tuple[Tier, str, str], CopyLimit] = {}
         self._known_of: DecisionTable | None = None
 
     @property
@@ -32,7 +32,7 @@ class TierRules:
         """Whom the policy names."""
         return tuple(tenant.id for tenant in quotas_of(self._table()).policy.tenants)
 
-    def limit(self, tier: Tier, tenant: str, classification: str) -> TierLimit:
+    def limit(self, tier: Tier, tenant: str, classification: str) -> CopyLimit:
         """How long copies may be in `tier`; not at all where they may not, or the permit is not on record."""
         table = self._table()
         if table is not self._known_of or len(self._known) > _KNOWN_MAX:
@@ -47,7 +47,7 @@ class TierRules:
             known = self._known[key] = self._limit(table, tier, OwnData(tenant, level, classification))
         return known
 
-    def _limit(self, table: DecisionTable, tier: Tier, own: OwnData) -> TierLimit:
+    def _limit(self, table: DecisionTable, tier: Tier, own: OwnData) -> CopyLimit:
         duty = table.tier_duty(own.tenant, own.level, tier)
         if not duty.absolute_us:
             return NOT_HERE
@@ -55,7 +55,7 @@ class TierRules:
             permitted = self._authorize(Action.OFFLOAD, own).permitted
         except LedgerUnavailable:
             return NOT_HERE
-        return TierLimit(duty.absolute_us, duty.bucket_us, duty.within_us) if permitted else NOT_HERE
+        return CopyLimit(duty.absolute_us, duty.bucket_us, duty.within_us) if permitted else NOT_HERE
 
     def share(self, tenant: str) -> TierShare:
         """A tenant's part of a tier is that of the pools: where tenants are kept apart, no more than its guarantee."""

@@ -110,8 +110,8 @@ def test_rates_follow_a_link_and_know_how_wrong_they_were() -> None:
     for _ in range(6):
         rates.learn(1 << 10, 50)
         rates.learn(1 << 20, 1_000)
-    assert rates.predict(1 << 10) == pytest.approx(50, rel=0.1), "a byte of small ones costs more"
-    assert rates.predict(1 << 20) == pytest.approx(1_000, rel=0.1)
+    assert rates.predict(1 << 10) == pytest.approx(50, rel=0.3), "a byte of small ones costs more"
+    assert rates.predict(1 << 20) == pytest.approx(1_000, rel=0.3)
     for _ in range(6):
         rates.learn(1 << 20, 100_000)
     assert rates.predict(1 << 20) == pytest.approx(100_000, rel=0.1)

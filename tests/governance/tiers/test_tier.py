@@ -18,7 +18,7 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier, TierLimit, TierShare, TierTerms
+from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierShare, TierTerms
 
 BLOCK, STEP = 256, 4
 ABSOLUTE_US = 16_000_000
@@ -58,9 +58,9 @@ class Place:
             store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms
         )
 
-    def limit(self, tenant: str, classification: str) -> TierLimit:
+    def limit(self, tenant: str, classification: str) -> CopyLimit:
         absolute_us = self.allowed.get(classification, 0)
-        return TierLimit(absolute_us, max(1, absolute_us // 16))
+        return CopyLimit(absolute_us, max(1, absolute_us // 16))
 
     def label(self, tenant: str, subject: str | None = None) -> DomainLabel:
         spec = self.world.spec(tenant, subject)
