@@ -87,8 +87,8 @@ def open_tiers(
     if plan.host_bytes:
         stores.append(HostArena(plan.host_bytes))
     if plan.nvme_path is not None:
-        store = FileStore(plan.nvme_path, plan.nvme_bytes)
-        stores.append(GuardedStore(store, seconds=plan.timeout_seconds, clock=clock))
+        files = FileStore(plan.nvme_path, plan.nvme_bytes)
+        stores.append(GuardedStore(files, seconds=plan.timeout_seconds, clock=clock))
     shred = ShredKeys.open(plan.shred_keys, port, clock)
     stack.callback(shred.close)
     keys = SealKeys(keyring, shred)
@@ -96,22 +96,17 @@ def open_tiers(
     block_bytes = shape.bytes_per_block * shape.shards
     staging = Staging(plan.staging_buffers, plan.object_blocks * block_bytes)
     stack.callback(staging.close)
-    return [
-        SealedTier(
-            store,
-            keys,
-            shred,
-            staging,
-            clock,
-            TierTerms(
-                shape.layout,
-                block_bytes,
-                shape.block_tokens,
-                partial(rules.limit, Tier(store.kind)),
-                rules.share,
-                rules.tenants,
-                plan.object_blocks,
-            ),
+    tiers: list[SealedTier] = []
+    for store in reversed(stores):  # the lowest first: it takes what the one above has no room for
+        terms = TierTerms(
+            shape.layout,
+            block_bytes,
+            shape.block_tokens,
+            partial(rules.limit, Tier(store.kind)),
+            rules.share,
+            rules.tenants,
+            plan.object_blocks,
         )
-        for store in stores
-    ]
+        lower = tiers[0] if tiers else None
+        tiers.insert(0, SealedTier(store, keys, shred, staging, clock, terms, lower))
+    return tiers

@@ -16,6 +16,7 @@
 5. Of what an earlier process left, the index is made again from facts that were sealed with it; what is overdue, is of
    another layout, or whose tenant is not known any more ends. Whose it is shows when its domain first asks.
 6. A tenant never has more than its share's cap; where there is no room, whoever is furthest over its share gives way.
+   What leaves for that goes to the tier below, where there is one, as it is sealed.
 7. `take_events` says what began and ended since the last call, each with its cause.
 
 Called on the owning thread. Times that come in and go out are boot time, in microseconds.
@@ -55,6 +56,7 @@ from kvcustody.governance.tiers.tier_index import CopyRow, TierIndex
 
 KEY_BYTES = 32
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
+_HAND_DOWN = 4  # objects, where another tier takes what leaves: nobody waits for more at a time
 _KNOWN_MIN = 1024  # domains and shred keys that are known before those of nothing are forgotten
 _NEVER_US = 1 << 62
 _ASK_AGAIN_US = 100_000  # of a store that could not delete
@@ -155,7 +157,7 @@ class _Ended(NamedTuple):
     is_destroyed: bool = False
 
 
-class _Whose(NamedTuple):
+class CopyOwner(NamedTuple):
     """Whose the copies of one domain are; `label` None: an earlier process stored them, and nobody asked yet."""
 
     tenant: str
@@ -175,15 +177,19 @@ class SealedTier:
         staging: Staging,
         clock: Clock,
         terms: TierTerms,
+        lower: SealedTier | None = None,
     ) -> None:
+        """`lower`: the tier that takes what this one has no room for, as it is sealed."""
         self._store = store
+        self._lower = lower
+        self._encloses = store.outlives or lower is not None
         self._keys = keys
         self._shred = shred
         self._staging = staging
         self._clock = TierClock(clock)
         self._terms = terms
         self._index = TierIndex()
-        self._owners: list[_Whose] = []
+        self._owners: list[CopyOwner] = []
         self._domains: dict[DomainSpec, int] = {}
         self._unclaimed: dict[bytes, int] = {}  # by domain digest
         self._shreds: list[bytes] = [NO_SHRED]
@@ -365,7 +371,7 @@ class SealedTier:
             if name in self._waiting:
                 return False  # an older one has not ended yet
         content = blocks * self._terms.block_bytes
-        size = object_bytes(content, enclosed=self._store.outlives, checked=False)
+        size = object_bytes(content, enclosed=self._encloses, checked=False)
         subject = self._subject(label)
         bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
         with self._staging.take(content) as plain:
@@ -379,7 +385,7 @@ class SealedTier:
                     return False
                 read(plain)
                 facts = self._facts(spec, part, subject, bucket)
-                enclosing = self._keys.catalogue() if self._store.outlives else None
+                enclosing = self._keys.catalogue() if self._encloses else None
                 seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing)
                 into.release()
                 self._store.complete_store(name)
@@ -460,7 +466,60 @@ class SealedTier:
         numbers = [number for number, owner in enumerate(self._owners) if owner.tenant == tenant]
         theirs = np.isin(self._index.column("domain"), numbers)
         count = max(1, len(self._index) // _EVICT_SHARE)
-        self._end(self._index.least_used(count, theirs), "evicted")
+        if self._lower is not None:
+            count = min(count, _HAND_DOWN)
+        rows = self._index.least_used(count, theirs)
+        for row in rows if self._lower is not None else ():
+            self._hand_down(self._index.name(row), self._index.row(row))
+        self._end(rows, "evicted")
+
+    def _hand_down(self, name: bytes, known: CopyRow) -> None:
+        owner = self._owners[known.domain]
+        assert self._lower is not None
+        with suppress(StoreError):
+            sealed = self._store.prepare_load(name)
+            if sealed is None:
+                return
+            try:
+                shreds = (self._shreds[known.subject], self._shreds[known.bucket])
+                self._lower.take_over(name, known, owner, shreds, sealed)
+            finally:
+                sealed.release()
+                self._store.complete_load(name)
+
+    def take_over(
+        self, name: bytes, known: CopyRow, owner: CopyOwner, shreds: tuple[bytes, bytes], sealed: memoryview
+    ) -> bool:
+        """Keep an object of another tier as it is sealed, where policy lets it be here, no longer than there."""
+        label, now_us = owner.label, self._clock.now_us()
+        limit = self._terms.limit(owner.tenant, owner.classification)
+        due_us = min(known.due_us, now_us + limit.absolute_us)
+        if label is None or label.spec is None or due_us <= now_us or name in self._waiting:
+            return False
+        if self._index.find(name) >= 0:
+            return True
+        try:
+            into = self._room(name, known.size, owner.tenant)
+            if into is None:
+                self._refused += 1
+                return False
+            into[: known.size] = sealed
+            into.release()
+            self._store.complete_store(name)
+        except StoreError:
+            self._give_up(name)
+            self._refused += 1
+            return False
+        here = known._replace(
+            number=self._numbered + 1,
+            due_us=due_us,
+            domain=self._domain(label.spec, label),
+            subject=self._shred_number(shreds[0]),
+            bucket=self._shred_number(shreds[1]),
+        )
+        self._begin(name, here)
+        self._stored_blocks += known.blocks
+        return True
 
     def _load_object(
         self,
@@ -764,7 +823,7 @@ class SealedTier:
         number = self._unclaimed.get(facts.domain)
         if number is None:
             number = self._unclaimed[facts.domain] = len(self._owners)
-            self._owners.append(_Whose(tenant, facts.classification, facts.subject, None))
+            self._owners.append(CopyOwner(tenant, facts.classification, facts.subject, None))
         row = CopyRow(
             self._numbered + 1,
             facts.born_us,
@@ -838,7 +897,7 @@ class SealedTier:
         if number is None:
             number = self._domains[spec] = len(self._owners)
             subject = self._subject(label)
-            self._owners.append(_Whose(label.tenant, label.classification, subject, label))
+            self._owners.append(CopyOwner(label.tenant, label.classification, subject, label))
         return number
 
     def _subject(self, label: DomainLabel) -> bytes:
@@ -875,7 +934,7 @@ def _whose(tenant: str, subject: str) -> bytes:
     return f"{tenant}\0{subject}".encode()
 
 
-def _may_be_of(owner: _Whose, selector: Selector, subject: bytes | None) -> bool:
+def _may_be_of(owner: CopyOwner, selector: Selector, subject: bytes | None) -> bool:
     """Whether copies of a domain may have what somebody inside the selector wrote.
 
     Of one that an earlier process stored only its tenant and its subject's key are known: `subject` is the selector's.

@@ -167,3 +167,24 @@ def test_random_requests_are_answered_as_by_a_cache_that_lasts(world: World) -> 
     assert world.worker.governor.offload is not None
     restored = sum(use.restored_blocks for use in world.worker.governor.offload.uses())
     assert hits and restored > 100, "void: nothing came from a tier"
+
+
+def test_what_the_host_has_no_room_for_goes_to_the_disk_as_it_is_sealed(tmp_path: Path) -> None:
+    """A host tier of a few objects over a large folder: hits come from both, and never live longer."""
+    world = World(tmp_path, "host nvme", host_bytes=8 * 8192)
+    prompts = [prompt(number, 10) for number in range(8)]
+    for number, tokens in enumerate(prompts):
+        world.serve("acme", tokens)
+        world.crowd(number)
+    host, nvme = world.tiers
+    assert len(host) and len(nvme) and host.counts.ended > 0
+    assert world.serve("beta", prompts[0]) == 0
+    world.crowd(9)
+    hits = sum(world.serve("acme", tokens) for tokens in prompts)
+    assert world.worker.governor.offload is not None
+    uses = {use.tier: use.restored_blocks for use in world.worker.governor.offload.uses()}
+    assert hits > 500 and uses["host"] + uses["nvme"] > 30 and uses["nvme"] > 0, (hits, uses)
+    world.clock.advance(600_000_000)
+    world.worker.governor.step()
+    assert world.serve("acme", prompts[0]) == 0
+    world.worker.close()
