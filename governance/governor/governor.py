@@ -130,7 +130,7 @@ class Governor(Authority[BlockManager]):
         self._orphans = OrphanScans(GovernorScanSource(self), self._clock, self._emit)
         self.offload: Offloading | None = None
         if tiers is not None:
-            opened = tiers(TierRules(lambda: self.table, self.authorize))
+            opened = tiers(TierRules(lambda: (self.table, self._reuse.coming), self.authorize))
             self.offload = Offloading(opened, recompute or self.measures.cost, self._clock, self.block_tokens)
             self.erasures.tiers += opened
             pools.watch = self.offload.watch
@@ -606,6 +606,11 @@ class Governor(Authority[BlockManager]):
     def _limit(self, table: DecisionTable) -> None:
         self._pools.limit(quotas_of(table))
         self._keep_sums(table)
+
+    def _forget_tenant(self, tenant: str) -> None:
+        super()._forget_tenant(tenant)
+        if self.offload is not None:
+            self.offload.forget_tenant(tenant)
 
     def _narrow_tiers(self) -> None:
         if self.offload is not None:

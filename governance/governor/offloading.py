@@ -415,6 +415,11 @@ class Offloading:
         for way in self._ways:
             way.tier.narrow()
 
+    def forget_tenant(self, tenant: str) -> None:
+        """A tenant that nobody listed has left: what it had in tiers ends."""
+        for way in self._ways:
+            way.tier.end_tenant(tenant)
+
     def take_decisions(self) -> list[TransferDecision]:
         """What was decided since the last call."""
         decisions, self._decisions = self._decisions, []

@@ -24,6 +24,7 @@ Called on the owning thread. Times that come in and go out are boot time, in mic
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -58,7 +59,7 @@ KEY_BYTES = 32
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
 _HAND_DOWN = 4  # objects, where another tier takes what leaves: nobody waits for more at a time
 _KNOWN_MIN = 1024  # domains and shred keys that are known before those of nothing are forgotten
-_NEVER_US = 1 << 62
+_NEVER_US, _REMEMBERED = 1 << 62, 1000
 _ASK_AGAIN_US = 100_000  # of a store that could not delete
 _BEGINNING = HEADER_BYTES + FACTS_BYTES + TAG_BYTES
 
@@ -196,7 +197,7 @@ class SealedTier:
         self._shred_numbers: dict[bytes, int] = {NO_SHRED: 0}
         self._events: list[CopyEvent] = []
         self._waiting: dict[bytes, _Ended | None] = {}  # not found any more, and still in the store
-        self._erased: dict[str, tuple[int, int]] = {}
+        self._erased: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._held: dict[str, int] = {}  # bytes of the store by tenant
         self._numbered = self._ended = self._destroyed = 0
         self._stored_blocks = self._restored_blocks = self._refused = 0
@@ -632,6 +633,13 @@ class SealedTier:
                     self._due_us = min(self._due_us, now_us + absolute_us)
         return ended
 
+    def end_tenant(self, tenant: str) -> int:
+        """A tenant is not here any more: its copies make room; how many."""
+        numbers = [number for number, owner in enumerate(self._owners) if owner.tenant == tenant]
+        rows = self._index.rows(np.isin(self._index.column("domain"), numbers))
+        self._end(rows, "evicted")
+        return len(rows)
+
     def _end_with_key(self, rows: list[int]) -> int:
         """An epoch was destroyed: nobody opens these, whatever becomes of their bytes."""
         names = self._forget_rows(rows, "key-destroyed")
@@ -670,6 +678,9 @@ class SealedTier:
         objects += len(rows)
         size += sum(self._index.value("size", row) for row in rows)
         self._erased[erasure] = (objects, size)
+        self._erased.move_to_end(erasure)
+        while len(self._erased) > _REMEMBERED:
+            self._erased.popitem(last=False)
         subjects = {self._owners[number].subject for number in chosen} - {NO_SHRED}
         if whose is not None:
             subjects = {whose} - {NO_SHRED}
