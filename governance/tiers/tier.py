@@ -25,9 +25,10 @@ Called on the owning thread. Times that come in and go out are boot time, in mic
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector, may_hold
-from kvcustody.governance.erasure.tier_protocol import TierEntry, TierErased
+from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry, TierErased
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.tiers.copy_event import CopyEvent
@@ -131,17 +132,20 @@ class Restored(NamedTuple):
     ceiling_us: int
 
 
-class TierCounts(NamedTuple):
-    """What a tier did and has, by its own books: copies, and sealed bytes."""
+class CopyCounts(NamedTuple):
+    """What a tier did and has, by its own books: copies, and sealed bytes.
+
+    `evidence` counts every piece of it, of which a copy may have two; `waiting` ended and have none yet.
+    """
 
     stored: int
     ended: int
     destroyed: int
+    evidence: int
     living: int
     waiting: int
     living_bytes: int
-    restored_blocks: int
-    stored_blocks: int
+    waiting_bytes: int
     refused: int
 
 
@@ -155,6 +159,7 @@ class _Ended(NamedTuple):
     size: int
     due_us: int
     shreds: tuple[bytes, ...] = ()
+    erasure: str = ""
     is_destroyed: bool = False
 
 
@@ -197,10 +202,14 @@ class SealedTier:
         self._shred_numbers: dict[bytes, int] = {NO_SHRED: 0}
         self._events: list[CopyEvent] = []
         self._waiting: dict[bytes, _Ended | None] = {}  # not found any more, and still in the store
+        self._lost: dict[
+            bytes, _Ended
+        ] = {}  # nor in the store: the end of a key will prove that nobody opens them
+        self._adopted: set[bytes] = set()  # of what is here, what an earlier process stored
         self._erased: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._held: dict[str, int] = {}  # bytes of the store by tenant
-        self._numbered = self._ended = self._destroyed = 0
-        self._stored_blocks = self._restored_blocks = self._refused = 0
+        self._numbered = self._ended = self._destroyed = self._evidence = 0
+        self._refused = 0
         self._due_us, self._ask_again_us, self._shreds_seen = _NEVER_US, 0, shred.changes()
         self.found_at_start, self.ended_at_start = self._find_what_is_there()
 
@@ -215,19 +224,26 @@ class SealedTier:
         return self._store.capacity_bytes
 
     @property
-    def counts(self) -> TierCounts:
+    def counts(self) -> CopyCounts:
         """Since the start, and now."""
-        return TierCounts(
+        waiting = [one for one in self._unproven() if not one.is_destroyed]
+        return CopyCounts(
             self._numbered,
             self._ended,
             self._destroyed,
+            self._evidence,
             len(self._index),
-            sum(one is not None and not one.is_destroyed for one in self._waiting.values()),
+            len(waiting),
             self._index.size,
-            self._restored_blocks,
-            self._stored_blocks,
+            sum(one.size for one in waiting),
             self._refused,
         )
+
+    def _unproven(self) -> Iterator[_Ended]:
+        """Copies that ended, and whose bytes the store may have or has lost."""
+        for ended in chain(self._waiting.values(), self._lost.values()):
+            if ended is not None and ended.number:
+                yield ended
 
     def __len__(self) -> int:
         """Copies that can be found."""
@@ -296,7 +312,6 @@ class SealedTier:
             if self._store_object(part, label.spec, limit.bucket_us, partial(read, at, blocks)):
                 stored += blocks
             at += blocks
-        self._stored_blocks += stored
         return stored
 
     def lookup(self, label: DomainLabel, keys: bytes, depth: int) -> list[Found]:
@@ -347,7 +362,6 @@ class SealedTier:
             if not self._load_object(name, row, label, keys, depth, end, write):
                 break
             self._index.note_use(row)
-            self._restored_blocks += blocks
             one = Restored(blocks, *map(self._clock.to_boot, times))
             if come and come[-1][1:] == one[1:]:
                 one = Restored(come.pop().blocks + blocks, *one[1:])
@@ -415,7 +429,7 @@ class SealedTier:
         )
         return True
 
-    def _begin(self, name: bytes, row: CopyRow, cause: str = "") -> None:
+    def _begin(self, name: bytes, row: CopyRow) -> None:
         """A copy is here from now on."""
         owner = self._owners[row.domain]
         self._numbered = row.number
@@ -423,13 +437,13 @@ class SealedTier:
         self._due_us = min(self._due_us, row.due_us)
         self._held[owner.tenant] = self._held.get(owner.tenant, 0) + self._store.taken(row.size)
         copy = _Ended(row.number, owner.tenant, owner.classification, row.blocks, row.size, row.due_us)
-        self._tell("stored", name, copy, cause)
+        self._tell("stored", name, copy)
 
-    def _tell(self, step: str, name: bytes, what: _Ended, cause: str) -> None:
-        number, tenant, classification, blocks, size, due_us, *_ = what
+    def _tell(self, step: str, name: bytes, what: _Ended, cause: str = "") -> None:
+        number, tenant, classification, blocks, size, due_us, _, erasure, _ = what
         at_us, due_us = self._clock.boot_us(), self._clock.to_boot(due_us)
         self._events.append(
-            CopyEvent(step, name, number, tenant, classification, blocks, size, at_us, due_us, cause)
+            CopyEvent(step, name, number, tenant, classification, blocks, size, at_us, due_us, cause, erasure)
         )
 
     def _give_up(self, name: bytes) -> None:
@@ -519,7 +533,6 @@ class SealedTier:
             bucket=self._shred_number(shreds[1]),
         )
         self._begin(name, here)
-        self._stored_blocks += known.blocks
         return True
 
     def _load_object(
@@ -594,7 +607,7 @@ class SealedTier:
         if dead:  # by an erasure elsewhere, or by whoever has the file
             theirs = np.isin(index.column("subject"), dead) | np.isin(index.column("bucket"), dead)
             ended = self._end_with_key(index.rows(theirs))
-        if gone and self._waiting:
+        if gone:
             self._tell_destroyed(gone)
         self._keys.look()
         self._delete([])
@@ -644,7 +657,9 @@ class SealedTier:
         """An epoch was destroyed: nobody opens these, whatever becomes of their bytes."""
         names = self._forget_rows(rows, "key-destroyed")
         for name in names:
-            self._destroyed_of(name, "key-destroyed")
+            ended = self._waiting[name]
+            assert ended is not None
+            self._waiting[name] = self._destroyed_of(name, ended, "key-destroyed")
         self._delete([])
         return len(names)
 
@@ -684,7 +699,7 @@ class SealedTier:
         subjects = {self._owners[number].subject for number in chosen} - {NO_SHRED}
         if whose is not None:
             subjects = {whose} - {NO_SHRED}
-        self._forget_rows(rows, "erased")
+        self._forget_rows(rows, "erased", erasure)
         if selector.subject is not None or selector == Selector(tenant=selector.tenant):
             living = {id_ for id_ in subjects if self._shred.is_living(id_)}
             for id_ in living:
@@ -692,7 +707,7 @@ class SealedTier:
             self._tell_destroyed(living)
         self._keys.look()
         self._delete([])
-        return TierErased(objects, size, waiting=len(self._waiting))
+        return TierErased(objects, size, waiting=len(self._waiting) + len(self._lost))
 
     def objects(self) -> Mapping[bytes, TierEntry]:
         """Every object that the store says it has; whose an unknown one is, nothing tells."""
@@ -708,6 +723,21 @@ class SealedTier:
     def index(self) -> Mapping[bytes, TierEntry]:
         """Every copy that can be found."""
         return {name: self._entry(row) for name, row in self._index.names()}
+
+    def copies(self) -> Sequence[HeldCopy]:
+        """Every copy that can be found."""
+        found: list[HeldCopy] = []
+        for name, row in self._index.names():
+            known = self._index.row(row)
+            owner = self._owners[known.domain]
+            since_us, due_us = self._clock.to_boot(known.born_us), self._clock.to_boot(known.due_us)
+            whose = (owner.tenant, owner.classification)
+            found.append(HeldCopy(name, known.number, *whose, known.blocks, known.size, since_us, due_us))
+        return found
+
+    def within_us(self, tenant: str, classification: str) -> int:
+        """How long after it is due a copy's bytes may still be here, by policy."""
+        return self._terms.limit(tenant, classification).within_us
 
     def destroy(self, keys: Collection[bytes]) -> int:
         """End these objects, known or not; how many the store had."""
@@ -737,7 +767,7 @@ class SealedTier:
         self._forget_rows(rows, cause)
         self._delete([])
 
-    def _forget_rows(self, rows: list[int], cause: str) -> list[bytes]:
+    def _forget_rows(self, rows: list[int], cause: str, erasure: str = "") -> list[bytes]:
         """Nothing finds these any more; their bytes wait for the store."""
         names, index = [], self._index
         for row in rows:
@@ -752,6 +782,7 @@ class SealedTier:
                 known.size,
                 min(known.due_us, self._clock.now_us()),
                 shreds,
+                erasure,
             )
             self._tell("ended", name, ended, cause)
             self._ended += 1
@@ -773,23 +804,33 @@ class SealedTier:
             return 0
         absent, failed = set(gone.absent), set(gone.failed)
         for name in [name for name in self._waiting if name not in failed]:
-            self._destroyed_of(name, "absent" if name in absent else self._store.ends_by)
-            del self._waiting[name]
+            ended = self._waiting.pop(name)
+            if ended is None:
+                continue
+            if name not in absent:
+                self._destroyed_of(name, ended, self._store.ends_by)
+            elif not ended.is_destroyed:
+                self._lost[name] = ended
         return gone.objects
 
     def _tell_destroyed(self, shreds: set[bytes]) -> None:
         """Keys are destroyed: what waits under them cannot be opened by anybody any more."""
-        for name, ended in self._waiting.items():
-            if ended is not None and not shreds.isdisjoint(ended.shreds):
-                self._destroyed_of(name, "key-destroyed")
+        for where in (self._waiting, self._lost):
+            for name, ended in list(where.items()):
+                if ended is not None and not shreds.isdisjoint(ended.shreds) and not ended.is_destroyed:
+                    where[name] = self._destroyed_of(name, ended, "key-destroyed")
+        self._lost = {name: ended for name, ended in self._lost.items() if not ended.is_destroyed}
 
-    def _destroyed_of(self, name: bytes, evidence: str) -> None:
-        ended = self._waiting[name]
-        if ended is None:
-            return
+    def _destroyed_of(self, name: bytes, ended: _Ended, evidence: str) -> _Ended:
         self._tell("destroyed", name, ended, evidence)
-        self._destroyed += not ended.is_destroyed
-        self._waiting[name] = ended._replace(is_destroyed=True)
+        if ended.number:
+            self._evidence += 1
+            self._destroyed += not ended.is_destroyed
+            if name in self._adopted:  # what the process before stored under this name is proved with it
+                self._tell("destroyed", name, ended._replace(number=0), evidence)
+                if evidence == self._store.ends_by:
+                    self._adopted.discard(name)
+        return ended._replace(is_destroyed=True)
 
     # -- what an earlier process left -----------------------------------------------------------------------------
 
@@ -797,16 +838,15 @@ class SealedTier:
         """Index what may stay, end the rest; how many of each."""
         found, after = 0, b""
         tenants = {self._shred.pseudonym(name.encode()): name for name in self._terms.tenants}
-        ending: list[bytes] = []
         while page := self._store.page(after, 1000):
             for one in page:
                 facts = self._facts_of(one.name, one.size)
                 if facts is None or not self._adopt(one.name, one.size, facts, tenants):
-                    ending.append(one.name)
+                    self._waiting[one.name] = _Ended(0, "", "", 0, one.size, self._clock.now_us())
                 else:
                     found += 1
             after = page[-1].name
-        return found, self._delete(ending)
+        return found, self._delete([])
 
     def _facts_of(self, name: bytes, size: int) -> ObjectFacts | None:
         if not self._store.outlives:
@@ -848,7 +888,8 @@ class SealedTier:
             self._shred_number(facts.subject),
             self._shred_number(facts.bucket),
         )
-        self._begin(name, row, "found")
+        self._adopted.add(name)
+        self._begin(name, row)
         return True
 
     # -- what things are called -----------------------------------------------------------------------------------
