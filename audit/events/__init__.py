@@ -66,6 +66,7 @@ from kvcustody.audit.events.control_events import (
     WorkerStopped,
 )
 from kvcustody.audit.events.copy_events import (
+    END_UNRECORDED,
     EVIDENCE,
     KEY_DESTROYED,
     UNLINKED,
@@ -121,6 +122,7 @@ from kvcustody.audit.events.registry import (
 __all__ = [
     "BARE",
     "DECLARED",
+    "END_UNRECORDED",
     "EVIDENCE",
     "GENERATED",
     "HANDOVER_BYTES_MAX",

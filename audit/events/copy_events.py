@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvcustody.audit.events.event import LifecycleEvent
 
+END_UNRECORDED = "orphan: its end was not recorded"  # the cause of every end that a scan recorded
 ZEROED, UNLINKED, KEY_DESTROYED = "zeroed", "unlinked", "key-destroyed"
 EVIDENCE = (ZEROED, UNLINKED, KEY_DESTROYED)  # of the end of a copy's bytes
 

@@ -99,10 +99,9 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "erasure-applied": (erasure_schema.erasure_effects, {}),
     "erasure-remaining": (erasure_schema.erasure_remains, {}),
     "erasure-reread": (erasure_schema.erasure_rereads, {}),
-    **{
-        kind: (copy_schema.copy_steps, _COPY_STEP)
-        for kind in ("copies-stored", "copies-ended", "copies-destroyed")
-    },
+    **dict.fromkeys(
+        ("copies-stored", "copies-ended", "copies-destroyed"), (copy_schema.copy_steps, _COPY_STEP)
+    ),
     "transfer-decided": (copy_schema.transfer_decisions, {}),
     "retention-purged": (keeping_schema.retention_purges, {}),
     "legal-hold": (keeping_schema.legal_holds, {}),

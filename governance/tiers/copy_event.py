@@ -1,0 +1,51 @@
+"""What a tier says of its copies and of decisions to move them, as it happens: `copy_leaves` puts it on record."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class CopyEvent(NamedTuple):
+    """One step of one copy. Its number is never given twice in one tier of one process; a name may be.
+
+    `step`: stored; ended (nothing finds it any more); destroyed (its bytes are gone, or nobody can open them). A copy
+    may be destroyed twice: its key at once, its bytes later. `at_us` and `due_us`, by when it must have ended, are boot
+    times; every step has both. `cause` is of an end: ceiling, evicted, erased, lost, broken, orphan, teardown or
+    policy; and of destruction the evidence: zeroed, unlinked or key-destroyed. `erasure` is what ended it, where
+    `cause` is erased. Number 0: what a process before left in the store, destroyed at start; nothing tells whose.
+    """
+
+    step: str
+    name: bytes
+    number: int
+    tenant: str
+    classification: str
+    blocks: int
+    size: int
+    at_us: int
+    due_us: int
+    cause: str = ""
+    erasure: str = ""
+
+
+class TransferDecision(NamedTuple):
+    """Whether copies of a tier were moved, what either way was predicted to take, and what came of it.
+
+    `action`: store or restore. `choice`: transfer, recompute or none (nothing was there, or it was not worth it).
+    `outcome`: done, partial, failed or empty. `residency`: whom it was restored for; 0 for a store at eviction.
+    `actual_us` is measured: 0 where nothing moved.
+    """
+
+    action: str
+    tier: str
+    tenant: str
+    residency: int
+    blocks: int
+    size: int
+    at_us: int
+    transfer_us: int
+    recompute_us: int
+    choice: str
+    outcome: str
+    actual_us: int
+    reason: str
