@@ -21,7 +21,7 @@ from kvcustody.audit.schema.copies import copy_steps, transfer_decisions
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 
 STORED, ENDED, DESTROYED = "copies-stored", "copies-ended", "copies-destroyed"
-_OPEN_LEAVES = 40  # about two thousand copies
+_OPEN_LEAVES = 50  # about two thousand copies
 
 
 class CopyTotals(NamedTuple):

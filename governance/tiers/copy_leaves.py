@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kvcustody.audit.events import CopiesDestroyed, CopiesEnded, CopiesStored, Event, TransferDecided
 from kvcustody.governance.tiers.copy_event import CopyEvent, TransferDecision
 
-COPIES_A_LEAF = 48  # the longest lists of so many fit a leaf beside the longest names
+COPIES_A_LEAF = 40  # the longest lists of so many fit a leaf beside the longest names
 WITHIN_US = 1_000_000
 _STEPS = ("stored", "ended", "destroyed")
 
@@ -25,6 +25,7 @@ def copy_leaves(
 
     `within_us(classification)`: how long after it was due a copy may be proved destroyed, by the tier's policy.
     """
+    assert all(event.step in _STEPS for event in events), "a copy is stored, ended or destroyed"
     groups: dict[tuple[str, ...], list[CopyEvent]] = {}
     for step in _STEPS:
         for event in events:
