@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import Any, NamedTuple
 
 import orjson
@@ -47,6 +48,20 @@ class OpenCopies(NamedTuple):
     blocks_each: tuple[int, ...]
     bytes_each: tuple[int, ...]
     due_us: tuple[int, ...]
+
+
+class HeldCopies(NamedTuple):
+    """What one tier of a process has, by its own books: the number and name of every copy that can be found."""
+
+    tier: str
+    living: frozenset[tuple[int, str]]
+
+
+class CopyDifferences(NamedTuple):
+    """Copies that leaves have open and the tier does not have; and those that the tier has and leaves do not."""
+
+    lost: tuple[OpenCopies, ...]
+    unrecorded: tuple[tuple[int, str], ...]
 
 
 class DecidedTransfer(NamedTuple):
@@ -122,6 +137,34 @@ def open_copies(
     return made, following
 
 
+def differing_copies(connection: Connection, life: int, held: HeldCopies) -> CopyDifferences:
+    """What the books of one tier and its leaves disagree about; leaves are read only where sums differ."""
+    column = copy_steps.c
+    mine = (column.incarnation == life, column.tier == held.tier)
+    sums = select(column.step, func.sum(column.copies), func.sum(column.numbers)).where(*mine)
+    said = {row[0]: (int(row[1]), int(row[2])) for row in connection.execute(sums.group_by(column.step))}
+    stored, ended = said.get(STORED, (0, 0)), said.get(ENDED, (0, 0))
+    living = (len(held.living), sum(number for number, _ in held.living))
+    if (stored[0] - ended[0], stored[1] - ended[1]) == living:
+        return CopyDifferences((), ())
+    every: list[OpenCopies] = []
+    after: tuple[str, int] | None = (held.tier, 0)
+    while after is not None and after[0] == held.tier:
+        some, after = open_copies(connection, life, after)
+        every += (one for one in some if one.tier == held.tier)
+    on_record = {key for one in every for key in zip(one.numbers, one.names, strict=True)}
+    lost = (_kept(one, lambda key: key not in held.living) for one in every)
+    return CopyDifferences(tuple(one for one in lost if one.numbers), tuple(sorted(held.living - on_record)))
+
+
+def was_stored(connection: Connection, life: int, tier: str, number: int) -> bool:
+    """Whether a leaf says that a copy was stored."""
+    column = copy_steps.c
+    near = (column.incarnation == life, column.tier == tier, column.step == STORED)
+    found = _bodies(connection, *near, column.low <= number, column.high >= number)
+    return any(number in body["numbers"] for body in found)
+
+
 def transfers_of(
     connection: Connection, incarnation: str, residency: int, *, tenant: str | None = None
 ) -> tuple[DecidedTransfer, ...]:
@@ -150,7 +193,14 @@ def _ended(connection: Connection, life: int, tier: str, low: int, high: int) ->
 
 
 def _without(body: dict[str, Any], gone: set[int]) -> OpenCopies:
-    kept = [place for place, number in enumerate(body["numbers"]) if number not in gone]
     keys = ("names", "numbers", "blocks_each", "bytes_each", "due_boot_us")
-    lists = (tuple(body[key][place] for place in kept) for key in keys)
-    return OpenCopies(body["tier"], body["tenant"], body["classification"], *lists)
+    whole = OpenCopies(
+        body["tier"], body["tenant"], body["classification"], *(tuple(body[key]) for key in keys)
+    )
+    return _kept(whole, lambda key: key[0] not in gone)
+
+
+def _kept(one: OpenCopies, fits: Callable[[tuple[int, str]], bool]) -> OpenCopies:
+    """Those copies of a leaf whose number and name fit."""
+    which = [fits(key) for key in zip(one.numbers, one.names, strict=True)]
+    return OpenCopies(*one[:3], *(tuple(compress(values, which)) for values in one[3:]))

@@ -32,6 +32,7 @@ copy_steps = Table(
     _text("cause"),
     _text("erasure"),
     _number("copies"),
+    _number("numbers"),  # their sum: two sides are compared by it, and no leaf is read
     _number("blocks"),
     _number("bytes"),
     _number("low"),

@@ -67,6 +67,7 @@ _COPY_STEP = {
     "cause": "_cause",
     "erasure": "_erasure",
     "copies": "_copies",
+    "numbers": "_numbers",
     "blocks": "_blocks",
     "bytes": "_bytes",
 }
@@ -232,7 +233,7 @@ def _copies(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow])
     columns["_step"] = [group.kind] * count
     columns["_cause"] = columns.get("cause", [""] * count)
     columns["_erasure"] = columns.get("erasure", [""] * count)
-    columns["_copies"] = list(map(len, numbers))
+    columns["_copies"], columns["_numbers"] = list(map(len, numbers)), list(map(sum, numbers))
     columns["_blocks"], columns["_bytes"] = (
         list(map(sum, columns[name])) for name in ("blocks_each", "bytes_each")
     )

@@ -73,7 +73,7 @@ def _steps() -> list[sa.Column[int] | sa.Column[str]]:
         *_texts("tier"),
         sa.Column("tenant", sa.Text(), nullable=True),
         *_texts("classification", "cause", "erasure"),
-        *map(_number, ("copies", "blocks", "bytes", "low", "high")),
+        *map(_number, ("copies", "numbers", "blocks", "bytes", "low", "high")),
     ]
 
 
