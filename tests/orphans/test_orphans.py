@@ -1,4 +1,4 @@
-"""Orphans of the fifteen classes, planted in a working process: all found, classified, recovered; else none is found."""
+"""Orphans of the fifteen classes, planted in a working process: all found, classified, recovered; none else."""
 
 from __future__ import annotations
 

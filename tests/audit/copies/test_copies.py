@@ -16,6 +16,7 @@ from copy_world import SECOND, CopyWorld, expected
 
 from kvcustody.audit.copies.copy_coverage import CopyCoverage, copies_from_leaves, copy_coverage
 from kvcustody.audit.copies.copy_rows import copy_totals, transfers_of
+from kvcustody.audit.counters.read_figures import tier_totals
 from kvcustody.audit.coverage.conservation import ConservationIdentity, PoolCounts, conservation
 from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.coverage.leaf_record import LeafRecord
@@ -376,3 +377,21 @@ def test_rows_say_what_their_leaves_list(any_store: Engine, make_writer: Any) ->
             for world in worlds
             for some in (world.events[at : at + 7] for at in range(0, len(world.events), 7))
         )
+
+
+def test_figures_by_tier_are_kept_without_reading_a_leaf(any_store: Engine, make_writer: Any) -> None:
+    worlds = [CopyWorld(tier, 9).run(150) for tier in TIERS]
+    record(any_store, make_writer(any_store), told(worlds))
+    with any_store.connect() as connection:
+        found = {each.tier: each for each in tier_totals(connection)}
+        parts = [each for who in ("acme", "labs") for each in tier_totals(connection, tenant=who)]
+    for world in worlds:
+        counts, said = world.counts(), found[world.tier]
+        assert said[1:] == (
+            counts.stored,
+            sum(event.size for event in world.events if event.step == "stored"),
+            counts.ended,
+            said.stored_bytes - counts.living_bytes,
+            counts.evidence,
+        )
+        assert said.living == counts.living == sum(each.living for each in parts if each.tier == world.tier)
