@@ -25,7 +25,13 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, or_, select
 
-from kvcustody.audit.coverage.custody_units import DEVICE_TIER, CustodySelection, last_event_us, lives_of
+from kvcustody.audit.coverage.custody_units import (
+    DEVICE_TIER,
+    CustodySelection,
+    check_tier,
+    last_event_us,
+    lives_of,
+)
 from kvcustody.audit.coverage.leaf_record import COPY_STEPS, LeafRecord
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events import END_UNRECORDED, EVIDENCE, PROCESS_DEATH
@@ -33,9 +39,7 @@ from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.schema.ledger import events
-from kvcustody.errors import LedgerError
 
-TIERS = ("host", "nvme", "remote")
 VERDICTS = ("covered", "late", "open", "unproven", "disputed")
 UNPROVEN_CAUSES = (PROCESS_DEATH, END_UNRECORDED)
 Body = Mapping[str, Any]
@@ -133,9 +137,7 @@ def copies_from_leaves(record: LeafRecord, chosen: CustodySelection, now_us: int
 
 
 def _may_have_copies(chosen: CustodySelection) -> bool:
-    if chosen.tier not in (None, DEVICE_TIER, *TIERS):
-        known = ", ".join((DEVICE_TIER, *TIERS))
-        raise LedgerError(f"tier `{chosen.tier}` is none of: {known}", tier=chosen.tier)
+    check_tier(chosen.tier)
     return chosen.model is None and chosen.tier != DEVICE_TIER
 
 
