@@ -44,6 +44,7 @@ from kvcustody.errors import LedgerError
 
 Column = Sequence[Any]
 
+_HEX = frozenset("0123456789abcdef")
 _Exact = Annotated[int, Meta(gt=-EXACT, lt=EXACT)]
 _Number = (
     _Exact | str
@@ -103,13 +104,19 @@ def numbers_of(said: Column) -> Column:
 
 
 def check_copies(said: Mapping[str, Column]) -> None:
-    """Lists of copies are equally long, with something in them, and no count is below 0; else `LedgerError`."""
+    """Lists of copies are equally long, with something in them; names are hexadecimal, and no count is below 0.
+
+    Raises `LedgerError`.
+    """
     counts = [said[key] for key in COPIES[1:]]
     every = [said[COPIES[0]], *counts, *(said[key] for key in COPY_MOMENTS if key in said)]
     if any(len({*map(len, lists)}) != 1 or not lists[0] for lists in zip(*every, strict=True)):
         raise LedgerError("lists of copies do not belong together")
     if any(min(values) < 0 for column in counts for values in column):
         raise LedgerError("a count of copies is below 0")
+    names = list(chain.from_iterable(said[COPIES[0]]))
+    if not _HEX.issuperset("".join(names)) or not 0 < min(map(len, names)) <= max(map(len, names)) <= 64:
+        raise LedgerError("a name of a copy is not hexadecimal")
 
 
 def _int(value: Any) -> int:

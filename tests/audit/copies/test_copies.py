@@ -312,6 +312,9 @@ def test_what_belongs_together_is_one_leaf_and_a_step_is_never_lost() -> None:
     "change",
     [
         {"names": []},
+        {"names": ["é" * 64]},
+        {"names": ["a" * 65]},
+        {"names": [""]},
         {"numbers": [1, 2]},
         {"due_boot_us": []},
         {"bytes_each": [-1]},

@@ -97,7 +97,13 @@ def copies(draw: st.DrawFn, kind: Any, fields: dict[str, Any]) -> Any:
     }
     lists |= {"destroyed_us"} & fields.keys()
     for name in lists if draw(st.integers(0, 5)) else ():
-        each = words if name == "names" else st.integers(0, 2**53 - 1) if name in COUNTS else numbers
+        each = (
+            st.sampled_from(["0f" * 32, "a1"])
+            if name == "names"
+            else st.integers(0, 2**53 - 1)
+            if name in COUNTS
+            else numbers
+        )
         fields[name] = st.lists(each, min_size=count, max_size=count).map(tuple)
     return draw(st.builds(kind, **fields))
 
