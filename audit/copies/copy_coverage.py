@@ -186,6 +186,19 @@ class _Judged(NamedTuple):
     bytes: Int64s
     lag: Int64s
 
+    def at(self, places: Int64s) -> _Judged:
+        """Those at these places, in this order."""
+        return self._replace(
+            who=[self.who[place] for place in places.tolist()],
+            numbers=self.numbers[places],
+            due=self.due[places],
+            verdict=self.verdict[places],
+            waiting=self.waiting[places],
+            proof={kind: flags[places] for kind, flags in self.proof.items()},
+            bytes=self.bytes[places],
+            lag=self.lag[places],
+        )
+
 
 def judge_copies(
     leaves: Iterable[Body], lives: Mapping[str, CopyLife], chosen: CustodySelection, now_us: int
@@ -244,8 +257,8 @@ def _listed(leaves: list[Body], uuid: str, moment: str) -> _Listed:
     owner = np.repeat(np.arange(len(leaves)), [len(body["numbers"]) for body in leaves])
     names = np.array(list(chain.from_iterable(body["names"] for body in leaves)), np.bytes_)
     due = flat("due_boot_us") if leaves and "due_boot_us" in leaves[0] else np.zeros_like(numbers)
-    columns = (numbers, names, due, flat(moment), flat("bytes_each"))
-    return _Listed(owner[first], *(column[first] for column in columns), leaves)
+    at, sizes = flat(moment), flat("bytes_each")
+    return _Listed(owner[first], numbers[first], names[first], due[first], at[first], sizes[first], leaves)
 
 
 def _place(known: _Listed, wanted: _Listed) -> tuple[Int64s, Flags]:
@@ -297,17 +310,10 @@ def _judge(
     ).astype(np.int64)
     who = [(body["tenant"], body["classification"]) for body in _leaves_of(ended, stored, overdue)]
     sizes = np.concatenate((ended.bytes, stored.bytes[overdue]))
-    order = np.argsort(numbers, kind="stable")
     lag = np.where(proved, np.maximum(0, first - due), 0)
-    return _Judged(
-        tier,
-        uuid,
-        [who[at] for at in order.tolist()],
-        *(column[order] for column in (numbers, due, verdict, (verdict == 2) & is_ended)),
-        {kind: flags[order] for kind, flags in proof.items()},
-        sizes[order],
-        lag[order],
-    )
+    waiting = (verdict == VERDICTS.index("open")) & is_ended
+    judged = _Judged(tier, uuid, who, numbers, due, verdict, waiting, proof, sizes, lag)
+    return judged.at(np.argsort(numbers, kind="stable"))
 
 
 def _leaves_of(ended: _Listed, stored: _Listed, overdue: Int64s) -> Iterable[Body]:
@@ -369,35 +375,27 @@ def _selected(judged: _Judged, life: CopyLife, chosen: CustodySelection) -> _Jud
     if wanted != (None, None) or chosen.tier not in (None, judged.tier):
         fits = [all(want in (None, has) for want, has in zip(wanted, who, strict=True)) for who in judged.who]
         kept &= np.array(fits, np.bool_) & (chosen.tier in (None, judged.tier))
-    if kept.all():
-        return judged
-    return judged._replace(
-        who=[who for who, keep in zip(judged.who, kept.tolist(), strict=True) if keep],
-        numbers=judged.numbers[kept],
-        due=judged.due[kept],
-        verdict=judged.verdict[kept],
-        waiting=judged.waiting[kept],
-        proof={kind: flags[kept] for kind, flags in judged.proof.items()},
-        bytes=judged.bytes[kept],
-        lag=judged.lag[kept],
-    )
+    return judged if kept.all() else judged.at(np.flatnonzero(kept))
 
 
 def _rows(judged: _Judged) -> Iterable[CopyRow]:
     codes = {who: code for code, who in enumerate(dict.fromkeys(judged.who))}
     code = np.array([codes[who] for who in judged.who], np.int64)
     is_proved = np.logical_or.reduce([judged.proof[kind] for kind in EVIDENCE])
-    for who, number in codes.items():
+    for (tenant, classification), number in codes.items():
         mine = code == number
-        counts = (int((mine & (judged.verdict == place)).sum()) for place in range(len(VERDICTS)))
-        proofs = (int((mine & judged.proof[kind]).sum()) for kind in EVIDENCE)
+        verdicts = {
+            name: int((mine & (judged.verdict == place)).sum()) for place, name in enumerate(VERDICTS)
+        }
+        proofs = {kind.replace("-", "_"): int((mine & flags).sum()) for kind, flags in judged.proof.items()}
         yield CopyRow(
             judged.tier,
-            *who,
-            int(mine.sum()),
-            *counts,
-            int((mine & judged.waiting).sum()),
-            *proofs,
-            int(judged.bytes[mine & is_proved].sum()),
-            int(judged.lag[mine].max()),
+            tenant,
+            classification,
+            due=int(mine.sum()),
+            waiting=int((mine & judged.waiting).sum()),
+            bytes=int(judged.bytes[mine & is_proved].sum()),
+            lag_us_max=int(judged.lag[mine].max()),
+            **verdicts,
+            **proofs,
         )

@@ -16,7 +16,7 @@ import orjson
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.database.snapshot import AsOf, is_in
-from kvcustody.audit.events import log_of
+from kvcustody.audit.events import CopiesEnded, log_of
 from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.copies import copy_steps, transfer_decisions
 from kvcustody.audit.schema.ledger import events, incarnations, logs
@@ -48,6 +48,37 @@ class OpenCopies(NamedTuple):
     blocks_each: tuple[int, ...]
     bytes_each: tuple[int, ...]
     due_us: tuple[int, ...]
+
+    def end(
+        self, at_us: int, cause: str, ended_us: int, within_us: int, incarnation: str = ""
+    ) -> CopiesEnded:
+        """Their end, recorded at `at_us` by who found them; `incarnation`: whose they were."""
+        return CopiesEnded(
+            at_us,
+            self.tier,
+            self.tenant,
+            self.classification,
+            cause,
+            self.names,
+            self.numbers,
+            self.blocks_each,
+            self.bytes_each,
+            self.due_us,
+            (ended_us,) * len(self.numbers),
+            within_us,
+            incarnation=incarnation,
+        )
+
+    def kept(self, fits: Callable[[tuple[int, str]], bool]) -> OpenCopies:
+        """Those whose number and name fit."""
+        which = [fits(key) for key in zip(self.numbers, self.names, strict=True)]
+        return self._replace(
+            names=tuple(compress(self.names, which)),
+            numbers=tuple(compress(self.numbers, which)),
+            blocks_each=tuple(compress(self.blocks_each, which)),
+            bytes_each=tuple(compress(self.bytes_each, which)),
+            due_us=tuple(compress(self.due_us, which)),
+        )
 
 
 class HeldCopies(NamedTuple):
@@ -153,7 +184,7 @@ def differing_copies(connection: Connection, life: int, held: HeldCopies) -> Cop
         some, after = open_copies(connection, life, after)
         every += (one for one in some if one.tier == held.tier)
     on_record = {key for one in every for key in zip(one.numbers, one.names, strict=True)}
-    lost = (_kept(one, lambda key: key not in held.living) for one in every)
+    lost = (one.kept(lambda key: key not in held.living) for one in every)
     return CopyDifferences(tuple(one for one in lost if one.numbers), tuple(sorted(held.living - on_record)))
 
 
@@ -193,14 +224,14 @@ def _ended(connection: Connection, life: int, tier: str, low: int, high: int) ->
 
 
 def _without(body: dict[str, Any], gone: set[int]) -> OpenCopies:
-    keys = ("names", "numbers", "blocks_each", "bytes_each", "due_boot_us")
     whole = OpenCopies(
-        body["tier"], body["tenant"], body["classification"], *(tuple(body[key]) for key in keys)
+        body["tier"],
+        body["tenant"],
+        body["classification"],
+        tuple(body["names"]),
+        tuple(body["numbers"]),
+        tuple(body["blocks_each"]),
+        tuple(body["bytes_each"]),
+        tuple(body["due_boot_us"]),
     )
-    return _kept(whole, lambda key: key[0] not in gone)
-
-
-def _kept(one: OpenCopies, fits: Callable[[tuple[int, str]], bool]) -> OpenCopies:
-    """Those copies of a leaf whose number and name fit."""
-    which = [fits(key) for key in zip(one.numbers, one.names, strict=True)]
-    return OpenCopies(*one[:3], *(tuple(compress(values, which)) for values in one[3:]))
+    return whole.kept(lambda key: key[0] not in gone)

@@ -170,7 +170,10 @@ def tier_totals(connection: Connection, *, tenant: str | None = None) -> tuple[T
     return tuple(
         TierTotals(
             tier,
-            *(sums[tier, kind, measure] for kind in (stored, ended) for measure in (COPIES, BYTES)),
+            sums[tier, stored, COPIES],
+            sums[tier, stored, BYTES],
+            sums[tier, ended, COPIES],
+            sums[tier, ended, BYTES],
             sums[tier, destroyed, COPIES],
         )
         for tier in sorted({tier for tier, _, _ in sums})

@@ -131,8 +131,10 @@ def _copies(bodies: Iterable[Mapping[str, Any]], erasure: str) -> tuple[tuple[st
     made = []
     for tier, sizes in sorted(ended.items()):
         of_tier = [proofs.get(tier, {}).get(kind, set()) & sizes.keys() for kind in EVIDENCE]
+        zeroed, unlinked, key_destroyed = map(len, of_tier)
         waiting = len(sizes.keys() - set().union(*of_tier))
-        made.append((tier, ErasedCopies(len(sizes), sum(sizes.values()), *map(len, of_tier), waiting)))
+        copies = ErasedCopies(len(sizes), sum(sizes.values()), zeroed, unlinked, key_destroyed, waiting)
+        made.append((tier, copies))
     return tuple(made)
 
 

@@ -27,11 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, Engine, func, select
 
-from kvcustody.audit.copies.copy_rows import ENDED, OpenCopies, open_copies
+from kvcustody.audit.copies.copy_rows import ENDED, open_copies
 from kvcustody.audit.events import (
     PROCESS_DEATH,
     SILENCE,
-    CopiesEnded,
     CustodyEnded,
     Event,
     ResidencyReleased,
@@ -186,14 +185,8 @@ class _Step:
             return None
         now_us, at_dead_us = self._clock.now_us(), self._clock.utc_us() - self._dead.offset_us
         found, _ = open_copies(connection, self._dead.id, after)
-        made = [self._end_of_copies(one, now_us, at_dead_us) for one in found]
+        made = [one.end(now_us, PROCESS_DEATH, at_dead_us, 0, self._dead.uuid) for one in found]
         return record_apart(connection, self._recorder, self._clock, made, now_us) if made else None
-
-    def _end_of_copies(self, one: OpenCopies, now_us: int, at_dead_us: int) -> Event:
-        tier, *whose = one[:3]
-        ended_us = (at_dead_us,) * len(one.numbers)
-        cause, dead = PROCESS_DEATH, self._dead.uuid
-        return CopiesEnded(now_us, tier, *whose, cause, *one[3:], ended_us, 0, incarnation=dead)
 
     def _events(self, connection: Connection, now_us: int) -> list[Event]:
         # Times of custody run on the dead process's boot clock; the moment of closing is expressed on it.

@@ -12,7 +12,7 @@ import structlog
 from sqlalchemy import Connection
 
 from kvcustody.audit.copies.copy_rows import HeldCopies, differing_copies, was_stored
-from kvcustody.audit.events import END_UNRECORDED, CopiesEnded, CustodyEnded, Event, ResidencyReleased
+from kvcustody.audit.events import END_UNRECORDED, CustodyEnded, Event, ResidencyReleased
 from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.audit.query.orphans import (
     Disagreements,
@@ -104,7 +104,7 @@ class WriterJoin:
         for lost in found.lost:
             count = len(lost.numbers)
             cause = f"in tier `{tier.tier}`: {count} copies that the ledger has and the tier has not"
-            event = CopiesEnded(now_us, *lost[:3], END_UNRECORDED, *lost[3:], (now_us,) * count, _WITHIN_US)
+            event = lost.end(now_us, END_UNRECORDED, now_us, _WITHIN_US)
             finding = Finding("custody without copy", lost.tenant, cause, ())
             yield self._finding(finding, "end recorded", lambda event=event: [event])  # type: ignore[misc]
         for key in found.unrecorded:

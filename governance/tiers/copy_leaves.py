@@ -63,22 +63,31 @@ def decision_leaves(decisions: Iterable[TransferDecision]) -> list[Event]:
 
 def _leaf(tier: str, group: list[CopyEvent], within_us: Callable[[str], int]) -> Event:
     first = group[0]
-    at_us = tuple(one.at_us for one in group)
-    due_us = tuple(one.due_us for one in group)
-    lists = (
-        tuple(one.name.hex() for one in group),
-        tuple(one.number for one in group),
-        tuple(one.blocks for one in group),
-        tuple(one.size for one in group),
-    )
-    whose = (first.tenant, first.classification)
+    at_us, due_us = tuple(one.at_us for one in group), tuple(one.due_us for one in group)
+    names, numbers = tuple(one.name.hex() for one in group), tuple(one.number for one in group)
+    blocks, sizes = tuple(one.blocks for one in group), tuple(one.size for one in group)
+    now_us, tenant, classification = max(at_us), first.tenant, first.classification
     if first.step == "stored":
-        return CopiesStored(max(at_us), tier, *whose, *lists, due_us, at_us)
-    if first.step == "ended":
-        within = within_us(first.classification)
-        return CopiesEnded(
-            max(at_us), tier, *whose, first.cause, *lists, due_us, at_us, within, first.erasure
+        return CopiesStored(
+            now_us, tier, tenant, classification, names, numbers, blocks, sizes, due_us, at_us
         )
+    if first.step == "ended":
+        return CopiesEnded(
+            now_us,
+            tier,
+            tenant,
+            classification,
+            first.cause,
+            names,
+            numbers,
+            blocks,
+            sizes,
+            due_us,
+            at_us,
+            within_us(classification),
+            first.erasure,
+        )
+    whose = tenant or None
     return CopiesDestroyed(
-        max(at_us), tier, first.tenant or None, first.classification, first.cause, *lists, at_us
+        now_us, tier, whose, classification, first.cause, names, numbers, blocks, sizes, at_us
     )
