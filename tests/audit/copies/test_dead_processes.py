@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from sqlalchemy import Engine, func, select
 
@@ -20,6 +21,7 @@ from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
 from kvcustody.audit.events import DECLARED, PROCESS_DEATH, Event, WorkerStarted
 from kvcustody.audit.schema.copies import copy_steps
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.clock import SystemClock
@@ -164,3 +166,31 @@ def test_closing_again_closes_nothing_twice(store: Engine, make_writer: Any) -> 
             assert connection.scalar(closed) == 5
             died = select(copy_steps.c.erasure).where(copy_steps.c.cause == PROCESS_DEATH)
             assert set(connection.scalars(died)) == {""}
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_closing_that_is_interrupted_goes_on_where_it_was(store: Engine, make_writer: Any) -> None:
+    writer = make_writer(store, worker="gone")
+    world = CopyWorld("host", 4)
+    record(writer, [start("gone")])
+    for _ in range(9):
+        count = len(world.events)
+        world.store()
+        record(writer, copy_leaves("host", world.events[count:]))
+
+    def closed() -> int:
+        with store.connect() as connection:
+            column = copy_steps.c
+            found = select(func.sum(column.copies)).where(column.cause == PROCESS_DEATH)
+            return int(connection.scalar(found) or 0)
+
+    turns = iter([False, False, True])
+    clock = SystemClock()
+    with closing_committer(store, clock) as committer:
+        rest = (writer.incarnation, WHY, "ops:closing")
+        assert not close_process(committer, store, clock, *rest, stop=lambda: next(turns))
+    assert closed() == 4
+    assert close(store, writer.incarnation) and closed() == 9
+    with store.connect() as connection:
+        died = connection.scalar(select(events.c.leaf).where(events.c.kind == "worker-died"))
+        assert died is not None and orjson.loads(died)["copies"] == 9
