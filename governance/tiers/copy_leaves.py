@@ -19,11 +19,11 @@ _STEPS = ("stored", "ended", "destroyed")
 
 
 def copy_leaves(
-    tier: str, events: Sequence[CopyEvent], within_us: Callable[[str], int] = lambda _: WITHIN_US
+    tier: str, events: Sequence[CopyEvent], within_us: Callable[[str, str], int] = lambda *_: WITHIN_US
 ) -> list[Event]:
     """What these steps of one tier's copies put on record.
 
-    `within_us(classification)`: how long after it was due a copy may be proved destroyed, by the tier's policy.
+    `within_us(tenant, classification)`: how long after it was due a copy may be proved destroyed, by the tier's policy.
     """
     assert all(event.step in _STEPS for event in events), "a copy is stored, ended or destroyed"
     groups: dict[tuple[str, ...], list[CopyEvent]] = {}
@@ -61,7 +61,7 @@ def decision_leaves(decisions: Iterable[TransferDecision]) -> list[Event]:
     ]
 
 
-def _leaf(tier: str, group: list[CopyEvent], within_us: Callable[[str], int]) -> Event:
+def _leaf(tier: str, group: list[CopyEvent], within_us: Callable[[str, str], int]) -> Event:
     first = group[0]
     at_us, due_us = tuple(one.at_us for one in group), tuple(one.due_us for one in group)
     names, numbers = tuple(one.name.hex() for one in group), tuple(one.number for one in group)
@@ -84,7 +84,7 @@ def _leaf(tier: str, group: list[CopyEvent], within_us: Callable[[str], int]) ->
             sizes,
             due_us,
             at_us,
-            within_us(classification),
+            within_us(tenant, classification),
             first.erasure,
         )
     whose = tenant or None
