@@ -35,7 +35,7 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier, TierTerms
+from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierTerms
 from kvcustody.governance.tiers.tier_index import TierIndex
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
@@ -66,7 +66,9 @@ class Copies:
         )
         keyring.ensure([spec.owner])
         self.label = DomainLabel("t", "internal", 1, "tenant", None, None, spec)
-        terms = TierTerms(bytes(32), BLOCK, 16, lambda *_: DAY_US, object_blocks=BLOCKS)
+        terms = TierTerms(
+            bytes(32), BLOCK, 16, lambda *_: CopyLimit(DAY_US, DAY_US // 16), object_blocks=BLOCKS
+        )
         self.tier = SealedTier(store, SealKeys(keyring, shred), shred, Staging(1, OBJECT), clock, terms)
         self.clock = clock
         self.content = memoryview(bytearray(os.urandom(RUNS * OBJECT)))

@@ -50,6 +50,12 @@ class TierPlan(NamedTuple):
     timeout_seconds: float = 0.25
 
 
+def tier_names(settings: Settings) -> list[str]:
+    """The tiers that are set, as the policy names them."""
+    named = ((Tier.HOST, settings.host_tier_bytes), (Tier.NVME, settings.nvme_tier_path))
+    return [tier.value for tier, is_set in named if is_set]
+
+
 def tier_plan(settings: Settings) -> TierPlan | None:
     """What the settings ask for; None: no tier. Raises `ConfigError` that names the setting."""
     if not settings.host_tier_bytes and settings.nvme_tier_path is None:
@@ -81,8 +87,8 @@ def open_tiers(
     if plan.host_bytes:
         stores.append(HostArena(plan.host_bytes))
     if plan.nvme_path is not None:
-        store = FileStore(plan.nvme_path, plan.nvme_bytes)
-        stores.append(GuardedStore(store, seconds=plan.timeout_seconds, clock=clock))
+        files = FileStore(plan.nvme_path, plan.nvme_bytes)
+        stores.append(GuardedStore(files, seconds=plan.timeout_seconds, clock=clock))
     shred = ShredKeys.open(plan.shred_keys, port, clock)
     stack.callback(shred.close)
     keys = SealKeys(keyring, shred)
@@ -90,22 +96,17 @@ def open_tiers(
     block_bytes = shape.bytes_per_block * shape.shards
     staging = Staging(plan.staging_buffers, plan.object_blocks * block_bytes)
     stack.callback(staging.close)
-    return [
-        SealedTier(
-            store,
-            keys,
-            shred,
-            staging,
-            clock,
-            TierTerms(
-                shape.layout,
-                block_bytes,
-                shape.block_tokens,
-                partial(rules.absolute_us, Tier(store.kind)),
-                rules.share,
-                rules.tenants,
-                plan.object_blocks,
-            ),
+    tiers: list[SealedTier] = []
+    for store in reversed(stores):  # the lowest first: it takes what the one above has no room for
+        terms = TierTerms(
+            shape.layout,
+            block_bytes,
+            shape.block_tokens,
+            partial(rules.limit, Tier(store.kind)),
+            rules.share,
+            rules.tenants,
+            plan.object_blocks,
         )
-        for store in stores
-    ]
+        lower = tiers[0] if tiers else None
+        tiers.insert(0, SealedTier(store, keys, shred, staging, clock, terms, lower))
+    return tiers

@@ -17,9 +17,41 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-_OF_SIZE, _OF_NEW_SIZE, _OF_LINK = 0.35, 0.85, 0.15  # of what a prediction was wrong by
+_OF_SIZE, _OF_LINK = 0.4, 0.5  # of what a prediction was wrong by; of a size less, the better it is known
 _JITTER = math.log(8)  # beyond that it is the link that changed
 _CLASSES = 48
+PROBE_US, PROBE_MAX_US = 1_000_000, 2_000_000
+
+
+class LinkWatch:
+    """When to look at a link that is left alone because it was slow: soon at first, then ever less often.
+
+    `due(now_us)` is true once for each look.
+    """
+
+    __slots__ = ("_due_us", "_pause_us", "is_left_alone")
+
+    def __init__(self) -> None:
+        self.is_left_alone = False
+        self._due_us, self._pause_us = 0, PROBE_US
+
+    def left_alone(self, now_us: int) -> None:
+        """Something was decided against."""
+        if not self.is_left_alone:
+            self.is_left_alone = True
+            self._due_us = now_us + self._pause_us
+
+    def used(self) -> None:
+        """Something was moved."""
+        self.is_left_alone, self._pause_us = False, PROBE_US
+
+    def due(self, now_us: int) -> bool:
+        """Whether to look now."""
+        if not self.is_left_alone or now_us < self._due_us:
+            return False
+        self._due_us = now_us + self._pause_us
+        self._pause_us = min(2 * self._pause_us, PROBE_MAX_US)
+        return True
 
 
 class TierUse(NamedTuple):
@@ -39,10 +71,11 @@ class TierUse(NamedTuple):
 class TransferRates:
     """Logarithms of microseconds a byte, by size, and of what they are now in relation to that."""
 
-    __slots__ = ("_bytes", "_link", "_measured_us", "_wrong_us", "samples")
+    __slots__ = ("_bytes", "_counts", "_link", "_measured_us", "_wrong_us", "samples")
 
     def __init__(self) -> None:
         self._bytes: list[float | None] = [None] * _CLASSES  # None: not measured
+        self._counts = [0] * _CLASSES
         self._link = 0.0
         self._wrong_us = self._measured_us = 0.0
         self.samples = 0
@@ -54,15 +87,16 @@ class TransferRates:
             self._wrong_us += abs(expected - took_us)
             self._measured_us += took_us
         which, measured = size.bit_length(), math.log(max(took_us, 1) / size)
-        known, share = self._bytes[which], _OF_SIZE
+        known = self._bytes[which]
         if known is None:
-            known, share = self._near(which), _OF_NEW_SIZE
+            known = self._near(which)
         if known is None:
             self._bytes[which] = measured - self._link
         else:
             wrong = measured - known - self._link
             within = min(max(wrong, -_JITTER), _JITTER)
-            self._bytes[which] = known + share * within
+            self._counts[which] += 1
+            self._bytes[which] = known + within * _OF_SIZE / self._counts[which] ** 0.5
             self._link += wrong - within + _OF_LINK * within
         self.samples += 1
 

@@ -30,7 +30,7 @@ from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.open_tiers import BlockShape, open_tiers, tier_plan
+from kvcustody.governance.tiers.open_tiers import BlockShape, open_tiers, tier_names, tier_plan
 from kvcustody.governance.worker.open_foundation import open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins, open_root_key
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
@@ -120,7 +120,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
             eviction=eviction,
         )
         table = standing.table
-        warn_of_idle_fields(table, PoolOwner.KVCUSTODY)
+        warn_of_idle_fields(table, PoolOwner.KVCUSTODY, tier_names(settings))
         tiers = None
         plan = tier_plan(settings)
         if plan is not None:

@@ -36,7 +36,7 @@ from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.request import NO_HINTS, read_kinds
-from kvcustody.governance.tiers.open_tiers import TierPlan, tier_plan
+from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_plan
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.vllm import open_custody as opening
@@ -54,7 +54,7 @@ from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.tiers.scheduler_tiers import SchedulerTiers
-from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers, tiers_of
+from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers
 from kvcustody.policies.document.token_priorities import KindRange
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class SchedulerSide:
         if self._opened is not None:
             return
         block_tokens = int(manager.block_pool.hash_block_size)
-        names = tiers_of(self.settings)
+        names = tuple(tier_names(self.settings))
         plan = opening.plan_of(self._config, self._cache, manager, block_tokens, names)
         if self._tier_plan is not None:
             groups = [type(single).__name__ for single in manager.coordinator.single_type_managers]
@@ -145,6 +145,7 @@ class SchedulerSide:
         )
         self.tiers = state.deferred.tiers = tiers
         self.port.erasures.tiers += tiers.directories.values()
+        self.port.tier_counts, self.port.tenant_left = tiers.tier_counts, tiers.forget_tenant
 
     def _open_publisher(self, opened: opening.OpenedCustody) -> None:
         """The settings ask for block events. Raises `ConfigError` where their address cannot be bound."""

@@ -1,6 +1,6 @@
 """What the workers keep in one tier, as they told it: what a look-up finds, and what an erasure or a scan asks.
 
-    directory.tell(events, shard, label)         # as the workers' replies come
+    directory.tell(events, label)                # as the workers' replies come
     found = directory.longest(names, depth, ...) # copies that go on from a depth of a chain
     erased = directory.erase(erasure, selector, before_us)
 
@@ -19,19 +19,18 @@ from typing import NamedTuple
 
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector, may_hold
-from kvcustody.governance.erasure.tier_protocol import TierEntry, TierErased
+from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry, TierErased
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, DestroyCopies, EraseCopies
 
-_FIRST = 0  # the shard whose copies are looked up
 _ERASURES_MAX = 1000  # of which is remembered what was done
 
 
 class KnownCopy(NamedTuple):
     """One object that a worker told of. `label` None: an earlier process stored it."""
 
-    shard: int
+    number: int
     tenant: str
     classification: str
     blocks: int
@@ -110,14 +109,14 @@ class CopyDirectory:
 
     # -- what the workers tell ------------------------------------------------------------------------------------
 
-    def tell(self, events: Iterable[CopyEvent], shard: int, label: DomainLabel | None) -> None:
+    def tell(self, events: Iterable[CopyEvent], label: DomainLabel | None) -> None:
         """What happened to a worker's copies. `label`: whose those are that were stored."""
         for event in events:
             if event.step == "stored":
                 self._drop(event.name)
                 self._hidden.discard(event.name)
                 copy = KnownCopy(
-                    shard,
+                    event.number,
                     event.tenant,
                     event.classification,
                     event.blocks,
@@ -215,6 +214,10 @@ class CopyDirectory:
     def index(self) -> Mapping[bytes, TierEntry]:
         """What can be found."""
         return self._entries(self._hidden)
+
+    def copies(self) -> Sequence[HeldCopy]:
+        """Every copy whose end no worker has told yet."""
+        return [HeldCopy(name, *copy[:-1]) for name, copy in self._copies.items()]
 
     def _entries(self, without: Collection[bytes]) -> Mapping[bytes, TierEntry]:
         return {

@@ -27,13 +27,17 @@ class LeavingRun(NamedTuple):
 
 
 class UnsavedRun:
-    """The published blocks of a request that no object has yet, one after the other."""
+    """The published blocks of a request that no object has yet, one after the other.
 
-    __slots__ = ("blocks", "first", "keys", "parent")
+    Those before `settled` were computed by steps that have left.
+    """
+
+    __slots__ = ("blocks", "first", "keys", "parent", "settled")
 
     def __init__(self, first: int, parent: bytes) -> None:
         self.first = first
         self.parent = parent
+        self.settled = first
         self.keys: list[bytes] = []
         self.blocks: list[int] = []
 

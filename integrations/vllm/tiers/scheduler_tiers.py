@@ -27,14 +27,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
+from kvcustody.audit.coverage.conservation import TierCounts
 from kvcustody.errors import IsolationError, KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.seal_keys import SealKeys
-from kvcustody.governance.tiers.tier import Restored
-from kvcustody.governance.tiers.tier_rules import TierRules
+from kvcustody.governance.tiers.tier import CopyCounts, Restored
+from kvcustody.governance.tiers.tier_rules import Tables, TierRules
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, chain
 from kvcustody.integrations.vllm.tiers.copy_plans import LeavingRun, PlannedLoad, UnsavedRun
 from kvcustody.integrations.vllm.tiers.tier_messages import (
@@ -43,6 +45,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     CopyReply,
     CopyRule,
     ExpireCopies,
+    ForgetTenant,
     LoadCopies,
     NarrowCopies,
     OpenCopies,
@@ -57,7 +60,6 @@ if TYPE_CHECKING:
     from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.governance.external.engine_port import EnginePort
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
-    from kvcustody.policies.table.decision_table import DecisionTable
 
 _NO_KEY = bytes(32)
 _LATER = 0  # the number of a job that has none yet
@@ -104,13 +106,14 @@ class SchedulerTiers:
         self._keyring = keyring = port.keyring
         self._keys = SealKeys(keyring, shred)
         self._shred = shred
-        self._policy = TierRules(lambda: port.table, port.authorize)
+        self._policy = TierRules(lambda: port.tables, port.authorize)
         self._step = object_blocks
         self._block_tokens = block_tokens
         self._shards = shards
         self._numbers = 0
         self._jobs: list[CopyJob] = []
         self._fresh: list[LeavingRun] = []
+        self._unsettled: list[UnsavedRun] = []  # with blocks that a step may have yet to compute
         self._waiting: deque[LeavingRun] = deque(maxlen=_WAITING_MAX)
         self._open: dict[int, set[int]] = {}  # jobs, with the shards that have not answered
         self._label_of: dict[int, DomainLabel] = {}  # by job, of what it stores
@@ -118,10 +121,10 @@ class SchedulerTiers:
         self._loads: dict[int, tuple[_Loading, list[tuple[Restored, ...]]]] = {}
         self._buffers = 0  # for stores, of the worker that has fewest
         self._layout: dict[str, bytes] = {}
-        self._rules_of: DecisionTable | None = None
+        self._rules_of: Tables | None = None
         self._key_changes = keyring.changes
         self._expire_us = 0
-        self._events: list[tuple[str, CopyEvent]] = []
+        self._counts: dict[tuple[str, int], CopyCounts] = {}  # by tier and shard, as they told last
         self._steps: dict[str, Counter[str]] = {tier: Counter() for tier in tiers}
         self._restored: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
@@ -147,15 +150,25 @@ class SchedulerTiers:
             run = governed.unsaved = UnsavedRun(first, parent)
         run.blocks.extend(blocks)
         run.keys.extend(keys)
+        self._unsettled.append(run)
         boundary = run.end - run.end % self._step
         if boundary > run.first:
             self._cut(governed, run, boundary, self._fresh)
 
     def released(self, governed: GovernedRequest) -> None:
-        """The request ended or was preempted: what it published was computed by steps that have left."""
+        """The request ended, or was preempted: what it published was computed by steps that have left.
+
+        Of one that is preempted while a step is scheduled, what that step was to compute never is.
+        """
         run, governed.unsaved = governed.unsaved, None
-        if run is not None and run.blocks and governed.residency is not None:
-            self._cut(governed, run, run.end, self._waiting)
+        residency, is_over = governed.residency, governed.request.is_finished()
+        if not is_over:
+            self._fresh = [one for one in self._fresh if one.residency is not residency]
+        if run is None or residency is None:
+            return
+        end = run.end if is_over else min(run.settled, run.end)
+        if end > run.first:
+            self._cut(governed, run, end, self._waiting)
 
     def _cut(
         self,
@@ -204,6 +217,9 @@ class SchedulerTiers:
 
     def settle(self) -> None:
         """Everything that was told so far was computed by steps that have left, or leaves with the one just built."""
+        for unsaved in self._unsettled:
+            unsaved.settled = unsaved.end
+        self._unsettled.clear()
         fresh, self._fresh = self._fresh, []
         self._waiting += [run for run in fresh if self._is_intact(run)]
 
@@ -223,7 +239,7 @@ class SchedulerTiers:
         for tier, directory in self.directories.items():
             rule = self._rule(tier, label.tenant, label.classification)
             name = self._name(tier, label, run.keys[-len(_NO_KEY) :])
-            if not rule.absolute_us or name is None or directory.has(name):
+            if not rule.limit.absolute_us or name is None or directory.has(name):
                 continue
             job = StoreCopy(
                 _LATER,
@@ -261,7 +277,7 @@ class SchedulerTiers:
         now_us = self._port.clock.now_us()
         for tier, directory in self.directories.items():
             rule = self._rule(tier, label.tenant, label.classification)
-            if not directory.may_have(spec) or not rule.absolute_us:
+            if not directory.may_have(spec) or not rule.limit.absolute_us:
                 continue
             try:
                 name_at = self._names(tier, label, keys)
@@ -298,10 +314,13 @@ class SchedulerTiers:
         """What workers did."""
         for reply in replies:
             directory = self.directories[reply.tier]
-            directory.tell(reply.events, reply.shard, self._label_of.get(reply.number))
-            for event in reply.events:
+            events = self._numbered(reply)
+            directory.tell(events, self._label_of.get(reply.number))
+            for event in events:
                 self._steps[reply.tier][f"{event.step} {event.cause}".strip()] += 1
-            self._events += [(reply.tier, event) for event in reply.events]
+            self._record(reply.tier, events)
+            if reply.counts is not None:
+                self._counts[reply.tier, reply.shard] = reply.counts
             directory.answered(reply.number, reply.shard, reply.erased)
             if reply.opened is not None:
                 layout, buffers = reply.opened
@@ -344,18 +363,40 @@ class SchedulerTiers:
                 min((one.ceiling_us for restored in by_shard for one in restored), default=0),
             )
 
-    def take_events(self) -> list[tuple[str, CopyEvent]]:
-        """What began and ended since the last call, with the tier: for whoever puts it on record."""
-        events, self._events = self._events, []
-        return events
+    def _numbered(self, reply: CopyReply) -> list[CopyEvent]:
+        """A reply's events; numbers are each shard's own, so that of the shard goes into them."""
+        return [
+            event._replace(number=event.number * self._shards + reply.shard if event.number else 0)
+            for event in reply.events
+        ]
+
+    def _record(self, tier: str, events: list[CopyEvent]) -> None:
+        if events:
+            which = Tier(tier)
+            within = lambda *whose: self._policy.limit(which, *whose).within_us  # noqa: E731 - of two texts
+            self._port.record_copies(copy_leaves(tier, events, within))
+
+    def tier_counts(self) -> tuple[TierCounts, ...]:
+        """The workers' own counters by tier, all shards together, for conservation."""
+        found = []
+        for tier in self.directories:
+            counts = [one for (name, _), one in self._counts.items() if name == tier]
+            sums = [sum(values) for values in zip(*counts, strict=True)] or [0] * len(CopyCounts._fields)
+            found.append(TierCounts(tier, *sums[:-1]))
+        return tuple(found)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """A tenant that nobody listed has left: what it had in tiers ends."""
+        for tier in self.directories:
+            self._send(ForgetTenant(_LATER, tier, tenant))
 
     # -- time, policy, keys ---------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """What has changed since the last step."""
-        if self._port.table is not self._rules_of or self._keyring.changes != self._key_changes:
+        if self._have_rules_changed:
             self._key_changes = self._keyring.changes
-            self._rules_of = self._port.table
+            self._rules_of = self._port.tables
             for tier, directory in self.directories.items():
                 rules = self._all_rules(tier)
                 rules |= {pair: self._rule(tier, *pair) for pair in directory.pairs}
@@ -370,11 +411,15 @@ class SchedulerTiers:
                 self._send(ExpireCopies(_LATER, tier))
 
     @property
+    def _have_rules_changed(self) -> bool:
+        return self._port.tables != self._rules_of or self._keyring.changes != self._key_changes
+
+    @property
     def has_work(self) -> bool:
         """A step would carry something, or fetch an answer."""
         if self._jobs or self._open or self._fresh or self._waiting:
             return True
-        if self._port.table is not self._rules_of or self._keyring.changes != self._key_changes:
+        if self._have_rules_changed:
             return True
         due_us = self.next_due_us()
         return due_us is not None and due_us <= self._port.clock.now_us()
@@ -416,8 +461,8 @@ class SchedulerTiers:
 
     def _rule(self, tier: str, tenant: str, classification: str) -> CopyRule:
         """What the active revision lets a tenant's blocks do in a tier; the permit is on record by then."""
-        absolute_us = self._policy.absolute_us(Tier(tier), tenant, classification)
-        return CopyRule(absolute_us, *self._policy.share(tenant))
+        limit = self._policy.limit(Tier(tier), tenant, classification)
+        return CopyRule(limit, self._policy.share(tenant))
 
     def _all_rules(self, tier: str) -> Rules:
         """Of every tenant that the policy names."""

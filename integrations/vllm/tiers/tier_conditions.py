@@ -1,4 +1,4 @@
-"""What must hold before blocks of a vLLM engine may go to tiers, and which tiers its settings name.
+"""What must hold before blocks of a vLLM engine may go to tiers.
 
 Each condition is refused at start by name: a failed load that would end its request, layers of several kinds, another
 connector beside ours, workers on several machines.
@@ -9,19 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _SETTINGS = "`host_tier_bytes` and `nvme_tier_path`"
 _ONE_MACHINE = (None, "mp", "uni")
-
-
-def tiers_of(settings: Settings) -> tuple[str, ...]:
-    """The tiers that the settings name, in the order in which they are asked."""
-    named = (("host", bool(settings.host_tier_bytes)), ("nvme", settings.nvme_tier_path is not None))
-    return tuple(name for name, is_there in named if is_there)
 
 
 def refuse_tiers(config: VllmConfig, groups: list[str], *, has_others: bool) -> None:

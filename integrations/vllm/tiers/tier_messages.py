@@ -16,18 +16,14 @@ from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import TierErased
 from kvcustody.governance.tiers.copy_event import CopyEvent
-from kvcustody.governance.tiers.tier import Restored
+from kvcustody.governance.tiers.tier import CopyCounts, CopyLimit, Restored, TierShare
 
 
 class CopyRule(NamedTuple):
-    """What the policy lets a tenant's blocks of one classification do in a tier; `absolute_us` 0: nothing.
+    """What the policy lets a tenant's blocks of one classification do in a tier, and the tenant's part of it."""
 
-    `guaranteed` and `cap` are the tenant's shares of the tier's bytes.
-    """
-
-    absolute_us: int
-    guaranteed: float = 0.0
-    cap: float = 1.0
+    limit: CopyLimit
+    share: TierShare
 
 
 Rules: TypeAlias = dict[tuple[str, str], CopyRule]
@@ -97,6 +93,14 @@ class DestroyCopies(NamedTuple):
     names: tuple[bytes, ...]
 
 
+class ForgetTenant(NamedTuple):
+    """A tenant that the policy does not name has left: what it has here ends."""
+
+    number: int
+    tier: str
+    tenant: str
+
+
 class ExpireCopies(NamedTuple):
     """End what is due; a worker does so by itself too, this says when it has."""
 
@@ -118,6 +122,7 @@ CopyJob: TypeAlias = (
     | LoadCopies
     | EraseCopies
     | DestroyCopies
+    | ForgetTenant
     | ExpireCopies
     | CloseCopies
 )
@@ -127,7 +132,7 @@ class CopyReply(NamedTuple):
     """One worker's answer to a job, with everything that happened to its copies until then.
 
     `number` 0: nobody asked. `opened`: to the first job, (layout, buffers for stores). `restored`: to a load, less than
-    was asked where it failed.
+    was asked where it failed. `counts`: the worker's own, behind these events.
     """
 
     number: int
@@ -137,6 +142,7 @@ class CopyReply(NamedTuple):
     restored: tuple[Restored, ...] = ()
     erased: TierErased | None = None
     opened: tuple[bytes, int] | None = None
+    counts: CopyCounts | None = None
 
 
 def received(label: DomainLabel) -> DomainLabel:

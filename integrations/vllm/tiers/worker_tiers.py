@@ -32,17 +32,24 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.open_tiers import TierPlan
+from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import PublishedRun, Restored, SealedTier, TierShare, TierTerms
+from kvcustody.governance.tiers.tier import (
+    CopyLimit,
+    PublishedRun,
+    Restored,
+    SealedTier,
+    TierShare,
+    TierTerms,
+)
+from kvcustody.governance.tiers.tier_rules import NOT_HERE
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
-from kvcustody.integrations.vllm.tiers.tier_conditions import tiers_of
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseCopies,
     CopyJob,
@@ -51,6 +58,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     DestroyCopies,
     EraseCopies,
     ExpireCopies,
+    ForgetTenant,
     LoadCopies,
     NarrowCopies,
     OpenCopies,
@@ -62,7 +70,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
 _LOOK_SECONDS = 0.25  # between looks at what is due
 _END_SECONDS = 10.0  # that a thread may take to end
 _RULES_MAX = 65_536  # beyond it, those of who does not ask are forgotten until it asks again
-_NOTHING, _NO_SHARE = CopyRule(0), TierShare(0.0, 0.0)
+_NO_SHARE = TierShare(0.0, 0.0)
 _log = structlog.get_logger(__name__)
 
 
@@ -112,7 +120,7 @@ class WorkerTiers:
         self._failed: set[int] = set()
         self._ready: list[CopyReply] = []
         size = plan.object_blocks * self._blocks.block_bytes
-        tiers = tiers_of(settings)
+        tiers = tier_names(settings)
         self.buffers = max(plan.staging_buffers, len(tiers))
         try:
             self.staging = Staging(self.buffers, size)
@@ -125,7 +133,7 @@ class WorkerTiers:
             layout=self._blocks.layout(software),
             block_bytes=self._blocks.block_bytes,
             block_tokens=0,  # the scheduler says it
-            absolute_us=lambda *_: 0,
+            limit=lambda *_: NOT_HERE,
             object_blocks=plan.object_blocks,
             shard=shard,
             shards=shards,
@@ -267,7 +275,7 @@ class TierThread:
             _log.error("copies not ended", tier=self.name, error=repr(error))
         events = tuple(self.tier.take_events())
         if events:
-            self._results.append(CopyReply(0, self.name, self.terms.shard, events))
+            self._results.append(CopyReply(0, self.name, self.terms.shard, events, counts=self.tier.counts))
 
     def _do(self, job: CopyJob, plain: memoryview | None) -> CopyReply:
         self._look_at_keys()
@@ -290,6 +298,8 @@ class TierThread:
                 erased = self._erase(tier, job)
             case DestroyCopies():
                 tier.destroy(job.names)
+            case ForgetTenant():
+                tier.end_tenant(job.tenant)
             case NarrowCopies():
                 self._rule(job.rules)
                 tier.narrow()
@@ -305,21 +315,25 @@ class TierThread:
         erased: TierErased | None = None,
         opened: tuple[bytes, int] | None = None,
     ) -> CopyReply:
-        events = tuple(self.tier.take_events()) if self.tier is not None else ()
-        return CopyReply(number, self.name, self.terms.shard, events, restored, erased, opened)
+        tier, shard = self.tier, self.terms.shard
+        if tier is None:
+            return CopyReply(number, self.name, shard, (), restored, erased, opened)
+        events = tuple(tier.take_events())
+        return CopyReply(number, self.name, shard, events, restored, erased, opened, tier.counts)
 
     def _open(self, job: OpenCopies) -> None:
         self._rule(job.rules)
         tenants = tuple(sorted({tenant for tenant, _ in job.rules}))
         self.terms = self.terms._replace(
-            block_tokens=job.block_tokens, absolute_us=self._absolute_us, share=self._share, tenants=tenants
+            block_tokens=job.block_tokens, limit=self._limit, share=self._share, tenants=tenants
         )
         self.tier = SealedTier(
             self.store, self._seal_keys, self._keys.shred, self.staging, self._clock, self.terms
         )
 
-    def _absolute_us(self, tenant: str, classification: str) -> int:
-        return self._rules.get((tenant, classification), _NOTHING).absolute_us
+    def _limit(self, tenant: str, classification: str) -> CopyLimit:
+        rule = self._rules.get((tenant, classification))
+        return NOT_HERE if rule is None else rule.limit
 
     def _share(self, tenant: str) -> TierShare:
         return self._shares.get(tenant, _NO_SHARE)
@@ -334,7 +348,7 @@ class TierThread:
             self._rules.clear()
             self._shares.clear()
         self._rules[whose] = rule
-        self._shares[whose[0]] = TierShare(rule.guaranteed, rule.cap)
+        self._shares[whose[0]] = rule.share
 
     def _store(self, tier: SealedTier, job: StoreCopy, plain: memoryview | None) -> None:
         if plain is None:  # no buffer was free: it is not kept

@@ -18,7 +18,7 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier, TierShare, TierTerms
+from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierShare, TierTerms
 
 BLOCK, STEP = 256, 4
 ABSOLUTE_US = 16_000_000
@@ -48,7 +48,7 @@ class Place:
             self.layout,
             BLOCK,
             16,
-            lambda tenant, name: self.allowed.get(name, 0),
+            self.limit,
             lambda tenant: self.shares.get(tenant, TierShare()),
             ("acme", "beta"),
             STEP,
@@ -57,6 +57,10 @@ class Place:
         self.tier = SealedTier(
             store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms
         )
+
+    def limit(self, tenant: str, classification: str) -> CopyLimit:
+        absolute_us = self.allowed.get(classification, 0)
+        return CopyLimit(absolute_us, max(1, absolute_us // 16))
 
     def label(self, tenant: str, subject: str | None = None) -> DomainLabel:
         spec = self.world.spec(tenant, subject)
@@ -100,7 +104,7 @@ class Place:
         """Copies that the events say are here, and that the store says."""
         self.events()
         steps = {"stored": 1, "ended": -1, "destroyed": 0}
-        return sum(steps[one.step] for one in self.seen), len(self.tier.objects())
+        return sum(steps[one.step] for one in self.seen if one.number), len(self.tier.objects())
 
     def events(self) -> list[CopyEvent]:
         """What happened since the start."""
@@ -356,7 +360,7 @@ def test_after_a_restart_files_are_found_again(tmp_path: Path) -> None:
     place.world.clock.advance(3_000_000)
     place.open()
     assert (place.tier.found_at_start, place.tier.ended_at_start) == (6, 0) and len(place.tier) == 6
-    assert [one.cause for one in place.events() if one.step == "stored"] == ["found"] * 6
+    assert [one.step for one in place.events()] == ["stored"] * 6
     assert place.bring(beta, "p", 6) == 0 == place.bring(ada, "p", 6) == place.bring(acme, "q", 6)
     assert place.bring(acme, "p", 6) == 6 == place.bring(ada, "q", 6)
     assert {(one.born_us, one.ceiling_us) for one in place.restored} == {(born_us, born_us + 9_000_000)}

@@ -8,8 +8,13 @@ from os import kill
 from pathlib import Path
 
 from local_engine import BLOCK, LocalEngine, environment
-from tier_engines import PREFIX, TIER_POLICY, deployment_with, displace, options, prompt, tier, until
+from sqlalchemy import select
+from tier_engines import OBJECT, PREFIX, TIER_POLICY, deployment_with, displace, options, prompt, tier, until
 
+from kvcustody.audit.copies.copy_coverage import copy_coverage
+from kvcustody.audit.copies.copy_rows import copy_totals
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.clock import SystemClock
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
@@ -54,6 +59,29 @@ def test_own_prompts_come_back_after_a_restart_and_foreign_ones_never(
     assert engine.ask(mine, tenant="alpha", max_tokens=16).cached_tokens == 0
     assert engine.governance("check") == []
     engine.close()
+
+
+def test_every_copy_is_on_record_from_its_beginning_to_the_evidence_of_its_end(start: Start, tmp_path: Path):
+    deployment = deployment_with(tmp_path / "site")
+    engine = start(deployment=deployment, **options())
+    for seed in range(3):
+        engine.ask(prompt(20 + seed), tenant="alpha", subject=f"s{seed}")
+    displace(engine)
+    engine.governance("erase", "alpha", "s1", None)
+    assert engine.ask(prompt(21), tenant="alpha", subject="s1").cached_tokens == 0
+    steps = tier(engine)["steps"]
+    engine.close()
+    ledger = open_store(deployment.ledger_url)
+    with ledger.connect() as connection:
+        (life,) = connection.scalars(select(incarnations.c.id))
+        totals = copy_totals(connection, life)["host"]
+        (covered,) = copy_coverage(connection).by_tier()
+    ledger.dispose()
+    print(steps, totals, covered)
+    assert totals.stored == totals.ended == totals.destroyed >= steps["stored"] > 3 * PREFIX // OBJECT
+    assert steps["ended erased"] == PREFIX // OBJECT
+    assert covered.coverage == 1.0
+    assert covered.due == totals.stored
 
 
 def test_a_policy_that_lets_nothing_leave_ends_what_has_left(start: Start, tmp_path: Path):
