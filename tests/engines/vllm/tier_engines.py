@@ -20,8 +20,16 @@ SECONDS = 20.0
 TIER_POLICY = POLICY.replace(
     "offload: {internal: never, brief: never, restricted: never}",
     "offload: {internal: {tiers: [host, nvme], encrypt: required}, "
-    "brief: {tiers: [host], encrypt: required}, restricted: never}",
+    "brief: {tiers: [host], encrypt: required}, short: {tiers: [host], encrypt: required}, restricted: never}",
 )
+for _before, _after in (  # `short` lives for ten seconds in all
+    ("[internal, brief, restricted]", "[internal, brief, short, restricted]"),
+    ("  - {tenant: brief, as: brief}", "  - {tenant: brief, as: brief}\n  - {tenant: short, as: short}"),
+    ("  brief: {quota", "  short: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}\n  brief: {quota"),
+    ("  brief:      {idle", "  short:      {idle: 6s, absolute: 10s, active_max: 1m}\n  brief:      {idle"),
+):
+    assert TIER_POLICY.count(_before) == 1, _before
+    TIER_POLICY = TIER_POLICY.replace(_before, _after)
 TIER_POLICY = TIER_POLICY.replace(  # copies of tenants that the policy names are found again after a restart
     "  default: {quota", "  alpha: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}\n  default: {quota"
 )
