@@ -1,4 +1,4 @@
-"""Blocks that a tier filled in an external pool: as old as their copies, and nothing computed from them lives longer."""
+"""Blocks that a tier filled in an external pool are as old as their copies; what follows from them ends with them."""
 
 from __future__ import annotations
 
