@@ -111,8 +111,11 @@ def copy_coverage(
     *,
     as_of: AsOf | None = None,
     as_of_us: int | None = None,
+    with_system: bool = True,
 ) -> CopyCoverage:
     """Coverage of copies; open ones without an end are those due before `as_of_us` (UTC; the last event).
+
+    `with_system`: with what stands in the system log (rule 3), which a tenant that reads its own log does not see.
 
     Nothing says which model a copy is of: selected by model there is none. Raises `LedgerError` for an unknown tier.
     """
@@ -125,7 +128,7 @@ def copy_coverage(
         body = orjson.loads(leaf)
         if body["incarnation"] in lives:
             lives[body["incarnation"]] = lives[body["incarnation"]]._replace(worker=body["worker"])
-    return judge_copies(_read(connection, chosen, as_of), lives, chosen, now_us)
+    return judge_copies(_read(connection, chosen, as_of, with_system), lives, chosen, now_us)
 
 
 def copies_from_leaves(record: LeafRecord, chosen: CustodySelection, now_us: int) -> CopyCoverage:
@@ -141,9 +144,13 @@ def _may_have_copies(chosen: CustodySelection) -> bool:
     return chosen.model is None and chosen.tier != DEVICE_TIER
 
 
-def _read(connection: Connection, chosen: CustodySelection, as_of: AsOf | None) -> list[Body]:
+def _read(
+    connection: Connection, chosen: CustodySelection, as_of: AsOf | None, with_system: bool
+) -> list[Body]:
     """The leaves of the chosen copies, and of what was found that nobody could say the owner of."""
     column, where = copy_steps.c, [is_in(as_of, copy_steps)]
+    if not with_system:
+        where.append(column.tenant.is_not(None))
     if chosen.tier is not None:
         where.append(column.tier == chosen.tier)
     for each, wanted in ((column.tenant, chosen.tenant), (column.classification, chosen.classification)):
