@@ -248,7 +248,7 @@ def copies_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_it_lists_copies_by_tier_and_is_complete_once_each_has_evidence(
-    store: Engine, tmp_path: Path
+    store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two keys are destroyed at once; one file could not be unlinked, and has no key of its own: it waits."""
     case = Case(store, tmp_path, copies=[*BEGUN, *ERASED, *KEYS], later=GONE)
