@@ -25,6 +25,7 @@ setup: $(READY) ## create the development environment
 
 run: $(READY) ## replay a multi-tenant workload through the Governor on real tensors
 	$(BIN)/kvcustody replay
+	$(BIN)/kvcustody replay --compare-tiers
 
 test: $(READY) ## unit, property, simulation and architecture tests
 	$(BIN)/python -m pytest -q -n 2 -m "not soak and not system"

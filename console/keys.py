@@ -1,4 +1,4 @@
-"""`kvcustody keys`: the root key file under which every tenant's secrets are wrapped."""
+"""`kvcustody keys`: the root key file under which every secret is wrapped, and the hierarchy of those below it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ from typing import Annotated
 import typer
 
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.errors import KeyringError
+from kvcustody.governance.keys.key_hierarchy import (
+    BUCKET_ENDS,
+    EPOCH_ENDS,
+    EPOCH_WHEN,
+    SUBJECT_ENDS,
+    SUBJECT_WHEN,
+    KeyHierarchy,
+    read_hierarchy,
+)
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping, create_root_key, read_root_key
+from kvcustody.governance.keys.shred_keys import rewrap_shred_keys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.settings import load_settings
+from kvcustody.times import readable
 
 DEFAULT = Path("kvcustody-root.key")
 _File = Annotated[Path, typer.Argument(help="The root key file.", metavar="FILE")]
@@ -59,25 +71,70 @@ def rewrap(
     ],
     old: Annotated[Path, typer.Option("--from", help="The root key file they are wrapped by now.")],
     new: Annotated[Path, typer.Option("--to", help="The root key file that wraps them from now on.")],
+    shred: Annotated[
+        Path | None,
+        typer.Option("--shred-keys", help="Where workers have tiers: their file of shred keys, moved first."),
+    ] = None,
     *,
     as_json: Json = False,
 ) -> None:
     """Move every epoch secret under another root key, in one durable save; then the old key may be destroyed.
 
-    Stop the workers first: one that runs on holds the old key, and cannot open the store again.
+    Stop the workers first: one that runs on holds the old key, and cannot open the store again. Shred keys that are
+    left behind are lost with the old key, and with them every copy in every tier: give their file too.
     """
     if not store.is_file():
         raise KeyringError(f"key store `{store}`: no such file", path=store)
     ports = [RootKeyWrapping(read_root_key(file)) for file in (old, new)]
+    shreds = 0 if shred is None else rewrap_shred_keys(shred, *ports)
     keyring = Keyring(FileKeyStore(store), ports[0], SystemClock())
     try:
         moved = len(keyring.rewrap(ports[1]))
     finally:
         keyring.close()
     if as_json:
-        print_json({"path": str(store), "status": "rewrapped", "epochs": moved})
+        print_json({"path": str(store), "status": "rewrapped", "epochs": moved, "shred_keys": shreds})
     else:
-        print(f"rewrapped: {moved} epochs of {store} are under {new}; {old} opens none of them")
+        what = f"{moved} epochs of {store}" + (f" and {shreds} keys of {shred}" if shred else "")
+        print(f"rewrapped: {what} are under {new}; {old} opens none of them")
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody keys tree\n\n"
+    "    kvcustody keys tree --keyring kvcustody-keys.json --shred-keys kvcustody-shred.keys --json"
+)
+def tree(
+    keyring: Annotated[
+        Path | None,
+        typer.Option(
+            "--keyring", help="The store of wrapped epoch secrets; that of the settings if left out."
+        ),
+    ] = None,
+    shred: Annotated[
+        Path | None,
+        typer.Option("--shred-keys", help="The file of shred keys; that of the settings if left out."),
+    ] = None,
+    last: Annotated[
+        int, typer.Option("--last", min=0, help="How many of the keys that were destroyed, the newest first.")
+    ] = 10,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Show the hierarchy of keys: which there are, what each ends and when, and which were destroyed when.
+
+    No secret is opened and no person named: subjects are counted, and have random ids in the JSON document. The root
+    key is not needed. Keys of buckets that are over and still there are told: a worker with a tier destroys them.
+    """
+    settings = load_settings()
+    paths = keyring or settings.keyring_path, shred or settings.shred_keys_path
+    for path, said in zip(paths, (keyring, shred), strict=True):
+        if said is not None and not path.exists():
+            raise KeyringError(f"keys `{path}`: no such file", path=path)
+    found = read_hierarchy(*paths, SystemClock().utc_us())
+    if as_json:
+        print_json({"keyring": str(paths[0]), "shred_keys": str(paths[1]), **found.data()})
+    else:
+        _show_tree(found, last)
 
 
 def _show(file: Path, as_json: bool, status: str) -> None:
@@ -87,3 +144,42 @@ def _show(file: Path, as_json: bool, status: str) -> None:
         print_json({"path": str(file), "status": status, "bytes": KEY_BYTES, "verification_key": public})
     else:
         print(f"{status}: {file} ({KEY_BYTES} bytes, closed to others); verification key {public}")
+
+
+def _show_tree(found: KeyHierarchy, last: int) -> None:
+    out = stdout()
+    print("root key: wraps every secret below; without it none of them can be opened")
+    table = make_table("epoch secrets", "owner", "epoch", "made", "ends", "when", left=5)
+    for key in found.epochs:
+        state = f"{key.epoch}, current" if key.is_current else str(key.epoch)
+        table.add_row(str(key.owner), state, readable(key.created_us), EPOCH_ENDS, EPOCH_WHEN)
+    out.print(table)
+    table = make_table("shred keys", "of", "keys", "made", "ends", "when", left=5)
+    if found.subjects:
+        made = [key.created_us for key in found.subjects]
+        since = f"{readable(min(made))} to {readable(max(made))}"
+        table.add_row("subjects", str(len(made)), since, SUBJECT_ENDS, SUBJECT_WHEN)
+    for bucket in found.buckets:
+        when = f"{readable(bucket.until_us)}{', overdue' if bucket in found.overdue else ''}"
+        table.add_row(f"bucket of {bucket.label}", "1", readable(bucket.created_us), BUCKET_ENDS, when)
+    out.print(table)
+    _show_destroyed(found, last)
+    if found.overdue:
+        print(
+            f"{len(found.overdue)} buckets are over and their keys still there: start a worker with these tiers"
+        )
+
+
+def _show_destroyed(found: KeyHierarchy, last: int) -> None:
+    rows = [(key.destroyed_us, str(key.owner), f"epoch {key.epoch}", "") for key in found.destroyed_epochs]
+    for gone in found.destroyed:
+        of = f"bucket of {gone.label}" if gone.kind == "bucket" else gone.kind
+        due = readable(gone.until_us, none="")
+        rows.append((gone.destroyed_us, of, gone.id.hex(), due))
+    table = make_table("destroyed", "when", "of", "key", "was due", left=4)
+    for at_us, *said in sorted(rows, reverse=True)[:last]:
+        table.add_row(readable(at_us), *said)
+    out = stdout()
+    out.print(table)
+    if len(rows) > last:
+        print(f"{len(rows) - last} more; --last {len(rows)} shows every one")

@@ -293,6 +293,38 @@ class Settings(LayeredSettings):
         description="Extensions that keep copies of blocks off the device, separated by commas: `plugin:NAME`. "
         "Erasures and scans reach each of them.",
     )
+    host_tier_bytes: ByteSize = Field(
+        ByteSize(0),
+        description="Host memory that sealed copies of evicted blocks may take, as `8GiB`; 0: no such tier "
+        "(docs/operate/tiers.md).",
+    )
+    nvme_tier_path: Path | None = Field(
+        None,
+        description="Folder of this worker's own, on a local disk, for sealed copies of evicted blocks; empty: no such "
+        "tier. Copies in it are found again after a restart.",
+    )
+    nvme_tier_bytes: ByteSize = Field(
+        ByteSize(0), description="Bytes that the folder `nvme_tier_path` may hold, as `200GiB`."
+    )
+    shred_keys_path: Path = Field(
+        Path("kvcustody-shred.keys"),
+        description="The file of shred keys, whose destruction ends copies in tiers; mode 0600, apart from every tier.",
+    )
+    tier_object_blocks: int = Field(
+        16, ge=1, le=1024, description="Most blocks that are sealed into one object of a tier."
+    )
+    tier_staging_buffers: int = Field(
+        2,
+        ge=1,
+        le=64,
+        description="Buffers of one object each, locked in memory, through which plaintext passes to and from tiers.",
+    )
+    tier_timeout_ms: int = Field(
+        250,
+        ge=1,
+        le=60_000,
+        description="Milliseconds that a tier on a disk may take for one object; then it is a miss.",
+    )
     sweep_batch_residencies: int = Field(
         128,
         ge=1,

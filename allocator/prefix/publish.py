@@ -23,7 +23,7 @@ from kvcustody.allocator.pool.records import AttachedBlocks, EndingRun, Released
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
-from kvcustody.allocator.prefix.tree import PrefixTree
+from kvcustody.allocator.prefix.tree import Lifetime, PrefixTree
 
 
 class Publication:
@@ -33,9 +33,16 @@ class Publication:
         self.pool = pool
         self.tree = tree
         self._unsummed: list[Blocks] = []
+        self._lived: Lifetime | None = None  # of what is published now
 
-    def publish(self, sequence: RunningSequence, computed_blocks: int, now_us: int) -> None:
-        """Publish what is whole, computed and keyed, span by span, in token order."""
+    def publish(
+        self, sequence: RunningSequence, computed_blocks: int, now_us: int, lived: Lifetime | None = None
+    ) -> None:
+        """Publish what is whole, computed and keyed, span by span, in token order.
+
+        `lived`: it came from a tier, and what it has lived counts.
+        """
+        self._lived = lived
         self._publish_spans(sequence, computed_blocks, now_us)
         if self._unsummed:
             unsummed, self._unsummed = self._unsummed, []
@@ -81,7 +88,13 @@ class Publication:
         if joined < count:
             run = blocks[joined:].copy()
             node = tree.publish(
-                span.domain, sequence.leaf, span.start + joined, run, keys[KEY_BYTES * joined :], now_us
+                span.domain,
+                sequence.leaf,
+                span.start + joined,
+                run,
+                keys[KEY_BYTES * joined :],
+                now_us,
+                self._lived,
             )
             sequence.leaf = node
             if tree.changes is not None:

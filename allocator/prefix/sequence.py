@@ -58,10 +58,12 @@ class RunningSequence:
         "published",
         "recorded_until",
         "residency",
+        "restored_blocks",
         "shared_tail",
         "slot",
         "spans",
         "table",
+        "tail_tokens",
         "window_first",
         "windows",
     )
@@ -80,6 +82,8 @@ class RunningSequence:
         self.table: Blocks = EMPTY
         self.block_count = 0
         self.hit_blocks = 0
+        self.restored_blocks = 0  # behind the hit, filled from a tier
+        self.tail_tokens = 0  # behind those, of the block that is not full
         self.asked_us = 0  # when it was first asked for: before its blocks were there
         self.prompt_tokens = 0  # that its first token waits for; 0 once it has come
         self.published = 0  # blocks of the path: attached or published

@@ -21,6 +21,7 @@ never blocks: they gather the moves of block states, and `flush` makes each kind
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,13 @@ from kvcustody.allocator.prefix.node import KEY_BYTES, Node, PathResidency
 from kvcustody.errors import IsolationError
 
 
+class Lifetime(NamedTuple):
+    """When blocks were first written, and what nothing prolongs."""
+
+    born_us: int
+    ceiling_us: int
+
+
 class PrefixTree:
     """The nodes of one pool. `now_us` is always passed in; nothing here reads a clock."""
 
@@ -48,6 +56,9 @@ class PrefixTree:
         self.queues: dict[Account, EvictionQueue] = {}
         self.evicted: dict[str, int] = {}
         self.evicted_keys = EvictedKeys(pool.blocks)
+        self.demote: Callable[[Node, int], None] | None = (
+            None  # told what is evicted, from which block on, before it is
+        )
         self.changes: list[IndexChange] | None = None  # a list once somebody asks what may be found
         self._policy = policy
         self._reactivated: list[Blocks] = []
@@ -131,14 +142,26 @@ class PrefixTree:
     # -- insert and split --------------------------------------------------------------------------------------
 
     def publish(
-        self, domain: Domain, parent: Node | None, start: int, blocks: Blocks, keys: bytes, now_us: int
+        self,
+        domain: Domain,
+        parent: Node | None,
+        start: int,
+        blocks: Blocks,
+        keys: bytes,
+        now_us: int,
+        lived: Lifetime | None = None,
     ) -> Node:
-        """Enter a run under `parent`, referred to by its writer. A run without keys is shared but never found."""
+        """Enter a run under `parent`, referred to by its writer. A run without keys is shared but never found.
+
+        `lived`: what it brought with it from a tier; no ceiling is later than that.
+        """
         depth = parent.depth + parent.length if parent is not None else 0
         node = Node(domain, parent, start, depth, blocks, len(blocks))
         node.refs = 1
         node.born_us = node.used_us = now_us
         ceiling = now_us + domain.absolute_us if domain.absolute_us < NEVER_US else NEVER_US
+        if lived is not None:
+            node.born_us, ceiling = min(now_us, lived.born_us), min(ceiling, lived.ceiling_us)
         if parent is not None:
             ceiling = min(ceiling, parent.ceiling_us)
             parent.add_child(node)
@@ -349,7 +372,10 @@ class PrefixTree:
                 continue
             queue.policy.evicted(node)
             surplus = node.block_count - (count - given)
-            if surplus <= 0 or node.windows:
+            whole = surplus <= 0 or bool(node.windows)
+            if self.demote is not None:
+                self.demote(node, 0 if whole else node.length - (count - given))
+            if whole:
                 given += node.block_count
                 if node.keys:
                     self.evicted_keys.add(account.name, node.keys[:KEY_BYTES], node.length)

@@ -35,7 +35,7 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier, TierTerms
+from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierTerms
 from kvcustody.governance.tiers.tier_index import TierIndex
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
@@ -66,7 +66,9 @@ class Copies:
         )
         keyring.ensure([spec.owner])
         self.label = DomainLabel("t", "internal", 1, "tenant", None, None, spec)
-        terms = TierTerms(bytes(32), BLOCK, 16, lambda _: DAY_US, BLOCKS)
+        terms = TierTerms(
+            bytes(32), BLOCK, 16, lambda *_: CopyLimit(DAY_US, DAY_US // 16), object_blocks=BLOCKS
+        )
         self.tier = SealedTier(store, SealKeys(keyring, shred), shred, Staging(1, OBJECT), clock, terms)
         self.clock = clock
         self.content = memoryview(bytearray(os.urandom(RUNS * OBJECT)))
@@ -77,9 +79,9 @@ class Copies:
         """Keep every run anew."""
         self.tier.destroy(list(self.tier.index()))
         self.keys = [os.urandom(32 * BLOCKS) for _ in range(RUNS)]
-        now_us = self.clock.utc_us()
+        now_us = self.clock.now_us()
         for number, keys in enumerate(self.keys):
-            run = PublishedRun(self.label, keys, bytes(32), 0, now_us, now_us + DAY_US)
+            run = PublishedRun(self.label, keys, bytes(32), 0, now_us, now_us + DAY_US, now_us + DAY_US)
 
             def read(first: int, count: int, into: memoryview, at: int = number * OBJECT) -> None:
                 into[:] = self.content[at + first * BLOCK : at + (first + count) * BLOCK]
@@ -90,11 +92,11 @@ class Copies:
         """Bring every run back."""
         for number, keys in enumerate(self.keys):
 
-            def write(first: int, count: int, data: memoryview, at: int = number * OBJECT) -> None:
+            def write(first: int, count: int, skip: int, data: memoryview, at: int = number * OBJECT) -> None:
                 self.back[at + first * BLOCK : at + (first + count) * BLOCK] = data
 
             found = self.tier.lookup(self.label, keys, 0)
-            assert self.tier.load(self.label, keys, 0, found, write) == BLOCKS
+            assert sum(one.blocks for one in self.tier.load(self.label, keys, 0, found, write)) == BLOCKS
 
 
 def rate(run: Callable[[], object], before: Callable[[], object] = lambda: None) -> Callable[[], float]:

@@ -49,6 +49,8 @@ FACTS = ObjectFacts(
     1,
     bytes(16),
     bytes(16),
+    2,
+    bytes(16),
 )
 
 

@@ -16,7 +16,7 @@ from kvcustody.console.policy.sarif_junit import junit
 from kvcustody.console.policy.validate import EXIT_NO, File
 from kvcustody.console.report.number_format import duration
 from kvcustody.errors import ConfigError, PolicyError
-from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.document.model import Action, Scope, Tier, Via
 from kvcustody.policies.document.problems import did_you_mean, quote
 from kvcustody.policies.document.token_priorities import KindRange
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -37,6 +37,7 @@ def add_to(app: typer.Typer) -> None:
 _EXPLAIN = (
     "Examples:\n\n    kvcustody policy explain policy.yaml --reader acme-labs --owner acme -c internal --via grant\n\n"
     "    kvcustody policy explain policy.yaml --reader acme -c restricted --at 2027-01-01\n\n"
+    "    kvcustody policy explain policy.yaml --reader acme -c internal --action offload --tier nvme\n\n"
     "    kvcustody policy explain policy.yaml --evict --reader acme -c internal --tokens 4096 "
     "--kind 1024:2048=pasted_log"
 )
@@ -53,6 +54,12 @@ ViaOption = Annotated[str | None, typer.Option("--via", help="own for own blocks
 At = Annotated[str | None, typer.Option("--at", help="The day, as 2027-03-31; now if left out.")]
 Source = Annotated[str | None, typer.Option("--source", help="One grant or segment; any if left out.")]
 
+TierOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tier", help="With --action offload: whether copies may be in this tier: host, nvme or remote."
+    ),
+]
 Evict = Annotated[
     bool, typer.Option("--evict", help="Say how a prompt's blocks are kept when the pool is full, and why.")
 ]
@@ -86,6 +93,7 @@ def explain_command(
     at: At = None,
     source: Source = None,
     revoked: Revoked = None,
+    tier: TierOption = None,
     evict: Evict = False,
     tokens: PromptTokens = 4096,
     segment: PromptSegment = None,
@@ -95,7 +103,8 @@ def explain_command(
 ) -> None:
     """Say why one request is permitted or denied: the rules and grants that decided it.
 
-    For a deny, also the nearest permit: which term failed, and what it would have to be. Exit 0: permitted; 1: denied.
+    For a deny, also the nearest permit: which term failed, and what it would have to be. For `offload`, also how long
+    copies may be in each tier, and which lines say so. Exit 0: permitted; 1: denied.
     """
     table = load_table(file, revoked=frozenset(revoked or ()))
     if evict:
@@ -110,13 +119,15 @@ def explain_command(
         else:
             _print_eviction(kept)
         return
+    in_tier = _tier(tier, action)
     request = _request(table, reader, owner or reader, classification, at, source, action, scope, via)
     found = explain(table, request)
     if as_json:
         print_json(found.data())
     else:
-        _print(found)
-    if not found.decision.permitted:
+        _print(found, in_tier)
+    reached = in_tier is None or any(one.tier is in_tier and one.permitted for one in found.tiers)
+    if not found.decision.permitted or not reached:
         raise typer.Exit(EXIT_NO)
 
 
@@ -191,7 +202,18 @@ def _print_eviction(found: EvictionExplanation) -> None:
         print(f"{span:>17}  {each.priority:>8}  {lasts:>8}  line {each.line}: {each.because}")
 
 
-def _print(found: Explanation) -> None:
+def _tier(said: str | None, action: str) -> Tier | None:
+    if said is None:
+        return None
+    if action != Action.OFFLOAD.name.lower():
+        raise ConfigError("`--tier` goes with `--action offload`", value=said)
+    if said not in set(Tier):
+        hint = did_you_mean(said, Tier) or f"tiers are {', '.join(Tier)}"
+        raise ConfigError(f"`--tier` {quote(said)} is no tier; {hint}", value=said)
+    return Tier(said)
+
+
+def _print(found: Explanation, tier: Tier | None) -> None:
     print(found.request.text(found.classifications))
     print(found.summary)
     for entry in found.considered:
@@ -202,6 +224,11 @@ def _print(found: Explanation) -> None:
         print(
             f"nearest permit: {changes or 'through another source'} (by {', '.join(found.nearest.reasons)})"
         )
+    for answer in found.tiers:
+        if tier in (None, answer.tier):
+            print(answer)
+            for source in answer.sources:
+                print(f"  line {source.line}: {source.what}: {source.says}")
     for error in found.decision.errors:
         print(f"  error: {error}")
 

@@ -16,6 +16,7 @@ from kvcustody.console.policy.sarif_junit import junit, problem_data, sarif
 from kvcustody.console.policy.validate import EXIT_NO, Files, FormatOption, ProblemFormat
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import sources_in_use, tenants_seen
+from kvcustody.policies.document.model import Tier
 from kvcustody.policies.document.problems import Problem, quote
 from kvcustody.policies.workbench.lint.lint import SOON_DAYS, ScrubRate, lint
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
@@ -64,6 +65,10 @@ Engine = Annotated[
     PoolOwner | None,
     typer.Option("--engine", help="Tell also what does nothing beside this engine."),
 ]
+TiersOption = Annotated[
+    str | None,
+    typer.Option("--tiers", help="The tiers that workers have, as host,nvme: tell which others do nothing."),
+]
 Strict = Annotated[bool, typer.Option("--fail", help="Exit 1 when there is a finding.")]
 
 
@@ -79,6 +84,7 @@ def lint_command(
     scrub_rate: Rate = None,
     pool: Pool = None,
     engine: Engine = None,
+    tiers: TiersOption = None,
     fail: Strict = False,
     as_json: Json = False,
 ) -> None:
@@ -86,13 +92,13 @@ def lint_command(
 
     Also names that look alike, tenants that the identity provider does not know (with --tenants), grants that nobody
     used (with --used), scrub deadlines that the measured rate cannot meet (with --scrub-rate and --pool), and fields
-    that do nothing, anywhere yet or beside one engine (with --engine). With --ledger the ledger says what was used and
-    which tenants ever came. Exit 0, or with --fail 1 on findings.
+    that do nothing, beside one engine (with --engine) or with the tiers that workers have (with --tiers). With --ledger
+    the ledger says what was used and which tenants ever came. Exit 0, or with --fail 1 on findings.
     """
     known, seen = _lines(tenants), _lines(used)
     if ledger is not None:
         known, seen = _from_ledger(ledger, known, seen)
-    rate, now_us = _rate(scrub_rate, pool), day_us(at)
+    rate, now_us, configured = _rate(scrub_rate, pool), day_us(at), _tiers(tiers)
     found: dict[str, tuple[Problem, ...]] = {}
     for path in files:
         table = load_table(path)
@@ -104,6 +110,7 @@ def lint_command(
             known_tenants=known,
             rate=rate,
             owner=engine,
+            tiers=configured,
         )
     problems = [problem for each in found.values() for problem in each]
     _show(found, problems, ProblemFormat.JSON if as_json else style)
@@ -139,6 +146,16 @@ def _lines(path: Path | None) -> frozenset[str] | None:
     if path is None:
         return None
     return frozenset(line.strip() for line in _read(path).splitlines() if line.strip())
+
+
+def _tiers(said: str | None) -> frozenset[str] | None:
+    if said is None:
+        return None
+    names = {part.strip() for part in said.split(",")} - {""}
+    for name in sorted(names - set(Tier)):
+        known = ", ".join(Tier)
+        raise ConfigError(f"`--tiers` {quote(name)} is no tier; tiers are {known}", tier=name)
+    return frozenset(names)
 
 
 def _read(path: Path) -> str:

@@ -117,6 +117,7 @@ def _print(found: Simulation, block_tokens: int) -> None:
             f"{row['lost_tokens']:,}", share, f"{change.denied_requests:,}", was, is_now,
         )  # fmt: skip
     stdout().print(table)
+    _print_tiers(found)
     causes: dict[str, int] = {}
     for change in found.tenants:
         for cause, blocks in change.lost_by.items():
@@ -125,6 +126,23 @@ def _print(found: Simulation, block_tokens: int) -> None:
         print(f"lost by {cause}: {blocks * block_tokens:,} tokens")
     if found.unknown_levels:
         print(f"{found.unknown_levels} requests have a classification that the new policy does not know")
+
+
+def _print_tiers(found: Simulation) -> None:
+    """Only what changes: copies of whose requests may be where, and for how long."""
+    table = make_table(
+        "copies off the device", "tenant", "tier", "requests: was", "is", "at most: was", "is", left=2
+    )
+    for change in found.tenants:
+        for tier, counted in change.tiers.items():
+            row = counted.data()
+            times = row["mean_absolute_before_us"], row["mean_absolute_after_us"]
+            counts = row["requests_before"], row["requests_after"]
+            if counts[0] != counts[1] or times[0] != times[1]:
+                said = (f"{count:,}" for count in counts)
+                table.add_row(change.tenant, tier, *said, *(span(time // 1_000 * 1_000) for time in times))
+    if table.row_count:
+        stdout().print(table)
 
 
 def _replay(policy: Path, choice: Choice) -> ReplayReport:

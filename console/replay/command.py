@@ -5,15 +5,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from kvcustody.audit.events import GENERATED
 from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions, read_policy
-from kvcustody.console.replay.printing import print_golden, print_report
+from kvcustody.console.replay.printing import print_comparison, print_golden, print_report
 from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.run import golden_check as golden
 from kvcustody.console.replay.run.workload_from_options import (
@@ -23,6 +25,7 @@ from kvcustody.console.replay.run.workload_from_options import (
     load_workload,
 )
 from kvcustody.console.replay.summary import check_page, write_summary
+from kvcustody.console.replay.tier_row import TierRow
 from kvcustody.console.replay.workload.labels import Unit
 from kvcustody.console.replay.workload.scenarios import SCENARIOS
 from kvcustody.errors import ConfigError
@@ -41,9 +44,12 @@ Examples:
 
     kvcustody replay --format thrash
 
+    kvcustody replay --compare-tiers
+
     kvcustody replay --golden
 """
 
+HOST_TIER_BYTES, COMPARED_REQUESTS = 512 << 20, 1000  # where nothing else is said
 _POOL_BLOCKS = {
     **{"mooncake": 16_000, "agentic": 64_000, "kv-cache-tester": 64_000},
     **{name: scenario.pool_blocks for name, scenario in SCENARIOS.items()},
@@ -86,6 +92,17 @@ def replay(
             help="The key that signs the ledger; without it that of the settings, or one beside --ledger."
         ),
     ] = None,
+    host_tier: Annotated[
+        str | None,
+        typer.Option(help="A host tier of so many bytes for what is evicted, as 256MiB; without it: none."),
+    ] = None,
+    compare_tiers: Annotated[
+        bool,
+        typer.Option(
+            "--compare-tiers",
+            help="Instead: half of the pool, without a tier, with one, and with one and nobody isolated.",
+        ),
+    ] = False,
     show_golden: Annotated[
         bool, typer.Option("--golden", help="Compare recorded traces with their reference figures instead.")
     ] = False,
@@ -102,8 +119,13 @@ def replay(
     if show_golden:
         _golden(as_json, policy)
         return
-    check_page(html)
     choice = Choice(trace, format, tenants, seed, read_unit(unit), skew, limit)
+    if compare_tiers:
+        _compare(
+            choice, policy, (pool_blocks or pool_blocks_of(format)) // 2, block_tokens, host_tier, as_json
+        )
+        return
+    check_page(html)
     size = block_tokens_of(choice, block_tokens)
     settings = load_settings()
     options = EnvironmentOptions(
@@ -115,6 +137,7 @@ def replay(
         signing_key=signing_key or (settings.signing_key_file if is_ledger_of(settings, ledger) else None),
         signing_key_kind=settings.signing_key_kind,
         ledger_origin=settings.ledger_origin,
+        host_tier_bytes=read_bytes(host_tier),
     )
     run_job = import_job()
     workload = load_workload(choice, size, read_policy(policy).name)
@@ -136,20 +159,68 @@ def replay(
         raise report.error
 
 
+def _compare(
+    choice: Choice, policy: str, blocks: int, block_tokens: int | None, host_tier: str | None, as_json: bool
+) -> None:
+    """Three replays of one workload whose ledgers are thrown away."""
+    tier = read_bytes(host_tier) or HOST_TIER_BYTES
+    rows = []
+    for setup, under, size, as_one in (
+        ("no tier", policy, 0, False),
+        ("a host tier", policy, tier, False),
+        ("a host tier, nobody isolated", "single-org", tier, True),
+    ):
+        with replayed_aside(choice, under, blocks, block_tokens, size, as_one=as_one) as (report, _):
+            restored = sum(use.restored_blocks for use in report.tiers) * block_tokens_of(
+                choice, block_tokens
+            )
+            totals = report.totals
+            rows.append(TierRow(setup, totals.input_tokens, totals.hit_tokens - restored, restored))
+    if as_json:
+        print_json([{**row._asdict(), "prefill_avoided": row.prefill_avoided} for row in rows])
+    else:
+        print_comparison(rows, blocks, stdout())
+
+
+def read_bytes(text: str | None) -> int:
+    """A size as `256MiB`; 0 for none. Raises `ConfigError`."""
+    if text is None:
+        return 0
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise ConfigError(f"--host-tier `{text}`: write a size, as `256MiB`", host_tier=text) from None
+
+
 @contextmanager
 def replayed_aside(
-    choice: Choice, policy: str, pool_blocks: int | None = None, block_tokens: int | None = None
+    choice: Choice,
+    policy: str,
+    pool_blocks: int | None = None,
+    block_tokens: int | None = None,
+    host_tier_bytes: int = 0,
+    *,
+    as_one: bool = False,
 ) -> Iterator[tuple[ReplayReport, Path]]:
-    """A replay whose ledger is thrown away afterwards, and that ledger; raises what ended the replay early."""
+    """A replay whose ledger is thrown away afterwards, and that ledger; raises what ended the replay early.
+
+    `as_one`: all its requests are one tenant's, of one classification.
+    """
     run_job = import_job()
     size = block_tokens_of(choice, block_tokens)
     workload = load_workload(choice, size, read_policy(policy).name)
+    if as_one:
+        jobs = (
+            (request, label._replace(tenant=0, classification="internal")) for request, label in workload.jobs
+        )
+        workload = replace(workload, jobs=jobs, tenants=1, house_prompt=None)
     with tempfile.TemporaryDirectory(prefix="kvcustody-replay-") as folder:
         options = EnvironmentOptions(
             policy=policy,
             pool_blocks=pool_blocks or pool_blocks_of(choice.format),
             block_tokens=size,
             database=Path(folder) / "ledger.db",
+            host_tier_bytes=host_tier_bytes,
         )
         with replay_progress() as progress:
             advance = progress(workload.title, workload.requests)

@@ -17,6 +17,8 @@ class EnvironmentOptions:
     """Where and under which policy a replay runs.
 
     `signing_key` is the file of the key that signs the ledger; without it, one beside the ledger, for it alone.
+    `host_tier_bytes`: evicted blocks go there, sealed, but for those of the strictest classification; whether one is
+    brought back is decided as if computing took what `recompute_tokens_per_second` says: the replay computes nothing.
     """
 
     policy: str = "regulated-saas"
@@ -27,6 +29,8 @@ class EnvironmentOptions:
     signing_key: Path | None = None
     signing_key_kind: SigningKind = "ed25519"
     ledger_origin: str = "kvcustody.example/ledger"
+    host_tier_bytes: int = 0
+    recompute_tokens_per_second: float = 20_000.0
 
     @property
     def signing_key_file(self) -> Path:

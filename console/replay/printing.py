@@ -11,6 +11,8 @@ from kvcustody.console.command import make_table
 from kvcustody.console.replay.report import ReplayReport, pressure_findings
 from kvcustody.console.replay.run.golden_check import Row
 from kvcustody.console.replay.summary import causes, percent, pressure_rows, spread_text, thrashing_text
+from kvcustody.console.replay.tier_row import TierRow
+from kvcustody.governance.tiers.transfer_rates import TierUse
 
 
 def print_report(report: ReplayReport, console: Console) -> None:
@@ -58,6 +60,8 @@ def print_report(report: ReplayReport, console: Console) -> None:
             table.add_row(row.tenant, *(f"{row.denials[rule]:,}" for rule in rules))
         console.print(table)
     _print_custody(report, console)
+    if report.tiers:
+        _print_tiers(report.tiers, console)
     _print_proofs(report, console)
     console.print(
         f"This was a replay of {report.origin} traffic: the ledger says so of all that it recorded."
@@ -80,6 +84,48 @@ def _print_custody(report: ReplayReport, console: Console) -> None:
     table.add_row("wrong tokens found", f"{report.wrong_tokens:,} in {report.read_tokens:,} read back")
     table.add_row("memory drift", f"{report.drift_blocks:,} blocks")
     console.print(table)
+
+
+def _print_tiers(uses: list[TierUse], console: Console) -> None:
+    columns = (
+        "blocks stored",
+        "blocks restored",
+        "MiB/s out",
+        "MiB/s back",
+        "left alone",
+        "error of predictions",
+    )
+    table = make_table("Tiers: what was evicted, sealed, and came back", "tier", *columns)
+    for use in uses:
+        table.add_row(
+            use.tier,
+            f"{use.stored_blocks:,}",
+            f"{use.restored_blocks:,}",
+            _rate(use.stored_bytes, use.store_us),
+            _rate(use.restored_bytes, use.restore_us),
+            f"{use.decided_against:,} times",
+            "" if use.error is None else percent(use.error),
+        )
+    console.print(table)
+
+
+def print_comparison(rows: Iterable[TierRow], blocks: int, console: Console) -> None:
+    """The same workload in a small pool, with and without a tier, and without isolation."""
+    columns = ("prompt tokens", "from the device", "from the host tier", "prefill avoided")
+    table = make_table(f"The same workload, a pool of {blocks:,} blocks", "", *columns)
+    for row in rows:
+        table.add_row(
+            row.setup,
+            f"{row.input_tokens:,}",
+            f"{row.device_tokens:,}",
+            f"{row.host_tokens:,}",
+            percent(row.prefill_avoided),
+        )
+    console.print(table)
+
+
+def _rate(size: int, took_us: int) -> str:
+    return f"{size / (1 << 20) / (took_us / 1e6):,.0f}" if took_us else ""
 
 
 def _print_proofs(report: ReplayReport, console: Console) -> None:

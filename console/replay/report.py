@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvcustody.console.replay.traces.model import Key
+from kvcustody.governance.tiers.transfer_rates import TierUse
 
 
 @dataclass(slots=True)
@@ -134,6 +135,7 @@ class ReplayReport:
     seconds: float
     virtual_seconds: float
     error: BaseException | None = None
+    tiers: list[TierUse] = field(default_factory=list)
 
     @property
     def stopped(self) -> str | None:
@@ -205,6 +207,7 @@ class ReplayReport:
             "drift_blocks": self.drift_blocks,
             "expired_residencies": self.expired_residencies,
             "evicted_blocks": self.evicted_blocks,
+            "tiers": [use._asdict() for use in self.tiers],
         }
 
 

@@ -312,6 +312,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self._expires_us = min(self._expires_us, expires_us)
         self._decide_by(self.table, coming=table)
         self._bind(table, now_us, only_narrow=True)
+        self._narrow_tiers()
         self._ledger.submit_durable(self._activation(table, now_us, actor))
         self._outbox += documents_on_record(table, now_us)
         _log.info(
@@ -330,6 +331,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self._limit(table)
         self._share_ledger(table)
         self._bind(table, now_us)
+        self._narrow_tiers()
 
     def _share_ledger(self, table: DecisionTable) -> None:
         """Where tenants are kept apart, each waits for the ledger in a share of its own: that of the pool."""
@@ -421,6 +423,10 @@ class Authority(ABC, Generic[PoolT_co]):
         self._book.drop()
         self._forget_lookups()
         self._bind(self.table, self._clock.now_us())
+        self._narrow_tiers()
+
+    def _narrow_tiers(self) -> None:
+        """Policy or keys have changed: what may be in no tier any more ends there."""
 
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
         """Rotate and destroy keys as ordered; on record at latest before the owner's next request. How many epochs."""

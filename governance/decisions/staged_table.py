@@ -21,7 +21,7 @@ from kvcustody.policies.document.model import Grant, Labels, Policy, Profile, Se
 from kvcustody.policies.table.batch_decide import BatchTable
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessColumns, AccessRequest, Decision
-from kvcustody.policies.table.obligations import Obligations
+from kvcustody.policies.table.obligations import Obligations, TierDuty
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,10 @@ class StagedTable(DecisionTable):
     def obligations(self, tenant: str, classification: int) -> Obligations:
         """As the tenant's revision says."""
         return self.of(tenant).obligations(tenant, classification)
+
+    def tier_duty(self, tenant: str, classification: int, tier: str) -> TierDuty:
+        """As the tenant's revision says."""
+        return self.of(tenant).tier_duty(tenant, classification, tier)
 
     def tenant(self, tenant: str) -> TenantPolicy | None:
         """The tenant's entry in its revision; None where that does not admit it, or the revision of the others."""

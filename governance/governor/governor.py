@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -51,6 +51,7 @@ from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunne
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.conservation_counts import pool_counts
 from kvcustody.governance.governor.erase_in_pools import GovernorErasure
+from kvcustody.governance.governor.offloading import Offloading
 from kvcustody.governance.governor.overdue_watch import OverdueWatch
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.governor.scan_books import GovernorScanSource
@@ -61,6 +62,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.first_asked import FirstAsked
+from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.observability.stats import Stats, charged_blocks, pool_stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.observability.thrash import ThrashWatch
@@ -77,6 +79,8 @@ from kvcustody.governance.request import (
     read_prompt,
     read_token_array,
 )
+from kvcustody.governance.tiers.tier import SealedTier
+from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.policies.document.model import Action
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -95,7 +99,13 @@ class Governor(Authority[BlockManager]):
         *,
         clock: Clock | None = None,
         expires_utc_us: int | None = None,
+        tiers: Callable[[TierRules], Sequence[SealedTier]] | None = None,
+        recompute: RecomputeCost | None = None,
     ) -> None:
+        """`tiers` opens what evicted blocks go to, under the rules of whichever revision is active.
+
+        `recompute` says what computing tokens again takes, in place of what its own prefills were measured at.
+        """
         self._pools = pools
         self._keep_last = pools.options.keep_last_token
         self._live: dict[Hashable, RunningSequence] = {}
@@ -118,6 +128,12 @@ class Governor(Authority[BlockManager]):
             lambda: self.table.policy.erasure,
         )
         self._orphans = OrphanScans(GovernorScanSource(self), self._clock, self._emit)
+        self.offload: Offloading | None = None
+        if tiers is not None:
+            opened = tiers(TierRules(lambda: (self.table, self._reuse.coming), self.authorize))
+            self.offload = Offloading(opened, recompute or self.measures.cost, self._clock, self.block_tokens)
+            self.erasures.tiers += opened
+            pools.watch = self.offload.watch
         pools.boot(quotas_of(table))
         self._keep_sums(table)
         self._drain(self._clock.now_us())
@@ -139,13 +155,15 @@ class Governor(Authority[BlockManager]):
         trace: str = "",
         asked_us: int | None = None,
         is_resumed: bool = False,
+        takes_partial: bool = False,
     ) -> AdmissionOutcome:
         """Decide, look up, attach and allocate for one request.
 
         `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
         which it ends (`identity.extra_content.frame`). `trace`: the W3C trace id that the request came with, for its
         leaves alone. `asked_us`: when the request came, in boot time, where it waited before it was asked for here;
-        `is_resumed`: it was preempted after its first token, which is not counted again.
+        `is_resumed`: it was preempted after its first token, which is not counted again. `takes_partial`: what it left
+        when it was preempted by swap is told with the tokens of its last block, which is not full.
         Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
         that are not integers of 31 bits, a negative count, and extra content that is not framed.
         """
@@ -211,13 +229,23 @@ class Governor(Authority[BlockManager]):
         if crossed is not None:
             self._reuse.crossed(plan, crossed)
         self._outbox.append(opening)
+        if self.offload is not None and self._restore(manager, begun, prompt, takes_partial, now_us):
+            answer = _admission(begun, self.block_tokens)
         counters.count_start(plan.session, prompt.tokens if plan.has_keys else None, begun.hit_blocks)
-        if begun.hit_blocks and (plan.grants or plan.segments):
-            counters.granted_hit_blocks += begun.foreign_blocks()
-        counters.stale_blocks += found.stale_blocks
-        counters.verified_blocks += found.checked_blocks
-        self._measure(begun, manager, counters, now_us)
+        self._measure(begun, plan, found, counters, now_us)
         return answer
+
+    def _restore(
+        self, manager: BlockManager, begun: RunningSequence, prompt: Prompt, takes_partial: bool, now_us: int
+    ) -> int:
+        """Fill blocks behind the hit from tiers. Where the device fails the request ends, as one that never was."""
+        assert self.offload is not None
+        try:
+            come = self.offload.restore(manager, begun, prompt.limit, now_us)
+            return come + (self.offload.restore_tail(manager, begun, prompt) if takes_partial else 0)
+        except Exception:
+            self.release(begun.id, "failed")
+            raise
 
     def _match(self, manager: BlockManager, read: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
         began_ns = perf_counter_ns()
@@ -226,9 +254,18 @@ class Governor(Authority[BlockManager]):
         return found
 
     def _measure(
-        self, begun: RunningSequence, manager: BlockManager, counters: TenantCounters, now_us: int
+        self,
+        begun: RunningSequence,
+        plan: Plan[BlockManager],
+        found: PrefixMatch,
+        counters: TenantCounters,
+        now_us: int,
     ) -> None:
-        leaf, evicted = begun.leaf, manager.tree.evicted_keys
+        if begun.hit_blocks and (plan.grants or plan.segments):
+            counters.granted_hit_blocks += begun.foreign_blocks()
+        counters.stale_blocks += found.stale_blocks
+        counters.verified_blocks += found.checked_blocks
+        leaf, evicted = begun.leaf, plan.manager.tree.evicted_keys
         age_us = now_us - leaf.born_us if leaf is not None else 0
         self.measures.began(begun.hit_blocks, age_us, now_us - begun.asked_us)
         if evicted.evicted:
@@ -304,7 +341,7 @@ class Governor(Authority[BlockManager]):
                 self._record_joins(manager)
 
     def _has_first_token(self, sequence: RunningSequence, now_us: int) -> None:
-        attached = sequence.hit_blocks * self.block_tokens
+        attached = (sequence.hit_blocks + sequence.restored_blocks) * self.block_tokens + sequence.tail_tokens
         began_us = sequence.residency.opened_us
         self.measures.first_token(
             sequence.prompt_tokens - attached, attached, now_us - sequence.asked_us, now_us - began_us
@@ -453,9 +490,22 @@ class Governor(Authority[BlockManager]):
         """A client cancelled or disconnected: release now."""
         return self.release(request_id, "aborted")
 
-    def preempt(self, request_id: Hashable) -> bool:
-        """Give a request's blocks up to be recomputed: what is computed stays CACHED under its own hold."""
-        return self.release(request_id, "preempted")
+    def preempt(self, request_id: Hashable, *, swap: bool = False) -> bool:
+        """Give a request's blocks up: what is computed stays CACHED under its own hold, to be computed again or found.
+
+        `swap`: with tiers, all of it goes to one now, its last block that is not full too, to be brought back by an
+        admission of all its tokens that `takes_partial`.
+        """
+        sequence = self._live.get(request_id)
+        if not swap or sequence is None or self.offload is None:
+            return self.release(request_id, "preempted")
+        manager = self._pools.managers[sequence.pool]
+        manager.commit(sequence, int(manager.decode.computed[sequence.slot]), self._clock.now_us())
+        leaf = sequence.leaf
+        self.offload.keep_tail(manager, sequence)
+        self.release(request_id, "preempted")
+        self.offload.keep_path(manager, leaf)
+        return True
 
     def fence(self, request_ids: Sequence[Hashable]) -> int:
         """A device step that reads or writes these requests' blocks is in flight; returns its id for `retire`."""
@@ -487,6 +537,8 @@ class Governor(Authority[BlockManager]):
             self.release(sequence.id, "active-max")
         self._outbox += self._overdue.look(self._pools.managers, now_us)
         self._orphans.step()
+        if self.offload is not None:
+            self.offload.step(now_us)
         if self.erasures.pending:
             self.erasures.poll()
         self._drain(now_us)
@@ -554,6 +606,15 @@ class Governor(Authority[BlockManager]):
     def _limit(self, table: DecisionTable) -> None:
         self._pools.limit(quotas_of(table))
         self._keep_sums(table)
+
+    def _forget_tenant(self, tenant: str) -> None:
+        super()._forget_tenant(tenant)
+        if self.offload is not None:
+            self.offload.forget_tenant(tenant)
+
+    def _narrow_tiers(self) -> None:
+        if self.offload is not None:
+            self.offload.narrow()
 
     def _keep_sums(self, table: DecisionTable) -> None:
         """What compares blocks with checksums is made ready before a request waits for it."""
@@ -624,6 +685,7 @@ class Governor(Authority[BlockManager]):
             dict(self.attempts.totals),
             self._departed,
             serving=self.measures.figures(),
+            tiers={} if self.offload is None else self.offload.figures(),
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),
             room=room,
             tenant_tokens=self._tenant_tokens(),
@@ -665,6 +727,8 @@ class Governor(Authority[BlockManager]):
         now_us = self._clock.now_us()
         for manager in self._pools.managers:
             manager.teardown(now_us)
+        if self.offload is not None:
+            self.offload.close()
         if self.erasures.pending:
             self.erasures.poll(now=True)
         self._outbox += self.attempts.events()
@@ -679,7 +743,8 @@ class Governor(Authority[BlockManager]):
 
 
 def _admission(begun: RunningSequence, block_tokens: int) -> Admission:
-    return Admission(begun.id, begun.hit_blocks * block_tokens, _block_table(begun), begun.slot)
+    there = (begun.hit_blocks + begun.restored_blocks) * block_tokens + begun.tail_tokens
+    return Admission(begun.id, there, _block_table(begun), begun.slot)
 
 
 def _block_table(sequence: RunningSequence) -> Blocks:

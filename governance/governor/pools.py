@@ -62,6 +62,7 @@ class Pools:
         self._leaving: set[str] = set()  # gone, but charged for what is not CLEAN yet
         self._given_back: dict[str, BlockManager] = {}  # gone, and their partitions or pools are to be had
         self._changes: list[IndexChange] | None = None
+        self.watch: Callable[[BlockManager], None] | None = None  # told of each pool when it is made
 
     def boot(self, table: DecisionTable) -> None:
         """Make the pools of the policy's profile and zero every block in them."""
@@ -106,6 +107,8 @@ class Pools:
             number=len(self.managers),
         )
         manager.tree.changes = self._changes
+        if self.watch is not None:
+            self.watch(manager)
         self.managers.append(manager)
         return manager
 

@@ -3,7 +3,7 @@
     keys = ShredKeys.open(path, wrapping, clock)
     bucket = keys.of_bucket("internal", ceiling_us, width_us)      # the time bucket in which a ceiling falls
     subject = keys.of_subject(whose)
-    receipt = keys.destroy(subject)
+    receipt = keys.destroy(subject.id)
 
 1. Each is random, stored wrapped, in a file of fixed records apart from the tiers; in memory only in a `KeyBuffer`.
 2. Destroying one overwrites its record in place and syncs it before the receipt is made. Another process that has the
@@ -11,6 +11,8 @@
 3. A record that a crash cut short has no key: it is free, and so is one that was being destroyed.
 4. Whose a key is stands in the file as a digest under a secret of the file's own: who reads it cannot try names.
 5. A destroyed id never comes back: ids are random, and a subject or bucket that is asked for again gets a new key.
+6. What was destroyed is told in a file beside this one (`shred_receipts`); what lives by `read_shred_keys`, which needs
+   no root key and sees no secret.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ from typing import NamedTuple, Self
 
 from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError
-from kvcustody.files import sync_path
+from kvcustody.files import discard_drafts, sync_path, write_file
 from kvcustody.governance.identity.domain_spec import KeyOwner
-from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
 from kvcustody.governance.keys.root_key_wrapping import WRAPPED_BYTES, WrappingPort
+from kvcustody.governance.keys.shred_receipts import DestroyedKey, ShredReceipts
 
 ID_BYTES = 16
 _MAGIC = b"kvcustody/shred@1".ljust(32, b"\0")
@@ -48,6 +51,7 @@ _RECORD = struct.Struct(
     f"<B 3x I {ID_BYTES}s 32s Q Q {WRAPPED_BYTES}s 48s"
 )  # kind, CRC-32, id, whose, times, key, label
 _LABEL_BYTES = 48
+_DERIVATION_SALT = b"kvcustody/v1/shred/derived-key"
 
 
 class ShredKey(NamedTuple):
@@ -67,6 +71,13 @@ class ShredReceipt(NamedTuple):
     utc_us: int
     buffers_wiped: int
 
+    @property
+    def destroyed(self) -> DestroyedKey:
+        """What stays on file of it: of a subject's key its id alone."""
+        id_, kind, label, created_us, until_us = self.key
+        named = label if kind == _NAMES[_BUCKET] else ""
+        return DestroyedKey(id_, kind, named, created_us, until_us, self.utc_us)
+
 
 class ShredKeys:
     """The shred keys of one deployment. Safe for threads and for processes that share the file."""
@@ -83,6 +94,7 @@ class ShredKeys:
         self._free: list[int] = []
         self._secrets: dict[bytes, KeyBuffer] = {}
         self._changes = -1  # of the file, when it was read
+        self._receipts = ShredReceipts(path)
         self._read()
 
     @classmethod
@@ -121,9 +133,19 @@ class ShredKeys:
             id_ = self._ids.get((_SUBJECT, whose))
             return None if id_ is None else self._key(id_)
 
+    def pseudonym(self, name: bytes) -> bytes:
+        """16 bytes that stand for a name in what these keys' holders write down; the same in every process."""
+        return self._digest(b"pseudonym\0" + name)[:ID_BYTES]
+
+    def derive(self, info: bytes, into: KeyBuffer) -> None:
+        """A key of the file's own, for what its holders write down of what they keep. The caller wipes it."""
+        derive(self._naming(), salt=_DERIVATION_SALT, info=info, into=into)
+
     def _digest(self, whose: bytes) -> bytes:
-        naming = self.secret(self._of(_NAMING, _OF_FILE, "", 0).id)
-        return hashlib.blake2b(whose, key=naming.view(), digest_size=32).digest()
+        return hashlib.blake2b(whose, key=self._naming().view(), digest_size=32).digest()
+
+    def _naming(self) -> KeyBuffer:
+        return self.secret(self._of(_NAMING, _OF_FILE, "", 0).id)
 
     def _of(self, kind: int, whose: bytes, label: str, until_us: int) -> ShredKey:
         with self._lock:
@@ -183,7 +205,7 @@ class ShredKeys:
         with self._shared():
             keys = [self._key(id_) for id_ in self._slots]
         keys = [key for key in keys if key.kind != _NAMES[_NAMING]]
-        return sorted(keys, key=lambda key: (key.kind, key.until_us, key.created_us, key.id))
+        return sorted(keys, key=_order)
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
@@ -192,21 +214,25 @@ class ShredKeys:
         with self._shared():
             if id_ not in self._slots:
                 raise KeyringError(f"shred key `{id_.hex()}`: does not exist or is destroyed")
-            return self._destroy(id_)
+            return self._destroy([id_])[0]
 
     def destroy_due(self, now_us: int) -> list[ShredReceipt]:
         """Destroy every bucket's key whose bucket has ended (UTC)."""
         with self._shared():
             due = [id_ for id_ in self._slots if 0 < self._key(id_).until_us <= now_us]
-            return [self._destroy(id_) for id_ in due]
+            return self._destroy(due)
 
-    def _destroy(self, id_: bytes) -> ShredReceipt:
-        key, slot = self._key(id_), self._slots.pop(id_)
-        kind, _, _, whose, *_ = self._record(slot)
-        self._write(slot, b"")
-        del self._ids[kind, whose]
-        self._free.append(slot)
-        return ShredReceipt(key, self._clock.utc_us(), self._wipe(id_))
+    def _destroy(self, ids: list[bytes]) -> list[ShredReceipt]:
+        receipts = []
+        for id_ in ids:
+            key, slot = self._key(id_), self._slots.pop(id_)
+            kind, _, _, whose, *_ = self._record(slot)
+            self._write(slot, b"")
+            del self._ids[kind, whose]
+            self._free.append(slot)
+            receipts.append(ShredReceipt(key, self._clock.utc_us(), self._wipe(id_)))
+        self._receipts.add([receipt.destroyed for receipt in receipts])
+        return receipts
 
     def close(self) -> None:
         """Wipe every buffer and let the file go."""
@@ -279,7 +305,7 @@ class ShredKeys:
 
     def _key(self, id_: bytes) -> ShredKey:
         kind, _, _, _, created_us, until_us, _, label = self._record(self._slots[id_])
-        return ShredKey(id_, _NAMES[kind], label.rstrip(b"\0").decode(errors="replace"), created_us, until_us)
+        return ShredKey(id_, _NAMES[kind], _text(label), created_us, until_us)
 
     def _wipe(self, id_: bytes) -> int:
         secret = self._secrets.pop(id_, None)
@@ -289,12 +315,85 @@ class ShredKeys:
         return 1
 
 
-def _prepare(path: Path, descriptor: int) -> None:
+def read_shred_keys(path: Path) -> list[ShredKey]:
+    """The living keys that a file has, as `ShredKeys.living`. Raises `KeyringError`; the file is only read."""
+    content = _content(path)
+    found = []
+    for slot in range((len(content) - _HEADER_BYTES) // _RECORD_BYTES):
+        kind, crc, id_, *others = _RECORD.unpack_from(content, _at(slot))
+        if kind in (_BUCKET, _SUBJECT) and zlib.crc32(_RECORD.pack(kind, 0, id_, *others)) == crc:
+            _, created_us, until_us, _, label = others
+            found.append(ShredKey(id_, _NAMES[kind], _text(label), created_us, until_us))
+    return sorted(found, key=_order)
+
+
+def rewrap_shred_keys(path: Path, old: WrappingPort, new: WrappingPort) -> int:
+    """Move every key under another root key, in one durable replacement; how many. No worker may have the file open.
+
+    What is under the new root key already stays as it is, so that a call that was cut short can be made again. Raises
+    `KeyringError` for a key that neither opens: nothing was changed then.
+    """
+    content = bytearray(_content(path))
+    moved = 0
+    for slot in range((len(content) - _HEADER_BYTES) // _RECORD_BYTES):
+        kind, crc, id_, whose, created_us, until_us, wrapped, label = _RECORD.unpack_from(content, _at(slot))
+        parts = (id_, whose, created_us, until_us)
+        if kind not in _NAMES or zlib.crc32(_RECORD.pack(kind, 0, *parts, wrapped, label)) != crc:
+            continue
+        owner = _owner(kind, whose)
+        try:
+            secret = old.unwrap(wrapped, owner=owner, epoch=1)
+        except KeyringError:
+            new.unwrap(wrapped, owner=owner, epoch=1).wipe()
+            continue
+        with secret:
+            again = new.wrap(secret, owner=owner, epoch=1)
+        crc = zlib.crc32(_RECORD.pack(kind, 0, *parts, again, label))
+        _RECORD.pack_into(content, _at(slot), kind, crc, *parts, again, label)
+        moved += 1
+    _replace(path, bytes(content))
+    return moved
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """The new file in the place of the old one, whose bytes are blanked then."""
+    try:
+        discard_drafts(path)
+        before = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            write_file(path, content)
+            os.pwrite(before, bytes(os.fstat(before).st_size), 0)
+            os.fsync(before)
+        finally:
+            os.close(before)
+    except OSError as error:
+        raise KeyringError(f"shred keys `{path}`: cannot be replaced ({error.strerror})", path=path) from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise KeyringError(f"shred keys `{path}`: cannot be opened ({error.strerror})", path=path) from None
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
+        _check(path, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        content = file.read()
+    if content[: len(_MAGIC)] not in (_MAGIC, bytes(len(_MAGIC)), b""):
+        raise KeyringError(f"shred keys `{path}`: is no file of shred keys; give another path", path=path)
+    return content
+
+
+def _check(path: Path, descriptor: int) -> None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid != os.geteuid():
         raise KeyringError(
             f"shred keys `{path}`: is no file of ours alone; chmod 600 it, or give another path", path=path
         )
+
+
+def _prepare(path: Path, descriptor: int) -> None:
+    _check(path, descriptor)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     begun = os.pread(descriptor, len(_MAGIC), 0)
     if not begun:
@@ -309,6 +408,14 @@ def _prepare(path: Path, descriptor: int) -> None:
     elif begun != _MAGIC:
         raise KeyringError(f"shred keys `{path}`: is no file of shred keys; give another path", path=path)
     fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _order(key: ShredKey) -> tuple[str, int, int, bytes]:
+    return key.kind, key.until_us, key.created_us, key.id
+
+
+def _text(label: bytes) -> str:
+    return label.rstrip(b"\0").decode(errors="replace")
 
 
 def _at(slot: int) -> int:

@@ -32,6 +32,7 @@ class Measure(NamedTuple):
 
 _TENANT = ("tenant",)
 _WORKER = ("worker",)
+_TIER = ("worker", "tier")
 MEASURES: tuple[Measure, ...] = (
     # paged allocation (PAG-4)
     Measure("kv_cache_blocks", "gauge", "Blocks of a worker by state.", ("worker", "state"), "blocks.{state}"),
@@ -127,6 +128,24 @@ MEASURES: tuple[Measure, ...] = (
             "reused.", _WORKER, "integrity_checked"),
     Measure("integrity_mismatched_blocks_total", "counter", "Of them, those that had changed: never attached.",
             _WORKER, "integrity_mismatched"),
+    # tiers beside the device (TIE-1)
+    Measure("tier_copies", "gauge", "Sealed copies that can be found in a tier.", _TIER, "tier_copies.{tier}"),
+    Measure("tier_used_bytes", "gauge", "Their sealed bytes.", _TIER, "tier_used_bytes.{tier}"),
+    Measure("tier_capacity_bytes", "gauge", "The most that a tier keeps.", _TIER, "tier_capacity_bytes.{tier}"),
+    Measure("tier_waiting_copies", "gauge", "Copies that ended and whose bytes, or keys, are not gone yet.", _TIER,
+            "tier_waiting.{tier}"),
+    Measure("tier_stored_blocks_total", "counter", "Evicted blocks that a tier took.", _TIER,
+            "tier_stored_blocks.{tier}"),
+    Measure("tier_restored_blocks_total", "counter", "Blocks that came back to a request in place of being computed.",
+            _TIER, "tier_restored_blocks.{tier}"),
+    Measure("tier_store_seconds_total", "counter", "Time that stores took.", _TIER, "tier_store_seconds.{tier}"),
+    Measure("tier_restore_seconds_total", "counter", "Time that restores took.", _TIER, "tier_restore_seconds.{tier}"),
+    Measure("tier_refused_total", "counter", "Stores and restores that found no room or buffer, or failed.", _TIER,
+            "tier_refused.{tier}"),
+    Measure("tier_left_alone_total", "counter", "Stores and restores that were decided against: slower than computing, "
+            "or not worth it.", _TIER, "tier_left_alone.{tier}"),
+    Measure("tier_prediction_error_ratio", "gauge", "What predictions of restores were wrong by, as a share of what "
+            "was measured.", _TIER, "tier_prediction_error.{tier}"),
     Measure("deletion_due_units", "gauge", "Custody that was due to end in the last 24 hours of the clock, the open "
             "one too.", _TENANT),
     Measure("deletion_covered_units", "gauge", "Of it, what has evidence of its end in time.", _TENANT),
@@ -325,6 +344,7 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
         found["fragmentation"] = found["waste_tokens"] / slots
     if aged:
         found["cached_age_seconds"] = ages / aged
+    found |= stats.tiers
     found |= {name: value for name, value in stats.serving.items() if value or name != "look_up_seconds"}
     for tally in (stats.departed, *stats.tenants.values()):
         add("hit_blocks.present", tally.verified_blocks)

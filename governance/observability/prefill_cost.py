@@ -14,11 +14,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
 HALF_LIFE, LEARNED_MIN = 1000, 8
 Floats = NDArray[np.float64]
+
+
+class RecomputeCost(Protocol):
+    """What says how long computing tokens again would take."""
+
+    @property
+    def is_known(self) -> bool:
+        """Enough is known to predict."""
+
+    def seconds_of(self, computed: int, before: int) -> float:
+        """What one prefill of so many tokens after so many takes."""
+
+
+class DeclaredRate(NamedTuple):
+    """Tokens are computed at one rate that somebody declared: for engines that compute nothing."""
+
+    tokens_per_second: float
+    is_known: bool = True
+
+    def seconds_of(self, computed: int, before: int) -> float:
+        """By the tokens computed alone."""
+        return computed / self.tokens_per_second
 
 
 class PrefillCost:
@@ -67,6 +91,14 @@ class PrefillCost:
         self.solve()
         found: Floats = _work(computed, before) @ self.coefficients
         return found
+
+    def seconds_of(self, computed: int, before: int) -> float:
+        """What one prefill takes; 0 before anything is known."""
+        if not self.is_known:
+            return 0.0
+        self.solve()
+        start, token, pair = self.coefficients.tolist()
+        return float(start + token * computed + pair * (computed * before + computed * computed / 2))
 
     def avoided_seconds(self, attached: Floats) -> float:
         """What prefilling these leading tokens would have taken, each number a request of its own; 0 before then."""

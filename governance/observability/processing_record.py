@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvcustody.audit.coverage.summary import CoverageRow
-from kvcustody.policies.document.model import Policy
+from kvcustody.policies.document.model import Offload, Policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.times import span
 
@@ -128,7 +128,6 @@ def record_of(
 
 def _limit(policy: Policy, level: int) -> TimeLimit:
     kept, scrub, offload = policy.retention[level], policy.scrub[level], policy.offload[level]
-    tiers = ", ".join(sorted(str(tier.value) for tier in offload.tiers))
     return TimeLimit(
         policy.classifications[level],
         _time(kept.idle_us),
@@ -136,10 +135,17 @@ def _limit(policy: Policy, level: int) -> TimeLimit:
         _time(kept.active_max_us),
         _time(scrub.within_us),
         "every block" if scrub.verify == 1 else f"a share of {scrub.verify} of the blocks",
-        f"device memory, {tiers}{' (encrypted)' if offload.encrypt else ''}"
-        if tiers
-        else "device memory only",
+        _copies(offload),
     )
+
+
+def _copies(offload: Offload) -> str:
+    """Where copies may be, how they lie there, and for how long."""
+    if not offload.tiers:
+        return "device memory only"
+    how = "encrypted" if offload.encrypt else "in plain memory"
+    places = (f"{limit.tier}, {how}, at most {_time(limit.absolute_us)}" for limit in offload.limits)
+    return "; ".join(("device memory", *places))
 
 
 def _recipients(policy: Policy, revoked: frozenset[str]) -> list[Recipient]:

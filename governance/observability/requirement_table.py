@@ -20,6 +20,8 @@ _CANCEL = f"{_METRICS}what_is_cancelled_is_timed_from_the_cancel"
 _STALE = f"{_METRICS}a_hit_past_its_time_is_stale_and_no_hit"
 _TOLD = "service/fleet/test_agent.py::test_a_workers_counters_revision_and_charges_are_known_there"
 _PLAN = "engines/vllm/adapter/test_sizing.py::test_every_layer_keeps_what_we_say_and_as_many_blocks_fit"
+_TIERS = "governance/offload/test_tier_metrics.py::test_every_metric_of_a_tier_is_what_a_recount_says"
+_NO_TIER = "absent: these are of our own pools' tiers"
 _THE_ENGINES = "absent: the index is the engine's"
 
 
@@ -136,6 +138,20 @@ ROWS: tuple[RequirementRow, ...] = (
                    ("request_cancel_to_release_seconds",), (_CANCEL, _RECOUNT)),
     RequirementRow("LIF-1", "releases are idempotent", ("allocator/manager/block_manager.py",), (),
                    ("allocator/pool/test_lifetime.py::test_release_is_idempotent_in_every_order",)),
+    RequirementRow("TIE-1", "sealed copies in host memory and files, restored to their own",
+                   ("governance/tiers/tier.py", "governance/governor/offloading.py"),
+                   ("tier_copies", "tier_used_bytes", "tier_capacity_bytes", "tier_waiting_copies"), (_TIERS,
+                   "governance/offload/test_offload.py::"
+                   "test_what_was_evicted_comes_back_to_its_own_and_to_nobody_else",
+                   "engines/transformers/batching/test_tiers.py::test_no_output_changes_over_many_requests"),
+                   vllm=_NO_TIER),
+    RequirementRow("TIE-2", "moved only where it is faster than computing", ("governance/tiers/transfer_rates.py",
+                   "governance/governor/offloading.py"), ("tier_left_alone_total", "tier_prediction_error_ratio"),
+                   (_TIERS, "governance/offload/test_transfer_or_recompute.py::"
+                   "test_a_tier_that_is_always_slower_is_not_used_after_its_first_samples"), vllm=_NO_TIER),
+    RequirementRow("TIE-3", "stored, restored, refused; how long it took", ("governance/governor/offloading.py",),
+                   ("tier_stored_blocks_total", "tier_restored_blocks_total", "tier_store_seconds_total",
+                    "tier_restore_seconds_total", "tier_refused_total"), (_TIERS,), vllm=_NO_TIER),
     RequirementRow("LIF-2", "drift, orphans", ("governance/orphans/online_pool_scan.py",),
                    ("memory_drift_blocks", "orphan_findings"), (_RECOUNT,
                    "orphans/test_online.py::test_what_is_planted_is_found_while_the_process_serves")),

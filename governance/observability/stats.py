@@ -65,6 +65,7 @@ class Stats(NamedTuple):
     departed: TenantCounters = TenantCounters()  # of tenants that have left, added up
     are_hits_leading: bool = True  # False: hit blocks are of several layer groups, not of so many tokens
     serving: Mapping[str, float] = MappingProxyType({})  # `ServingMeasures.figures`
+    tiers: Mapping[str, float] = MappingProxyType({})  # `Offloading.figures`
     thrashing: Mapping[str, bool] = MappingProxyType({})  # by tenant, where it was judged
     room: Mapping[str, int] = MappingProxyType({})  # the most blocks that each tenant may have
     tenant_tokens: Mapping[str, int] = MappingProxyType(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 
-from kvcustody.errors import SealError
+from kvcustody.errors import KeyringError, SealError
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
@@ -26,6 +26,7 @@ from kvcustody.governance.tiers.seal.object_layout import NAME_BYTES, NO_SHRED
 _CONTENT, _NAME, _SUBJECT, _BUCKET = (
     b"kvcustody/v1/tier/" + use for use in (b"content\0", b"name\0", b"subject\0", b"bucket\0")
 )
+_FACTS = b"kvcustody/v1/tier/facts"
 _DOMAIN = b"domain"  # shorter than a block's key, so no object has this name
 _Use = tuple[DomainSpec, bytes, bytes]
 
@@ -39,6 +40,7 @@ class SealKeys:
         self._kept_max = kept_max
         self._keys: OrderedDict[_Use, ExtendedNonceKey] = OrderedDict()
         self._names: OrderedDict[DomainSpec, hashlib.blake2b] = OrderedDict()
+        self._catalogue: ExtendedNonceKey | None = None
         self._seen = keyring.changes
         self._shreds_seen = shred.changes()
         self._first, self._second, self._third, self._scratch = (KeyBuffer() for _ in range(4))
@@ -61,6 +63,22 @@ class SealKeys:
             self._drop(next(iter(self._keys)))
         key = self._keys[use] = self._made(spec, subject, bucket)
         return key
+
+    def catalogue(self) -> ExtendedNonceKey:
+        """The key of facts that are enclosed in objects, for a process that has no index of them."""
+        if self._catalogue is None:
+            with self._first as secret:
+                self._shred.derive(_FACTS, secret)
+                self._catalogue = ExtendedNonceKey(secret)
+        return self._catalogue
+
+    def has_epoch(self, spec: DomainSpec) -> bool:
+        """Whether the secret of the domain's owner can be had still."""
+        try:
+            self._naming(spec)
+        except KeyringError:
+            return False
+        return True
 
     def name(self, spec: DomainSpec, last: bytes, *, shard: int, layout: bytes) -> bytes:
         """The name of the object of `spec` whose last block has the key `last`, of one shard and layout."""
@@ -103,6 +121,9 @@ class SealKeys:
         for use in list(self._keys):
             self._drop(use)
         self._names.clear()
+        if self._catalogue is not None:
+            self._catalogue.close()
+            self._catalogue = None
 
     def _made(self, spec: DomainSpec, subject: bytes, bucket: bytes) -> ExtendedNonceKey:
         with self._first as owner, self._second as whose, self._third as sealing:

@@ -2,26 +2,33 @@
 
     tier.store(run, read)                        # `read(first, count, into)` copies blocks of the run into memory
     found = tier.lookup(label, keys, depth)      # objects that go on from `depth`, one after the other
-    blocks = tier.load(label, keys, depth, found, write)
+    come = tier.load(label, keys, depth, found, write)
     tier.expire()
     tier.erase(erasure, selector, before_us)
 
 1. An object ends where its chain's depth is a multiple of `object_blocks`, or with its run, so that whoever has the
    keys of a prompt can name what may be there. It is opened with what the reader expects: nothing that a store says.
-2. An object's ceiling is its run's, or the tier's own where that is sooner: no way through a tier prolongs anything.
+2. A copy is due when what held its blocks on the device would have let them go, or at the tier's own `absolute`, where
+   that is sooner. What is restored from it lives no longer than its ceiling: no way through a tier prolongs anything.
 3. Nothing is found any more from the moment its end is decided; then its key goes, where it is its own; then its bytes.
    What the store could not delete is asked for again, and waits until then.
 4. A store that fails, is full, or lies gives misses, and so does a key that is destroyed. What does not open is ended.
-5. `take_events` says what began and ended since the last call, each with its cause.
+5. Of what an earlier process left, the index is made again from facts that were sealed with it; what is overdue, is of
+   another layout, or whose tenant is not known any more ends. Whose it is shows when its domain first asks.
+6. A tenant never has more than its share's cap; where there is no room, whoever is furthest over its share gives way.
+   What leaves for that goes to the tier below, where there is one, as it is sealed.
+7. `take_events` says what began and ended since the last call, each with its cause.
 
-Called on the owning thread. Times are UTC in microseconds.
+Called on the owning thread. Times that come in and go out are boot time, in microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -29,43 +36,76 @@ import numpy as np
 from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
-from kvcustody.governance.erasure.selector import Selector, matches_label
-from kvcustody.governance.erasure.tier_protocol import TierEntry, TierErased
+from kvcustody.governance.erasure.selector import Selector, may_hold
+from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry, TierErased
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.keys.shred_keys import ShredKeys
-from kvcustody.governance.tiers.seal.object_layout import NO_SHRED, ObjectFacts, object_bytes
-from kvcustody.governance.tiers.seal.sealer import open_into, seal_into
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.seal.extended_nonce import TAG_BYTES
+from kvcustody.governance.tiers.seal.object_layout import (
+    FACTS_BYTES,
+    HEADER_BYTES,
+    NO_SHRED,
+    ObjectFacts,
+    object_bytes,
+)
+from kvcustody.governance.tiers.seal.sealer import open_into, read_facts, seal_into
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier_index import TierIndex
+from kvcustody.governance.tiers.tier_clock import TierClock
+from kvcustody.governance.tiers.tier_index import CopyRow, TierIndex
 
 KEY_BYTES = 32
-_BUCKETS = 16  # in the time that a classification may keep anything
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
+_HAND_DOWN = 4  # objects, where another tier takes what leaves: nobody waits for more at a time
 _KNOWN_MIN = 1024  # domains and shred keys that are known before those of nothing are forgotten
+_NEVER_US, _REMEMBERED = 1 << 62, 1000
+_ASK_AGAIN_US = 100_000  # of a store that could not delete
+_BEGINNING = HEADER_BYTES + FACTS_BYTES + TAG_BYTES
 
 Read = Callable[[int, int, memoryview], None]
-Write = Callable[[int, int, memoryview], None]
+Write = Callable[[int, int, int, memoryview], None]
+
+
+class TierShare(NamedTuple):
+    """What of a tier's bytes is a tenant's own, and the most that it may have."""
+
+    guaranteed: float = 0.0
+    cap: float = 1.0
+
+
+class CopyLimit(NamedTuple):
+    """How long copies may be in a tier, 0: not at all; how wide the time buckets are whose keys end them."""
+
+    absolute_us: int
+    bucket_us: int
+    within_us: int = 0  # how long after it is due a copy's bytes may still be there
 
 
 class TierTerms(NamedTuple):
     """What a tier holds: objects of at most `object_blocks` blocks of `block_bytes`, of one shard of one layout.
 
-    `absolute_us`: how long a classification's copies may be here, 0: not at all.
+    `limit`: what holds for copies of a tenant and classification. `tenants`: those whose copies may be found again
+    after a restart.
     """
 
     layout: bytes
     block_bytes: int
     block_tokens: int
-    absolute_us: Callable[[str], int]
+    limit: Callable[[str, str], CopyLimit]
+    share: Callable[[str], TierShare] = lambda tenant: TierShare()
+    tenants: tuple[str, ...] = ()
     object_blocks: int = 16
     shard: int = 0
     shards: int = 1
 
 
 class PublishedRun(NamedTuple):
-    """Whole published blocks of one chain: their keys, the key before the first (zeros: none), the first's depth."""
+    """Whole published blocks of one chain: their keys, the key before the first (zeros: none), the first's depth.
+
+    `due_us` is when what holds them lets them go, `ceiling_us` what nothing prolongs.
+    """
 
     label: DomainLabel
     keys: bytes
@@ -73,26 +113,63 @@ class PublishedRun(NamedTuple):
     depth: int
     born_us: int
     ceiling_us: int
+    due_us: int
 
 
 class Found(NamedTuple):
-    """An object that goes on from where the one before it ended, with so many blocks."""
+    """An object that goes on from where the one before it ended, with so many blocks of so many bytes, sealed."""
 
     name: bytes
     blocks: int
+    size: int
 
 
-class CopyEvent(NamedTuple):
-    """A copy began (`cause` empty) or ended. `due_us` is when it had to have ended."""
+class Restored(NamedTuple):
+    """Blocks that came back one after the other, and what they have lived and may live."""
 
-    name: bytes
+    blocks: int
+    born_us: int
+    ceiling_us: int
+
+
+class CopyCounts(NamedTuple):
+    """What a tier did and has, by its own books: copies, and sealed bytes.
+
+    `evidence` counts every piece of it, of which a copy may have two; `waiting` ended and have none yet.
+    """
+
+    stored: int
+    ended: int
+    destroyed: int
+    evidence: int
+    living: int
+    waiting: int
+    living_bytes: int
+    waiting_bytes: int
+    refused: int
+
+
+class _Ended(NamedTuple):
+    """A copy that nothing finds any more and whose bytes may still be there."""
+
+    number: int
     tenant: str
     classification: str
     blocks: int
     size: int
-    at_us: int
     due_us: int
-    cause: str = ""
+    shreds: tuple[bytes, ...] = ()
+    erasure: str = ""
+    is_destroyed: bool = False
+
+
+class CopyOwner(NamedTuple):
+    """Whose the copies of one domain are; `label` None: an earlier process stored them, and nobody asked yet."""
+
+    tenant: str
+    classification: str
+    subject: bytes
+    label: DomainLabel | None
 
 
 class SealedTier:
@@ -106,31 +183,103 @@ class SealedTier:
         staging: Staging,
         clock: Clock,
         terms: TierTerms,
+        lower: SealedTier | None = None,
     ) -> None:
+        """`lower`: the tier that takes what this one has no room for, as it is sealed."""
         self._store = store
+        self._lower = lower
+        self._encloses = store.outlives or lower is not None
         self._keys = keys
         self._shred = shred
         self._staging = staging
-        self._clock = clock
+        self._clock = TierClock(clock)
         self._terms = terms
         self._index = TierIndex()
-        self._labels: list[DomainLabel] = []
+        self._owners: list[CopyOwner] = []
         self._domains: dict[DomainSpec, int] = {}
+        self._unclaimed: dict[bytes, int] = {}  # by domain digest
         self._shreds: list[bytes] = [NO_SHRED]
         self._shred_numbers: dict[bytes, int] = {NO_SHRED: 0}
         self._events: list[CopyEvent] = []
-        self._waiting: list[bytes] = []  # not found any more, and still in the store
-        self._erased: dict[str, tuple[int, int]] = {}
-        self.ended_at_start = self._end_what_is_there()
+        self._waiting: dict[bytes, _Ended | None] = {}  # not found any more, and still in the store
+        self._lost: dict[
+            bytes, _Ended
+        ] = {}  # nor in the store: the end of a key will prove that nobody opens them
+        self._adopted: set[bytes] = set()  # of what is here, what an earlier process stored
+        self._erased: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._held: dict[str, int] = {}  # bytes of the store by tenant
+        self._numbered = self._ended = self._destroyed = self._evidence = 0
+        self._refused = 0
+        self._due_us, self._ask_again_us, self._shreds_seen = _NEVER_US, 0, shred.changes()
+        self.found_at_start, self.ended_at_start = self._find_what_is_there()
 
     @property
     def name(self) -> str:
         """`host`, `nvme` or `remote`, as the policy names tiers."""
         return self._store.kind
 
+    @property
+    def capacity_bytes(self) -> int:
+        """The most that the store keeps."""
+        return self._store.capacity_bytes
+
+    @property
+    def counts(self) -> CopyCounts:
+        """Since the start, and now."""
+        waiting = [one for one in self._unproven() if not one.is_destroyed]
+        return CopyCounts(
+            self._numbered,
+            self._ended,
+            self._destroyed,
+            self._evidence,
+            len(self._index),
+            len(waiting),
+            self._index.size,
+            sum(one.size for one in waiting),
+            self._refused,
+        )
+
+    def _unproven(self) -> Iterator[_Ended]:
+        """Copies that ended, and whose bytes the store may have or has lost."""
+        for ended in chain(self._waiting.values(), self._lost.values()):
+            if ended is not None and ended.number:
+                yield ended
+
     def __len__(self) -> int:
         """Copies that can be found."""
         return len(self._index)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def admits(self, label: DomainLabel) -> bool:
+        """Whether policy lets blocks of this domain be here."""
+        return (
+            label.spec is not None and self._terms.limit(label.tenant, label.classification).absolute_us > 0
+        )
+
+    def has(self, label: DomainLabel, last: bytes) -> bool:
+        """Whether a copy that ends with this block can be found."""
+        if label.spec not in self._domains:
+            return False
+        with suppress(KeyringError):
+            return self._index.find(self._name(label.spec, last)) >= 0
+        return False
+
+    def probe(self) -> int:
+        """Read one object as a load does, and drop it; its bytes, 0 where there is none or it does not answer."""
+        rows = self._index.least_used(1)
+        if not rows:
+            return 0
+        name = self._index.name(rows[0])
+        with suppress(StoreError):
+            sealed = self._store.prepare_load(name)
+            if sealed is not None:
+                size = len(sealed)
+                sealed.release()
+                self._store.complete_load(name)
+                return size
+        return 0
 
     # -- in and out -----------------------------------------------------------------------------------------------
 
@@ -139,23 +288,28 @@ class SealedTier:
 
         `read(first, count, into)` copies `count` of the run's blocks from the device.
         """
-        spec, terms, now_us = run.label.spec, self._terms, self._clock.utc_us()
-        absolute_us = terms.absolute_us(run.label.classification)
-        ceiling_us = min(run.ceiling_us, now_us + absolute_us)
-        if spec is None or not absolute_us or ceiling_us <= now_us:
+        label, terms, now_us = run.label, self._terms, self._clock.now_us()
+        limit = terms.limit(label.tenant, label.classification)
+        due_us = min(
+            self._clock.of_boot(run.due_us), self._clock.of_boot(run.ceiling_us), now_us + limit.absolute_us
+        )
+        if label.spec is None or not limit.absolute_us or due_us <= now_us:
             return 0
         stored = at = 0
         count = len(run.keys) // KEY_BYTES
         while at < count:
             depth = run.depth + at
             blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
-            part = run._replace(
-                keys=run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
-                parent=run.keys[KEY_BYTES * (at - 1) : KEY_BYTES * at] if at else run.parent,
-                depth=depth,
-                ceiling_us=ceiling_us,
+            part = _Part(
+                label,
+                run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
+                run.keys[KEY_BYTES * (at - 1) : KEY_BYTES * at] if at else run.parent,
+                depth,
+                self._clock.of_boot(run.born_us),
+                self._clock.of_boot(run.ceiling_us),
+                due_us,
             )
-            if self._store_object(part, spec, absolute_us, partial(read, at, blocks)):
+            if self._store_object(part, label.spec, limit.bucket_us, partial(read, at, blocks)):
                 stored += blocks
             at += blocks
         return stored
@@ -167,9 +321,11 @@ class SealedTier:
         """
         found: list[Found] = []
         count, step = len(keys) // KEY_BYTES, self._terms.object_blocks
-        if label.spec not in self._domains:
+        if not len(self._index) or label.spec is None:
             return found
         with suppress(KeyringError):  # an epoch that was destroyed: nothing of it is found
+            if not self._is_known(label, label.spec):
+                return found
             while depth < count:
                 one = self._farthest(label.spec, keys, depth, min(count, depth - depth % step + step))
                 if one is None:
@@ -179,110 +335,205 @@ class SealedTier:
         return found
 
     def _farthest(self, spec: DomainSpec, keys: bytes, depth: int, end: int) -> Found | None:
-        now_us = self._clock.utc_us()
+        now_us = self._clock.now_us()
         for at in range(end, depth, -1):
             name = self._name(spec, keys[KEY_BYTES * (at - 1) : KEY_BYTES * at])
             row = self._index.find(name)
             if row >= 0 and self._is_usable(row, spec, depth, at, now_us):
-                return Found(name, at - depth)
+                return Found(name, at - depth, self._index.value("size", row))
         return None
 
-    def load(self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write) -> int:
-        """Bring those objects back: `write(first, count, data)` puts blocks from that depth on the device.
+    def load(
+        self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write
+    ) -> list[Restored]:
+        """Bring those objects back: `write(depth, count, skip, data)` puts blocks from that depth on the device.
 
-        Returns how many blocks came, in order; the first object that does not open ends it, and is ended.
+        `data` are the blocks of a whole object, of which the first `skip` are there already. Returns what came, in
+        order, those that live alike together; the first object that does not open ends it, and is ended.
         """
-        spec, come = label.spec, 0
+        spec, come = label.spec, list[Restored]()
         assert spec is not None
-        for name, blocks in found:
+        for name, blocks, _ in found:
             end = depth + blocks
             row = self._index.find(name)
-            if row < 0 or not self._is_usable(row, spec, depth, end, self._clock.utc_us()):
+            if row < 0 or not self._is_usable(row, spec, depth, end, self._clock.now_us()):
                 break
+            times = (self._index.value("born_us", row), self._index.value("ceiling_us", row))
             if not self._load_object(name, row, label, keys, depth, end, write):
                 break
             self._index.note_use(row)
-            come += blocks
+            one = Restored(blocks, *map(self._clock.to_boot, times))
+            if come and come[-1][1:] == one[1:]:
+                one = Restored(come.pop().blocks + blocks, *one[1:])
+            come.append(one)
             depth = end
         return come
 
     def _store_object(
-        self, part: PublishedRun, spec: DomainSpec, absolute_us: int, read: Callable[[memoryview], None]
+        self, part: _Part, spec: DomainSpec, bucket_us: int, read: Callable[[memoryview], None]
     ) -> bool:
+        label = part.label
         blocks = len(part.keys) // KEY_BYTES
         try:
             name = self._name(spec, part.keys[-KEY_BYTES:])
+            known = self._is_known(label, spec)
         except KeyringError:  # the epoch was destroyed
             return False
-        if self._index.find(name) >= 0:
+        if known and self._index.find(name) >= 0:
             return False
         if self._waiting:
             self._delete([])
             if name in self._waiting:
                 return False  # an older one has not ended yet
         content = blocks * self._terms.block_bytes
-        size = object_bytes(content, enclosed=False, checked=False)
-        subject = self._subject(part.label)
-        bucket = self._shred.of_bucket(
-            part.label.classification, part.ceiling_us, max(1, absolute_us // _BUCKETS)
-        ).id
+        size = object_bytes(content, enclosed=self._encloses, checked=False)
+        subject = self._subject(label)
+        bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
         with self._staging.take(content) as plain:
             if plain is None:
+                self._refused += 1
                 return False
             try:
-                into = self._room(name, size)
+                into = self._room(name, size, label.tenant)
                 if into is None:
+                    self._refused += 1
                     return False
                 read(plain)
                 facts = self._facts(spec, part, subject, bucket)
-                seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into)
+                enclosing = self._keys.catalogue() if self._encloses else None
+                seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing)
                 into.release()
                 self._store.complete_store(name)
             except (StoreError, KeyringError):
                 self._give_up(name)
+                self._refused += 1
                 return False
             except Exception:  # of the device: nothing of it is kept, and it is not ours to hide
                 self._give_up(name)
                 raise
-        self._index.add(
+        self._begin(
             name,
-            size=size,
-            domain=self._domain(spec, part.label),
-            subject=self._shred_number(subject),
-            bucket=self._shred_number(bucket),
-            born_us=part.born_us,
-            ceiling_us=part.ceiling_us,
-            depth=part.depth,
-            blocks=blocks,
-        )
-        self._events.append(
-            CopyEvent(
-                name,
-                part.label.tenant,
-                part.label.classification,
-                blocks,
-                size,
-                self._clock.utc_us(),
+            CopyRow(
+                self._numbered + 1,
+                part.born_us,
                 part.ceiling_us,
-            )
+                part.due_us,
+                part.due_us,
+                size,
+                part.depth,
+                blocks,
+                self._domain(spec, label),
+                self._shred_number(subject),
+                self._shred_number(bucket),
+            ),
         )
         return True
+
+    def _begin(self, name: bytes, row: CopyRow) -> None:
+        """A copy is here from now on."""
+        owner = self._owners[row.domain]
+        self._numbered = row.number
+        self._index.add(name, row)
+        self._due_us = min(self._due_us, row.due_us)
+        self._held[owner.tenant] = self._held.get(owner.tenant, 0) + self._store.taken(row.size)
+        copy = _Ended(row.number, owner.tenant, owner.classification, row.blocks, row.size, row.due_us)
+        self._tell("stored", name, copy)
+
+    def _tell(self, step: str, name: bytes, what: _Ended, cause: str = "") -> None:
+        number, tenant, classification, blocks, size, due_us, _, erasure, _ = what
+        at_us, due_us = self._clock.boot_us(), self._clock.to_boot(due_us)
+        self._events.append(
+            CopyEvent(step, name, number, tenant, classification, blocks, size, at_us, due_us, cause, erasure)
+        )
 
     def _give_up(self, name: bytes) -> None:
         """Nothing was kept, as far as is known; what the store made of it ends."""
         with suppress(StoreError):
             self._store.abandon_store(name)
-        self._waiting.append(name)
+        self._waiting.setdefault(name, None)
 
-    def _room(self, name: bytes, size: int) -> memoryview | None:
+    def _room(self, name: bytes, size: int, tenant: str) -> memoryview | None:
         """Memory of the store, where need be in place of what was used least."""
-        into = self._store.prepare_store(name, size)
-        if into is None and size <= self._store.capacity_bytes:
-            count = max(1, len(self._index) // _EVICT_SHARE)
-            while into is None and len(self._index):
-                self._end(self._index.least_used(count), "evicted")
-                into = self._store.prepare_store(name, size)
+        store, share = self._store, self._terms.share(tenant)
+        most, taken = int(share.cap * store.capacity_bytes), store.taken(size)
+        if taken > most:
+            return None
+        while self._held.get(tenant, 0) + taken > most:
+            self._evict_from(tenant)
+        into = store.prepare_store(name, size)
+        while into is None and len(self._index):
+            self._evict_from(self._furthest_over(tenant))
+            into = store.prepare_store(name, size)
         return into
+
+    def _furthest_over(self, tenant: str) -> str:
+        """Whoever has most beyond its share; the asking tenant where nobody has."""
+        store, best, most = self._store, tenant, 0
+        for other, size in self._held.items():
+            over = size - int(self._terms.share(other).guaranteed * store.capacity_bytes)
+            if over > most:
+                best, most = other, over
+        if not self._held.get(best):
+            best = max(self._held, key=self._held.__getitem__)
+        return best
+
+    def _evict_from(self, tenant: str) -> None:
+        numbers = [number for number, owner in enumerate(self._owners) if owner.tenant == tenant]
+        theirs = np.isin(self._index.column("domain"), numbers)
+        count = max(1, len(self._index) // _EVICT_SHARE)
+        if self._lower is not None:
+            count = min(count, _HAND_DOWN)
+        rows = self._index.least_used(count, theirs)
+        for row in rows if self._lower is not None else ():
+            self._hand_down(self._index.name(row), self._index.row(row))
+        self._end(rows, "evicted")
+
+    def _hand_down(self, name: bytes, known: CopyRow) -> None:
+        owner = self._owners[known.domain]
+        assert self._lower is not None
+        with suppress(StoreError):
+            sealed = self._store.prepare_load(name)
+            if sealed is None:
+                return
+            try:
+                shreds = (self._shreds[known.subject], self._shreds[known.bucket])
+                self._lower.take_over(name, known, owner, shreds, sealed)
+            finally:
+                sealed.release()
+                self._store.complete_load(name)
+
+    def take_over(
+        self, name: bytes, known: CopyRow, owner: CopyOwner, shreds: tuple[bytes, bytes], sealed: memoryview
+    ) -> bool:
+        """Keep an object of another tier as it is sealed, where policy lets it be here, no longer than there."""
+        label, now_us = owner.label, self._clock.now_us()
+        limit = self._terms.limit(owner.tenant, owner.classification)
+        due_us = min(known.due_us, now_us + limit.absolute_us)
+        if label is None or label.spec is None or due_us <= now_us or name in self._waiting:
+            return False
+        if self._index.find(name) >= 0:
+            return True
+        try:
+            into = self._room(name, known.size, owner.tenant)
+            if into is None:
+                self._refused += 1
+                return False
+            into[: known.size] = sealed
+            into.release()
+            self._store.complete_store(name)
+        except StoreError:
+            self._give_up(name)
+            self._refused += 1
+            return False
+        here = known._replace(
+            number=self._numbered + 1,
+            due_us=due_us,
+            domain=self._domain(label.spec, label),
+            subject=self._shred_number(shreds[0]),
+            bucket=self._shred_number(shreds[1]),
+        )
+        self._begin(name, here)
+        return True
 
     def _load_object(
         self,
@@ -296,18 +547,21 @@ class SealedTier:
     ) -> bool:
         index, spec = self._index, label.spec
         assert spec is not None
-        begin, blocks = index.value("depth", row), index.value("blocks", row)
-        subject, bucket = (self._shreds[index.value(which, row)] for which in ("subject", "bucket"))
-        part = PublishedRun(
+        known = index.row(row)
+        begin, blocks = known.depth, known.blocks
+        subject, bucket = self._shreds[known.subject], self._shreds[known.bucket]
+        part = _Part(
             label,
             keys[KEY_BYTES * begin : KEY_BYTES * end],
             keys[KEY_BYTES * (begin - 1) : KEY_BYTES * begin] if begin else bytes(KEY_BYTES),
             begin,
-            index.value("born_us", row),
-            index.value("ceiling_us", row),
+            known.born_us,
+            known.ceiling_us,
+            known.sealed_due_us,
         )
         with self._staging.take(blocks * self._terms.block_bytes) as plain:
             if plain is None:
+                self._refused += 1
                 return False
             try:
                 sealed = self._store.prepare_load(name)
@@ -324,53 +578,136 @@ class SealedTier:
                 self._end([row], "broken")
                 return False
             except StoreError:
+                self._refused += 1
                 return False
-            skip = (depth - begin) * self._terms.block_bytes
-            write(depth, end - depth, plain[skip:])
+            write(depth, end - depth, depth - begin, plain)
         return True
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
+    def is_due(self, now_us: int) -> bool:
+        """Whether `expire` may have something to do at this boot time."""
+        return (
+            self._clock.of_boot(now_us) >= self._due_us
+            or self._shred.changes() != self._shreds_seen
+            or (bool(self._waiting) and now_us >= self._ask_again_us)
+        )
+
     def expire(self) -> int:
-        """End every copy whose ceiling has passed, and the keys of buckets that are over; how many copies."""
-        now_us = self._clock.utc_us()
-        rows = self._index.rows(self._index.column("ceiling_us") <= now_us)
+        """End every copy that is due or whose keys are destroyed, and the keys of buckets that are over; how many."""
+        now_us, index = self._clock.now_us(), self._index
+        rows = index.rows(index.column("due_us") <= now_us)
         self._end(rows, "ceiling")
-        self._shred.destroy_due(now_us)
+        gone = {receipt.key.id for receipt in self._shred.destroy_due(now_us)}
+        living = self._shred.living()
+        self._shreds_seen = self._shred.changes()
+        ids = {key.id for key in living} | {NO_SHRED}
+        dead = [number for number, id_ in enumerate(self._shreds) if id_ not in ids]
+        ended = 0
+        if dead:  # by an erasure elsewhere, or by whoever has the file
+            theirs = np.isin(index.column("subject"), dead) | np.isin(index.column("bucket"), dead)
+            ended = self._end_with_key(index.rows(theirs))
+        if gone:
+            self._tell_destroyed(gone)
         self._keys.look()
         self._delete([])
-        if len(self._labels) + len(self._shreds) > _KNOWN_MIN + 4 * len(self._index):
+        self._ask_again_us = self._clock.boot_us() + _ASK_AGAIN_US
+        due = index.column("due_us")[index.column("living") > 0]
+        self._due_us = min(
+            int(due.min(initial=_NEVER_US)), *(key.until_us for key in living if key.until_us), _NEVER_US
+        )
+        if len(self._owners) + len(self._shreds) > _KNOWN_MIN + 4 * len(index):
             self._forget_unused()
+        return len(rows) + ended
+
+    def narrow(self) -> int:
+        """The policy, a keyring or a file of shred keys has changed: end what may be here no longer; how many.
+
+        What may stay is due no later than the tier's present `absolute`, counted from now.
+        """
+        now_us, ended = self._clock.now_us(), 0
+        self._keys.look()
+        for number, owner in enumerate(self._owners):
+            rows = self._index.rows(self._index.column("domain") == number)
+            if not rows:
+                continue
+            label = owner.label
+            if label is not None and label.spec is not None and not self._keys.has_epoch(label.spec):
+                ended += self._end_with_key(rows)
+                continue
+            absolute_us = self._terms.limit(owner.tenant, owner.classification).absolute_us
+            if not absolute_us:
+                self._end(rows, "policy")
+                ended += len(rows)
+                continue
+            for row in rows:
+                if self._index.value("due_us", row) > now_us + absolute_us:
+                    self._index.shorten(row, now_us + absolute_us)
+                    self._due_us = min(self._due_us, now_us + absolute_us)
+        return ended
+
+    def end_tenant(self, tenant: str) -> int:
+        """A tenant is not here any more: its copies make room; how many."""
+        numbers = [number for number, owner in enumerate(self._owners) if owner.tenant == tenant]
+        rows = self._index.rows(np.isin(self._index.column("domain"), numbers))
+        self._end(rows, "evicted")
         return len(rows)
+
+    def _end_with_key(self, rows: list[int]) -> int:
+        """An epoch was destroyed: nobody opens these, whatever becomes of their bytes."""
+        names = self._forget_rows(rows, "key-destroyed")
+        for name in names:
+            ended = self._waiting[name]
+            assert ended is not None
+            self._waiting[name] = self._destroyed_of(name, ended, "key-destroyed")
+        self._delete([])
+        return len(names)
 
     def _forget_unused(self) -> None:
         """Domains and shred keys of which nothing is here any more are not kept."""
-        domains = self._index.renumber("domain")
-        self._labels = [self._labels[number] for number in domains]
-        self._domains = {label.spec: at for at, label in enumerate(self._labels) if label.spec is not None}
+        old = self._index.renumber("domain")
+        self._owners = [self._owners[number] for number in old]
+        new = {number: at for at, number in enumerate(old)}
+        self._unclaimed = {digest: new[at] for digest, at in self._unclaimed.items() if at in new}
+        self._domains = {
+            owner.label.spec: at
+            for at, owner in enumerate(self._owners)
+            if owner.label is not None and owner.label.spec is not None
+        }
         self._shreds = [self._shreds[number] for number in self._index.renumber("subject", "bucket", first=0)]
         self._shred_numbers = {id_: number for number, id_ in enumerate(self._shreds)}
 
     def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
-        """End every copy of the selector: the index first, then the keys of its subjects, then the bytes.
+        """End every copy that may be of the selector: the index first, then its subjects' keys, then the bytes.
 
-        Copies that were stored after `before_us` end too: a cache may always be emptied sooner.
+        Copies that were stored after `before_us` end too: a cache may always be emptied sooner. So do those of wider
+        domains of the tenant: who wrote a block of them is known to the ledger, not to a tier.
         """
-        chosen = [number for number, label in enumerate(self._labels) if matches_label(selector, label)]
+        whose = None
+        if selector.subject is not None and selector.tenant is not None:
+            found = self._shred.find_subject(_whose(selector.tenant, selector.subject))
+            whose = NO_SHRED if found is None else found.id
+        chosen = [number for number, owner in enumerate(self._owners) if _may_be_of(owner, selector, whose)]
         rows = self._index.rows(np.isin(self._index.column("domain"), chosen))
         objects, size = self._erased.get(erasure, (0, 0))
         objects += len(rows)
         size += sum(self._index.value("size", row) for row in rows)
         self._erased[erasure] = (objects, size)
-        names = self._forget_rows(rows, "erased")
-        if selector.kind in ("subject", "tenant"):
-            for whose in {_whose(label) for label in map(self._labels.__getitem__, chosen) if label.subject}:
-                key = self._shred.find_subject(whose)
-                if key is not None:
-                    self._shred.destroy(key.id)
+        self._erased.move_to_end(erasure)
+        while len(self._erased) > _REMEMBERED:
+            self._erased.popitem(last=False)
+        subjects = {self._owners[number].subject for number in chosen} - {NO_SHRED}
+        if whose is not None:
+            subjects = {whose} - {NO_SHRED}
+        self._forget_rows(rows, "erased", erasure)
+        if selector.subject is not None or selector == Selector(tenant=selector.tenant):
+            living = {id_ for id_ in subjects if self._shred.is_living(id_)}
+            for id_ in living:
+                self._shred.destroy(id_)
+            self._tell_destroyed(living)
         self._keys.look()
-        self._delete(names)
-        return TierErased(objects, size, waiting=len(self._waiting))
+        self._delete([])
+        return TierErased(objects, size, waiting=len(self._waiting) + len(self._lost))
 
     def objects(self) -> Mapping[bytes, TierEntry]:
         """Every object that the store says it has; whose an unknown one is, nothing tells."""
@@ -387,16 +724,32 @@ class SealedTier:
         """Every copy that can be found."""
         return {name: self._entry(row) for name, row in self._index.names()}
 
+    def copies(self) -> Sequence[HeldCopy]:
+        """Every copy that can be found."""
+        found: list[HeldCopy] = []
+        for name, row in self._index.names():
+            known = self._index.row(row)
+            owner = self._owners[known.domain]
+            since_us, due_us = self._clock.to_boot(known.born_us), self._clock.to_boot(known.due_us)
+            whose = (owner.tenant, owner.classification)
+            found.append(HeldCopy(name, known.number, *whose, known.blocks, known.size, since_us, due_us))
+        return found
+
+    def within_us(self, tenant: str, classification: str) -> int:
+        """How long after it is due a copy's bytes may still be here, by policy."""
+        return self._terms.limit(tenant, classification).within_us
+
     def destroy(self, keys: Collection[bytes]) -> int:
         """End these objects, known or not; how many the store had."""
         rows = [row for row in map(self._index.find, keys) if row >= 0]
         self._forget_rows(rows, "orphan")
-        return self._delete(list(keys))
+        return self._delete(keys)
 
     def forget(self, keys: Collection[bytes]) -> int:
         """Drop what the index has of these; how many there were."""
         rows = [row for row in map(self._index.find, keys) if row >= 0]
         self._forget_rows(rows, "orphan")
+        self._delete([])
         return len(rows)
 
     def take_events(self) -> list[CopyEvent]:
@@ -405,63 +758,146 @@ class SealedTier:
         return events
 
     def close(self) -> None:
-        """End every copy here, and let the store go."""
-        self._end([row for _, row in self._index.names()], "teardown")
+        """Let the store go. What does not outlive the process ends here; the rest is found by the next."""
+        if not self._store.outlives:
+            self._end([row for _, row in self._index.names()], "teardown")
         self._store.close()
 
     def _end(self, rows: list[int], cause: str) -> None:
-        self._delete(self._forget_rows(rows, cause))
+        self._forget_rows(rows, cause)
+        self._delete([])
 
-    def _forget_rows(self, rows: list[int], cause: str) -> list[bytes]:
-        names, now_us, index = [], self._clock.utc_us(), self._index
+    def _forget_rows(self, rows: list[int], cause: str, erasure: str = "") -> list[bytes]:
+        """Nothing finds these any more; their bytes wait for the store."""
+        names, index = [], self._index
         for row in rows:
-            name, label = index.name(row), self._labels[index.value("domain", row)]
-            names.append(name)
-            due_us = min(index.value("ceiling_us", row), now_us)
-            self._events.append(
-                CopyEvent(
-                    name,
-                    label.tenant,
-                    label.classification,
-                    index.value("blocks", row),
-                    index.value("size", row),
-                    now_us,
-                    due_us,
-                    cause,
-                )
+            name, known = index.name(row), index.row(row)
+            owner = self._owners[known.domain]
+            shreds = (self._shreds[known.subject], self._shreds[known.bucket])
+            ended = _Ended(
+                known.number,
+                owner.tenant,
+                owner.classification,
+                known.blocks,
+                known.size,
+                min(known.due_us, self._clock.now_us()),
+                shreds,
+                erasure,
             )
+            self._tell("ended", name, ended, cause)
+            self._ended += 1
+            self._held[owner.tenant] -= self._store.taken(known.size)
+            self._waiting[name] = ended
             index.remove(row)
+            names.append(name)
         return names
 
-    def _delete(self, names: list[bytes]) -> int:
+    def _delete(self, names: Iterable[bytes]) -> int:
         """Delete these and what waits; what fails waits on."""
-        asked = [*self._waiting, *names]
-        if not asked:
+        for name in names:
+            self._waiting.setdefault(name, None)
+        if not self._waiting:
             return 0
         try:
-            gone = self._store.delete(asked)
+            gone = self._store.delete(list(self._waiting))
         except StoreError:
-            self._waiting = asked
             return 0
-        self._waiting = list(gone.failed)
+        absent, failed = set(gone.absent), set(gone.failed)
+        for name in [name for name in self._waiting if name not in failed]:
+            ended = self._waiting.pop(name)
+            if ended is None:
+                continue
+            if name not in absent:
+                self._destroyed_of(name, ended, self._store.ends_by)
+            elif not ended.is_destroyed:
+                self._lost[name] = ended
         return gone.objects
 
-    def _end_what_is_there(self) -> int:
-        """What a process before left: its index is gone, so nothing of it can be found, and it ends."""
-        count = 0
-        while page := self._store.page(b"", 1000):
-            gone = self._delete([one.name for one in page])
-            count += gone
-            if not gone:
-                break
-        return count
+    def _tell_destroyed(self, shreds: set[bytes]) -> None:
+        """Keys are destroyed: what waits under them cannot be opened by anybody any more."""
+        for where in (self._waiting, self._lost):
+            for name, ended in list(where.items()):
+                if ended is not None and not shreds.isdisjoint(ended.shreds) and not ended.is_destroyed:
+                    where[name] = self._destroyed_of(name, ended, "key-destroyed")
+        self._lost = {name: ended for name, ended in self._lost.items() if not ended.is_destroyed}
+
+    def _destroyed_of(self, name: bytes, ended: _Ended, evidence: str) -> _Ended:
+        self._tell("destroyed", name, ended, evidence)
+        if ended.number:
+            self._evidence += 1
+            self._destroyed += not ended.is_destroyed
+            if name in self._adopted:  # what the process before stored under this name is proved with it
+                self._tell("destroyed", name, ended._replace(number=0), evidence)
+                if evidence == self._store.ends_by:
+                    self._adopted.discard(name)
+        return ended._replace(is_destroyed=True)
+
+    # -- what an earlier process left -----------------------------------------------------------------------------
+
+    def _find_what_is_there(self) -> tuple[int, int]:
+        """Index what may stay, end the rest; how many of each."""
+        found, after = 0, b""
+        tenants = {self._shred.pseudonym(name.encode()): name for name in self._terms.tenants}
+        while page := self._store.page(after, 1000):
+            for one in page:
+                facts = self._facts_of(one.name, one.size)
+                if facts is None or not self._adopt(one.name, one.size, facts, tenants):
+                    self._waiting[one.name] = _Ended(0, "", "", 0, one.size, self._clock.now_us())
+                else:
+                    found += 1
+            after = page[-1].name
+        return found, self._delete([])
+
+    def _facts_of(self, name: bytes, size: int) -> ObjectFacts | None:
+        if not self._store.outlives:
+            return None
+        try:
+            begins = self._store.peek(name, _BEGINNING)
+            return (
+                None if begins is None else read_facts(self._keys.catalogue(), name, memoryview(begins), size)
+            )
+        except (StoreError, KeyringError):
+            return None
+
+    def _adopt(self, name: bytes, size: int, facts: ObjectFacts, tenants: Mapping[bytes, str]) -> bool:
+        terms, tenant, now_us = self._terms, tenants.get(facts.tenant), self._clock.now_us()
+        content = facts.blocks * terms.block_bytes
+        if (
+            tenant is None
+            or (facts.layout, facts.shard, facts.shards) != (terms.layout, terms.shard, terms.shards)
+            or size != object_bytes(content, enclosed=True, checked=False)
+            or not facts.born_us <= now_us < facts.due_us
+            or facts.due_us > now_us + terms.limit(tenant, facts.classification).absolute_us
+            or not all(self._shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED)
+        ):
+            return False
+        number = self._unclaimed.get(facts.domain)
+        if number is None:
+            number = self._unclaimed[facts.domain] = len(self._owners)
+            self._owners.append(CopyOwner(tenant, facts.classification, facts.subject, None))
+        row = CopyRow(
+            self._numbered + 1,
+            facts.born_us,
+            facts.ceiling_us,
+            facts.due_us,
+            facts.due_us,
+            size,
+            facts.depth,
+            facts.blocks,
+            number,
+            self._shred_number(facts.subject),
+            self._shred_number(facts.bucket),
+        )
+        self._adopted.add(name)
+        self._begin(name, row)
+        return True
 
     # -- what things are called -----------------------------------------------------------------------------------
 
     def _name(self, spec: DomainSpec, last: bytes) -> bytes:
         return self._keys.name(spec, last, shard=self._terms.shard, layout=self._terms.layout)
 
-    def _facts(self, spec: DomainSpec, part: PublishedRun, subject: bytes, bucket: bytes) -> ObjectFacts:
+    def _facts(self, spec: DomainSpec, part: _Part, subject: bytes, bucket: bytes) -> ObjectFacts:
         terms, blocks = self._terms, len(part.keys) // KEY_BYTES
         return ObjectFacts(
             self._keys.domain(spec),
@@ -481,27 +917,45 @@ class SealedTier:
             spec.key_epoch,
             subject,
             bucket,
+            part.due_us,
+            self._shred.pseudonym(part.label.tenant.encode()),
         )
 
     def _is_usable(self, row: int, spec: DomainSpec, depth: int, end: int, now_us: int) -> bool:
         index = self._index
         begin = index.value("depth", row)
         return (
-            index.value("ceiling_us", row) > now_us
+            index.value("due_us", row) > now_us
             and index.value("domain", row) == self._domains.get(spec, -1)
             and begin <= depth
             and begin + index.value("blocks", row) == end
         )
 
+    def _is_known(self, label: DomainLabel, spec: DomainSpec) -> bool:
+        """Whether copies of the domain may be here; those of an earlier process get their label."""
+        if spec in self._domains:
+            return True
+        if not self._unclaimed:
+            return False
+        number = self._unclaimed.pop(self._keys.domain(spec), None)
+        if number is None:
+            return False
+        self._domains[spec] = number
+        self._owners[number] = self._owners[number]._replace(label=label)
+        return True
+
     def _domain(self, spec: DomainSpec, label: DomainLabel) -> int:
         number = self._domains.get(spec)
         if number is None:
-            number = self._domains[spec] = len(self._labels)
-            self._labels.append(label)
+            number = self._domains[spec] = len(self._owners)
+            subject = self._subject(label)
+            self._owners.append(CopyOwner(label.tenant, label.classification, subject, label))
         return number
 
     def _subject(self, label: DomainLabel) -> bytes:
-        return NO_SHRED if label.subject is None else self._shred.of_subject(_whose(label)).id
+        if label.subject is None:
+            return NO_SHRED
+        return self._shred.of_subject(_whose(label.tenant, label.subject)).id
 
     def _shred_number(self, id_: bytes) -> int:
         number = self._shred_numbers.get(id_)
@@ -511,13 +965,34 @@ class SealedTier:
         return number
 
     def _entry(self, row: int) -> TierEntry:
-        label = self._labels[self._index.value("domain", row)]
-        boot_us = self._clock.now_us() - self._clock.utc_us()
-        return TierEntry(label.tenant, self._index.value("born_us", row) + boot_us)
+        owner = self._owners[self._index.value("domain", row)]
+        return TierEntry(owner.tenant, self._clock.to_boot(self._index.value("born_us", row)))
 
 
-def _whose(label: DomainLabel) -> bytes:
-    """A subject's name among all tenants' of all issuers."""
-    spec = label.spec
-    assert spec is not None
-    return f"{spec.issuer}\0{spec.tenant}\0{label.subject}".encode()
+class _Part(NamedTuple):
+    """A run that becomes one object; times are the tier's."""
+
+    label: DomainLabel
+    keys: bytes
+    parent: bytes
+    depth: int
+    born_us: int
+    ceiling_us: int
+    due_us: int
+
+
+def _whose(tenant: str, subject: str) -> bytes:
+    """A subject's name among all tenants'."""
+    return f"{tenant}\0{subject}".encode()
+
+
+def _may_be_of(owner: CopyOwner, selector: Selector, subject: bytes | None) -> bool:
+    """Whether copies of a domain may have what somebody inside the selector wrote.
+
+    Of one that an earlier process stored only its tenant and its subject's key are known: `subject` is the selector's.
+    """
+    if owner.label is not None:
+        return may_hold(selector, owner.label)
+    return (selector.tenant is None or selector.tenant == owner.tenant) and (
+        subject is None or owner.subject in (NO_SHRED, subject)
+    )

@@ -1,9 +1,9 @@
 """Which objects a tier has: by name, in flat columns, at most 200 bytes each.
 
     index = TierIndex()
-    index.add(name, size=…, domain=…, subject=…, bucket=…, born_us=…, ceiling_us=…, depth=…, blocks=…)
+    index.add(name, CopyRow(...))
     at = index.find(name)                  # a row, or -1
-    rows = index.rows(index.ceiling_us <= now_us)
+    rows = index.rows(index.column("due_us") <= now_us)
 
 1. A look-up is a probe of one table of row numbers (linear probing, at most half full): its cost does not grow with
    what is there. Rows of the living are not moved.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +24,39 @@ NAME_BYTES = 32
 _EMPTY, _GONE = -1, -2
 _ROWS_MIN = 1024
 _COLUMNS = (
+    ("number", "q"),
     ("born_us", "q"),
     ("ceiling_us", "q"),
-    ("used", "q"),
-    ("size", "L"),
+    ("due_us", "q"),
+    ("sealed_due_us", "q"),
+    ("size", "q"),
     ("depth", "I"),
     ("blocks", "I"),
     ("domain", "I"),
     ("subject", "I"),
     ("bucket", "I"),
+    ("used", "q"),
     ("living", "B"),
 )
+
+
+class CopyRow(NamedTuple):
+    """What is known of one object, in the order of the columns. Times are the tier's UTC, in microseconds.
+
+    `due_us` may become sooner than what was sealed with the object.
+    """
+
+    number: int
+    born_us: int
+    ceiling_us: int
+    due_us: int
+    sealed_due_us: int
+    size: int
+    depth: int
+    blocks: int
+    domain: int
+    subject: int
+    bucket: int
 
 
 class TierIndex:
@@ -62,31 +85,22 @@ class TierIndex:
             at = (at + 1) & mask
         return -1
 
-    def add(
-        self,
-        name: bytes,
-        *,
-        size: int,
-        domain: int,
-        subject: int,
-        bucket: int,
-        born_us: int,
-        ceiling_us: int,
-        depth: int,
-        blocks: int,
-    ) -> int:
+    def add(self, name: bytes, what: CopyRow) -> int:
         """A new object, which must not be there; returns its row."""
         if 2 * (self._filled + 1) > len(self._table):
             self._rebuild()
         row = self._free.pop() if self._free else self._grow()
         self._names[NAME_BYTES * row : NAME_BYTES * row + NAME_BYTES] = name
         self._clock += 1
-        values = (born_us, ceiling_us, self._clock, size, depth, blocks, domain, subject, bucket, 1)
-        for column, value in zip(self._columns.values(), values, strict=True):
+        for column, value in zip(self._columns.values(), (*what, self._clock, 1), strict=True):
             column[row] = value
         self._place(name, row)
-        self.size += size
+        self.size += what.size
         return row
+
+    def row(self, row: int) -> CopyRow:
+        """All that is known of a living row."""
+        return CopyRow(*(self._columns[name][row] for name in CopyRow._fields))
 
     def note_use(self, row: int) -> None:
         """It was used: it is evicted after all that was not since."""
@@ -114,6 +128,10 @@ class TierIndex:
         """One value of a living row."""
         return int(self._columns[column][row])
 
+    def shorten(self, row: int, due_us: int) -> None:
+        """It is due sooner from now on."""
+        self._columns["due_us"][row] = due_us
+
     def column(self, name: str) -> NDArray[np.int64]:
         """One column over all rows, living or not, copied."""
         return np.array(self._columns[name], dtype=np.int64)
@@ -122,9 +140,10 @@ class TierIndex:
         """The living rows among `chosen`, a truth value for each row."""
         return [int(row) for row in np.flatnonzero(chosen & (self.column("living") > 0))]
 
-    def least_used(self, count: int) -> list[int]:
-        """So many living rows, those first that were not used for longest."""
-        rows = np.flatnonzero(self.column("living"))
+    def least_used(self, count: int, among: NDArray[np.bool_] | None = None) -> list[int]:
+        """So many living rows, of `among` where that is given, those first that were not used for longest."""
+        living = self.column("living") > 0
+        rows = np.flatnonzero(living if among is None else living & among)
         used = self.column("used")[rows]
         if count < len(rows):
             nearest = np.argpartition(used, count)[:count]

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -174,7 +175,7 @@ def _announce(writer: LedgerWriter, settings: Settings, table: DecisionTable, st
         writer.submit_durable(event)
 
 
-def warn_of_idle_fields(table: DecisionTable, owner: PoolOwner) -> None:
-    """Log what in the policy does nothing beside this engine, so that nobody relies on it."""
-    for mark, code, why in without_effect(table.policy, owner):
+def warn_of_idle_fields(table: DecisionTable, owner: PoolOwner, tiers: Collection[str] = ()) -> None:
+    """Log what in the policy does nothing beside this engine and with these tiers, so that nobody relies on it."""
+    for mark, code, why in without_effect(table.policy, owner, tiers):
         _log.warning("policy field without effect", code=code, line=mark.line, why=why)

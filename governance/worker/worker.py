@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple
 
@@ -29,8 +30,9 @@ from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.open_tiers import BlockShape, open_tiers, tier_names, tier_plan
 from kvcustody.governance.worker.open_foundation import open_foundation, warn_of_idle_fields
-from kvcustody.governance.worker.plugins import load_plugins
+from kvcustody.governance.worker.plugins import load_plugins, open_root_key
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 
 _log = structlog.get_logger(__name__)
@@ -118,9 +120,15 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
             eviction=eviction,
         )
         table = standing.table
-        warn_of_idle_fields(table, PoolOwner.KVCUSTODY)
+        warn_of_idle_fields(table, PoolOwner.KVCUSTODY, tier_names(settings))
+        tiers = None
+        plan = tier_plan(settings)
+        if plan is not None:
+            shape = BlockShape(memory.bytes_per_block, memory.shards, settings.block_tokens)
+            port = open_root_key(settings)
+            tiers = partial(open_tiers, plan, shape, keyring, port, clock, stack)
         governor = Governor(
-            pools, table, keyring, writer, clock=clock, expires_utc_us=standing.expires_utc_us
+            pools, table, keyring, writer, clock=clock, expires_utc_us=standing.expires_utc_us, tiers=tiers
         )
         governor.erasures.tiers += plugins.open_tiers(settings)
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from typing import Any
 
-from kvcustody.policies.document.model import SCHEMA, ErasureDuty, Policy, TenantPolicy
+from kvcustody.policies.document.model import SCHEMA, ErasureDuty, Offload, Policy, TenantPolicy
+from kvcustody.policies.document.offload_defaults import default_limit, default_match
 
 _SORTED = frozenset(
     {
@@ -32,9 +33,12 @@ _SORTED = frozenset(
         "kinds",
     }
 )
+_BY_DEFAULT = ("*",)
 _LATER: dict[str, Any] = {
     "kinds": [],
     "content": None,
+    "limits": [],
+    "match": list(_BY_DEFAULT),
 }  # fields that came after the first schema, and their defaults
 
 
@@ -45,7 +49,7 @@ def digest(policy: Policy) -> str:
 
 def canonical(policy: Policy) -> bytes:
     """The canonical form of a policy."""
-    form = {"schema": SCHEMA, **_form(policy)}
+    form = {"schema": SCHEMA, **_form(_without_defaults(policy))}
     if policy.erasure == ErasureDuty():
         del form["erasure"]
     if not policy.checks_integrity:
@@ -53,6 +57,39 @@ def canonical(policy: Policy) -> bytes:
     if not policy.issuers:
         del form["issuers"]
     return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _without_defaults(policy: Policy) -> Policy:
+    """The policy, its offloading marked where it says what it would mean if nothing were written."""
+    labels = tuple(name for name, _ in policy.labels)
+    kept = [retention.absolute_us for retention in policy.retention]
+
+    def tenant_marked(tenant: TenantPolicy) -> TenantPolicy:
+        own = {level: retention.absolute_us for level, retention in tenant.retention}
+        entries = (
+            (level, _marked(entry, own.get(level, kept[level]), labels, policy.offload[level]))
+            for level, entry in tenant.offload
+        )
+        return replace(tenant, offload=tuple(entries))
+
+    return replace(
+        policy,
+        offload=tuple(_marked(entry, kept[at], labels) for at, entry in enumerate(policy.offload)),
+        tenants=tuple(map(tenant_marked, policy.tenants)),
+        default=None if policy.default is None else tenant_marked(policy.default),
+    )
+
+
+def _marked(
+    entry: Offload, absolute_us: int, labels: tuple[str, ...], wide: Offload | None = None
+) -> Offload:
+    limits = tuple(default_limit(tier, absolute_us, wide) for tier in entry.tiers)
+    bound = entry.match == default_match(entry.tiers, labels, wide)
+    return replace(
+        entry,
+        limits=() if entry.limits == limits else entry.limits,
+        match=_BY_DEFAULT if bound else entry.match,
+    )
 
 
 def _form(value: Any) -> Any:

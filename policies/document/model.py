@@ -87,6 +87,11 @@ class Tier(StrEnum):
     NVME = "nvme"
     REMOTE = "remote"
 
+    @property
+    def must_encrypt(self) -> bool:
+        """True for what outlives a process or belongs to somebody else: there, only a key's end is an end."""
+        return self is not Tier.HOST
+
 
 class OnOutage(IntEnum):
     """What becomes of an act whose event cannot reach the ledger; higher is stricter (classes C, B, A)."""
@@ -149,12 +154,30 @@ class IntegrityPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class TierLimit:
+    """How long a copy may be in a tier, and how long after it is due its bytes may still be there."""
+
+    tier: Tier
+    absolute_us: int
+    within_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Offload:
-    """The tiers that a block may go to; none means never."""
+    """The tiers that a block may go to, with a limit for each; none means never.
+
+    `match`: the labels in which a remote store has to agree with a domain that has them.
+    """
 
     tiers: tuple[Tier, ...]
     encrypt: bool
+    limits: tuple[TierLimit, ...] = ()
+    match: tuple[str, ...] = ()
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
+
+    def limit(self, tier: Tier) -> TierLimit | None:
+        """The limit of one tier; None where a block may not go there."""
+        return next((limit for limit in self.limits if limit.tier is tier), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,10 @@ CODES: dict[str, Code] = {
     "KVP509": Code(
         "media without encryption", "write `encrypt: required`; media cannot be scrubbed, only crypto-erased"
     ),
+    "KVP510": Code(
+        "tier longer than retention",
+        "shorten it to the classification's `retention.absolute`, or leave it out: no copy outlives its block",
+    ),
     "KVP601": Code("guarantees over 100 %", "lower the guaranteed shares until they fit"),
     "KVP602": Code("guaranteed over cap", "raise the cap or lower the guarantee"),
     "KVP603": Code("guaranteed differs from cap", "write the same percentage for both in this profile"),
@@ -115,6 +119,9 @@ CODES: dict[str, Code] = {
     "KVP606": Code("borrowing in an isolating profile", "remove `borrow: true`, or use `profile: shared`"),
     "KVP607": Code("sharing group in an isolating profile", "remove `share: true`, or use `profile: shared`"),
     "KVP608": Code("unbounded guarantees", "add `tenants_max`, or guarantee `0%`"),
+    "KVP609": Code(
+        "plain copies in an isolating profile", "write `encrypt: required`, or use `profile: shared`"
+    ),
 }
 
 LINT_CODES: dict[str, Code] = {
@@ -147,6 +154,10 @@ LINT_CODES: dict[str, Code] = {
     "KVP751": Code(
         "scrub deadline that cannot be met",
         "allow more time, verify a smaller share, or lower the largest cap",
+    ),
+    "KVP752": Code(
+        "copies in plain host memory",
+        "write `encrypt: required`, unless the engine's own offloading, which does not seal, is really meant",
     ),
     "KVP761": Code(
         "field without effect", "remove it, so that nobody relies on it, or use an engine where it works"

@@ -60,8 +60,12 @@ def load_policy(text: str | bytes, *, name: str) -> Policy:
 
 def _policy(document: PolicyDocument, problems: Problems, source: str) -> Policy:
     names = DeclaredNames(document, problems)
+    retention = policy_wide(names, document, RETENTION)
     owed = TenantObligations(
-        *(policy_wide(names, document, duty) for duty in (RETENTION, SCRUB, OFFLOAD, INTEGRITY))
+        retention,
+        policy_wide(names, document, SCRUB),
+        policy_wide(names, document, OFFLOAD, retention),
+        policy_wide(names, document, INTEGRITY),
     )
     tenants, default = build_tenants(names, document, owed)
     return Policy(

@@ -136,19 +136,63 @@ class IntegrityTerms(DocumentPart):
     verify: Annotated[Fraction, fields.SHARE] = told("The share of it that is compared")
 
 
-class OffloadTerms(DocumentPart):
-    """Tiers, and whether they hold ciphertext."""
+class TierLimitTerms(DocumentPart):
+    """Limits of one tier, in place of those beside `tiers`."""
 
-    called = "{tenant}`offload` for {0}"
-    tiers: Annotated[tuple[Annotated[Tier, choice(Tier).called("tier")], ...], _WORDS] = told(
-        "host, nvme, remote"
-    )
-    encrypt: Annotated[bool, choice({"required": True, "none": False})] = told("none is for host alone")
+    called = "tier {0}"
+    absolute: fields.Positive | None = told("How long a copy may be there", None)
+    within: fields.Positive | None = told("Its bytes end within this time of when it is due", None)
+
+
+class TierTable(DocumentPart):
+    """Tiers with limits of their own."""
+
+    called = "`tiers`"
+    host: TierLimitTerms | None = told("Memory of the host", None)
+    nvme: TierLimitTerms | None = told("Files of the host", None)
+    remote: TierLimitTerms | None = told("A store on another machine", None)
 
     def _wrongs(self) -> Iterator[Wrong]:
-        media = [tier.value for tier in self.tiers if tier is not Tier.HOST]
+        if not self.model_fields_set:
+            yield Wrong("KVP305", "`tiers` is empty")
+
+
+_TIERS = Annotated[tuple[Annotated[Tier, choice(Tier).called("tier")], ...], _WORDS]
+_MATCH = Annotated[tuple[Annotated[Scalar, fields.NAMED.called("label")], ...], _WORDS]
+
+
+class OffloadTerms(DocumentPart):
+    """Tiers, whether they hold ciphertext, and for how long."""
+
+    called = "{tenant}`offload` for {0}"
+    tiers: Annotated[tuple[Tier, ...] | TierTable, either(_TIERS, TierTable)] = told(
+        "host, nvme, remote: a list, or a mapping with limits for each"
+    )
+    encrypt: Annotated[bool, choice({"required": True, "none": False})] = told("none is for host alone")
+    absolute: fields.Positive | None = told(
+        "How long a copy may be in a tier; the retention's if left out", None
+    )
+    within: fields.Positive | None = told(
+        "A copy's bytes end within this time of when it is due; a sixteenth of `absolute` if left out", None
+    )
+    match: Annotated[tuple[Scalar, ...] | None, either(_MATCH, choice({"none": ()}), "none")] = told(
+        "Labels in which a remote store has to agree with a domain; every declared one if left out", None
+    )
+
+    @property
+    def named(self) -> dict[Tier, TierLimitTerms | None]:
+        """Every tier that blocks may go to, with the limits that it has of its own."""
+        if isinstance(self.tiers, tuple):
+            return {tier: None for tier in Tier if tier in self.tiers}
+        return {tier: terms for tier in Tier if (terms := getattr(self.tiers, tier)) is not None}
+
+    def _wrongs(self) -> Iterator[Wrong]:
+        media = [tier.value for tier in self.named if tier.must_encrypt]
         if not self.encrypt and media:
             yield Wrong("KVP509", f"tier `{media[0]}` is not encrypted", at=("encrypt",))
+        if self.match is not None and Tier.REMOTE not in self.named:
+            message = "`match` does not apply without tier `remote`"
+            yield Wrong("KVP306", message, at=("match",))
 
 
 _NEVER = choice({"never": None}).called(OffloadTerms.called)

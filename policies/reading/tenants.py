@@ -27,7 +27,14 @@ from kvcustody.policies.document.problems import SourceMark, quote
 from kvcustody.policies.document.yaml_nodes import MappingNode, Scalar
 from kvcustody.policies.reading.fields import sound
 from kvcustody.policies.reading.names import DeclaredNames
-from kvcustody.policies.reading.obligations import INTEGRITY, OFFLOAD, RETENTION, SCRUB, tenants_own
+from kvcustody.policies.reading.obligations import (
+    INTEGRITY,
+    OFFLOAD,
+    RETENTION,
+    SCRUB,
+    tenants_own,
+    tenants_retention,
+)
 from kvcustody.policies.reading.sections import PolicyDocument, TenantEntry, percent
 
 
@@ -81,6 +88,8 @@ def _tenant(
     if unlisted and guaranteed and "tenants_max" not in entry.model_fields_set:
         message = "`tenants.default` guarantees a share to any number of tenants"
         names.problems.add(key.mark, "KVP608", message)
+    retention = tenants_own(names, document, entry, RETENTION, owed.retention)
+    kept = tenants_retention(owed.retention, retention)
     return TenantPolicy(
         id=names.tenants[key.text],
         group=entry.group.text if entry.group else None,
@@ -91,9 +100,9 @@ def _tenant(
         labels=names.label_pairs(entry, entry.labels),
         residencies=entry.residencies,
         tenants_max=entry.tenants_max,
-        retention=tenants_own(names, document, entry, RETENTION, owed.retention),
+        retention=retention,
         scrub=tenants_own(names, document, entry, SCRUB, owed.scrub),
-        offload=tenants_own(names, document, entry, OFFLOAD, owed.offload),
+        offload=tenants_own(names, document, entry, OFFLOAD, owed.offload, kept),
         integrity=tenants_own(names, document, entry, INTEGRITY, owed.integrity),
         mark=key.mark,
     )

@@ -35,6 +35,7 @@ from kvcustody.policies.document.model import (
     Scope,
     SegmentRule,
     TenantPolicy,
+    Tier,
     Via,
 )
 from kvcustody.policies.table.batch_decide import BatchTable
@@ -50,7 +51,7 @@ from kvcustody.policies.table.model import (
     Timeline,
     Unlisted,
 )
-from kvcustody.policies.table.obligations import Obligations
+from kvcustody.policies.table.obligations import Obligations, TierDuty
 
 Places = Mapping[int, Mapping[int, Mapping[int, int]]]
 """The index in a row, by action, level and scope."""
@@ -66,6 +67,7 @@ def places(levels: int) -> Places:
     }
 
 
+_TIERS = frozenset(map(str, Tier))
 _OWN, _GRANT, _SEGMENT = int(Via.OWN), int(Via.GRANT), int(Via.SEGMENT)
 _REUSE = int(Action.REUSE)
 SHARED_SCOPES = frozenset((Scope.TENANT, Scope.GROUP, Scope.PUBLIC))
@@ -193,6 +195,24 @@ class DecisionTable:
             message = f"policy `{self.policy.name}` has no classification level `{classification}`"
             raise PolicyError(message, level=classification)
         return self._tables.ended if levels is None else levels[classification]
+
+    def tier_duty(self, tenant: str, classification: int, tier: str) -> TierDuty:
+        """What is owed for copies of a tenant's blocks in a tier: the same at every instant, whoever reads them.
+
+        Nothing may be in a tier of no known name, nor where `offload` is denied; of published blocks nothing where
+        publishing or retaining is. Raises `PolicyError` for a level that does not exist.
+        """
+        owed = self.obligations(tenant, classification)
+        if tier not in _TIERS:
+            return TierDuty(0, 0, 0, True, (), (DEFAULT_DENY,))
+        duty = owed.in_tier(Tier(tier))
+        for action in (Action.OFFLOAD, Action.PUBLISH, Action.RETAIN):
+            asked = AccessRequest(action, tenant, tenant, classification, Scope.SESSION, Via.OWN)
+            decision = self.decide(asked, 0)
+            if not decision.permitted:
+                running_us = 0 if action is Action.OFFLOAD else duty.running_us
+                return duty._replace(absolute_us=0, running_us=running_us, reasons=decision.reasons)
+        return duty._replace(reasons=(f"offload:{self.policy.classifications[classification]}",))
 
     def grants_for(self, reader: str, classification: int, now_utc_us: int) -> tuple[Grant, ...]:
         """The grants that let `reader` reuse blocks of exactly this level now, ordered by id."""

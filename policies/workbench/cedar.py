@@ -2,7 +2,7 @@
 
 1. Every statement carries the id that our decision would name; the effect of any well-formed request is the same.
 2. Written from the declarations, not from the table. Principal is the reader, resource the owner; level, scope, way,
-   instant and source are context. Tenants are entities, unlisted ones too.
+   instant, source and tier (of `offload`) are context. Tenants are entities, unlisted ones too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kvcustody.policies.document.model import (
     Scope,
     SegmentRule,
     TenantPolicy,
+    Tier,
     Via,
 )
 from kvcustody.policies.table.obligations import obligations_of
@@ -61,14 +62,18 @@ def cedar_entity(policy: Policy, tenant: str) -> dict[str, Any]:
         "scope": int(Scope.SESSION if entry is None else entry.scope),
         "kept": [level for level, duties in enumerate(owed) if duties.cacheable],
         "offloads": [level for level, duties in enumerate(owed) if duties.tiers],
+        **{
+            f"offloads_{tier}": [level for level, duties in enumerate(owed) if tier in duties.tiers]
+            for tier in Tier
+        },
     }
     if tenant in listed and listed[tenant].group is not None:
         attributes["group"] = listed[tenant].group
     return {"uid": {"type": "Tenant", "id": tenant}, "attrs": attributes, "parents": []}
 
 
-def cedar_request(request: Request) -> dict[str, Any]:
-    """A request as Cedar takes it."""
+def cedar_request(request: Request, tier: Tier | None = None) -> dict[str, Any]:
+    """A request as Cedar takes it; with `tier`, whether anything may be offloaded to it."""
     return {
         "principal": {"type": "Tenant", "id": request.reader},
         "action": {"type": "Action", "id": request.action.name.lower()},
@@ -79,6 +84,7 @@ def cedar_request(request: Request) -> dict[str, Any]:
             "via": request.via.name.lower(),
             "now": request.now_us,
             "source": request.source or "",
+            "tier": tier or "",
         },
     }
 
@@ -96,8 +102,21 @@ def _own_sections() -> Iterator[str]:
     """What a tenant may do by its entry and its obligations, without a rule."""
     yield _statement("permit", "tenants", [Action.ADMIT], [_OWN, "context.scope <= 2"])
     for action, attribute in _SECTIONS.items():
-        terms = [_OWN, "context.scope <= principal.scope", f"principal.{attribute}.contains(context.level)"]
+        terms = [_OWN, "context.scope <= principal.scope", *_bound(action, "principal")]
         yield _statement("permit", f"{attribute}:{action.name.lower()}", [action], terms)
+
+
+def _bound(action: Action, whose: str) -> list[str]:
+    """What the obligations of an entity leave to an action."""
+    if action not in _SECTIONS:
+        return []
+    bound = [f"{whose}.{_SECTIONS[action]}.contains(context.level)"]
+    if action is Action.OFFLOAD:
+        places = (
+            f'(context.tier == "{tier}" && {whose}.offloads_{tier}.contains(context.level))' for tier in Tier
+        )
+        bound.append(f'(context.tier == "" || {" || ".join(places)})')
+    return bound
 
 
 def _rule(rule: Rule) -> str:
@@ -152,6 +171,6 @@ def _segment(segment: SegmentRule) -> Iterator[str]:
     terms += [] if segment.expires_us is None else [f"context.now < {segment.expires_us}"]
     terms.append(f'(context.source == "" || context.source == "{segment.id}")')
     for action in DOMAIN_ACTIONS:
-        bound = [f"resource.{_SECTIONS[action]}.contains(context.level)"] if action in _SECTIONS else []
+        bound = _bound(action, "resource")
         head = f'principal|resource == Tenant::"{segment.owner}"'
         yield _statement("permit", segment.id, [action], [*terms, *bound], head)

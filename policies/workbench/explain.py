@@ -16,6 +16,7 @@ from kvcustody.policies.document.model import Action, Grant, RuleEffect, Scope, 
 from kvcustody.policies.document.problems import SourceMark
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
+from kvcustody.policies.workbench.explain_tiers import TierAnswer, explain_tiers
 from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, Request, instant
 
@@ -56,6 +57,7 @@ class Explanation:
     nearest: Nearest | None
     summary: str
     classifications: tuple[str, ...]
+    tiers: tuple[TierAnswer, ...] = ()  # of an `offload`
 
     def data(self) -> dict[str, Any]:
         """The explanation as JSON data."""
@@ -76,6 +78,7 @@ class Explanation:
                 "changed": [dict(zip(("term", "from", "to"), change, strict=True)) for change in near.changed],
                 "reasons": list(near.reasons),
             },
+            **({"tiers": [answer.data() for answer in self.tiers]} if self.tiers else {}),
         }  # fmt: skip
 
 
@@ -86,7 +89,9 @@ def explain(table: DecisionTable, request: Request) -> Explanation:
     considered = (*_rules(declared, request), *_sources(declared, request))
     nearest = None if decision.permitted else _nearest(table, declared, request)
     summary = _summary(table, declared, request, decision, nearest)
-    return Explanation(request, decision, considered, nearest, summary, table.policy.classifications)
+    offloaded = request.action is Action.OFFLOAD and 0 <= request.level < len(table.policy.classifications)
+    tiers = explain_tiers(table, request.owner, request.level) if offloaded else ()
+    return Explanation(request, decision, considered, nearest, summary, table.policy.classifications, tiers)
 
 
 def _rules(declared: Declared, request: Request) -> Iterator[Considered]:

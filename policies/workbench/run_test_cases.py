@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.document.model import Action, Effect, Scope, Tier, Via
 from kvcustody.policies.document.problems import SourceMark
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import Decision
 from kvcustody.policies.workbench.prove.prove import prove
-from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, SHARED
+from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, SHARED, Request
 from kvcustody.policies.workbench.test_case_model import Cases, Classified, PolicyCase
 
 Cell = tuple[Via, Action, str, str, int, Scope]
@@ -121,12 +122,23 @@ def run_cases(table: DecisionTable, cases: Cases) -> CasesReport:
 def _ask(table: DecisionTable, case: PolicyCase, named: set[str], cells: set[Cell]) -> CaseResult:
     request = case.request
     decision = request.decide(table)
+    asked = request.text(table.policy.classifications)
+    if case.tier is not None:
+        decision, asked = _in_tier(table, request, decision, case.tier), f"{asked} in {case.tier}"
     named.update(decision.reasons)
     cells.add((request.via, request.action, request.reader, request.owner, request.level, request.scope))
     passed = decision.effect is case.expect and case.because in (None, decision.reasons)
     got = f"{decision.effect.value} by {', '.join(decision.reasons)}"
     expected = case.expect.value + (f" by {', '.join(case.because)}" if case.because else "")
-    return CaseResult(case.name, request.text(table.policy.classifications), passed, got, expected, case.mark)
+    return CaseResult(case.name, asked, passed, got, expected, case.mark)
+
+
+def _in_tier(table: DecisionTable, request: Request, decision: Decision, tier: Tier) -> Decision:
+    """Whether copies may be in a tier: as the request is decided, and as the tier's duty is."""
+    duty = table.tier_duty(request.owner, request.level, tier)
+    if decision.permitted and not duty.absolute_us:
+        return Decision(Effect.DENY, duty.reasons, decision.revision)
+    return decision
 
 
 def _classify(table: DecisionTable, case: Classified) -> CaseResult:

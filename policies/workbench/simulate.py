@@ -1,4 +1,4 @@
-"""Decide recorded requests again under another policy: what would change, per tenant, in hits, blocks and retention.
+"""Decide recorded requests again under another policy: what would change, per tenant, in hits, blocks, kept copies.
 
 1. Only what was recorded is decided again: a request that a wider policy would have served, and that was never made
    or never hit, is not in the record. Such figures come from replaying a trace (`kvcustody policy simulate --trace`).
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.document.model import Action, Scope, Tier, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest
 
@@ -37,6 +37,25 @@ class RecordedDenials(NamedTuple):
 
 
 @dataclass(slots=True)
+class TierChange:
+    """How many requests' blocks may have copies in a tier, and for how long at most, added up over them."""
+
+    requests_before: int = 0
+    requests_after: int = 0
+    absolute_before_us: int = 0
+    absolute_after_us: int = 0
+
+    def data(self) -> dict[str, int]:
+        """As JSON data: the requests, and the mean of how long their copies may be there."""
+        return {
+            "requests_before": self.requests_before,
+            "requests_after": self.requests_after,
+            "mean_absolute_before_us": self.absolute_before_us // max(self.requests_before, 1),
+            "mean_absolute_after_us": self.absolute_after_us // max(self.requests_after, 1),
+        }
+
+
+@dataclass(slots=True)
 class TenantChange:
     """What would change for one tenant. Blocks are those attached (hits); retention is in microseconds.
 
@@ -53,6 +72,7 @@ class TenantChange:
     kept_before_us: int = 0
     kept_after_us: int = 0
     lost_by: dict[str, int] = field(default_factory=dict)
+    tiers: dict[Tier, TierChange] = field(default_factory=lambda: {tier: TierChange() for tier in Tier})
 
     def data(self, block_tokens: int) -> dict[str, Any]:
         """As JSON data, hits in tokens too."""
@@ -69,6 +89,7 @@ class TenantChange:
             "lost_by": self.lost_by,
             "mean_idle_before_us": self.kept_before_us // max(self.requests, 1),
             "mean_idle_after_us": self.kept_after_us // max(self.requests, 1),
+            "tiers": {tier.value: change.data() for tier, change in self.tiers.items()},
         }
 
 
@@ -94,6 +115,7 @@ def simulate(
     """Decide everything again under `new`; `old` is the revision it was recorded under."""
     changes: dict[str, TenantChange] = {}
     unknown = 0
+    copies_before, copies_after = _Tiers(old), _Tiers(new)
     levels = {name: level for level, name in enumerate(new.policy.classifications)}
     before = {name: level for level, name in enumerate(old.policy.classifications)}
     for request in recorded:
@@ -103,8 +125,10 @@ def simulate(
         level = levels.get(request.classification)
         unknown += level is None
         if request.classification in before:
+            copies_before.count(change, before[request.classification], is_new=False)
             change.kept_before_us += old.obligations(request.tenant, before[request.classification]).idle_us
         if level is not None:
+            copies_after.count(change, level, is_new=True)
             change.kept_after_us += new.obligations(request.tenant, level).idle_us
         lost = _lost(old, new, request, level, change)
         if lost is not None and request.attached_blocks:
@@ -115,6 +139,27 @@ def simulate(
         changes.setdefault(denial.tenant, TenantChange(denial.tenant)).denied_requests += denial.requests
     ordered = sorted(changes.values(), key=lambda change: (-change.lost_blocks, change.tenant))
     return Simulation(tuple(ordered), unknown)
+
+
+class _Tiers:
+    """For how long one policy lets copies be in each tier; the same is asked again and again."""
+
+    def __init__(self, table: DecisionTable) -> None:
+        self._table = table
+        self._known: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def count(self, change: TenantChange, level: int, *, is_new: bool) -> None:
+        """One more request of this level."""
+        key = (change.tenant, level)
+        if key not in self._known:
+            self._known[key] = tuple(self._table.tier_duty(*key, tier).absolute_us for tier in Tier)
+        for counted, absolute_us in zip(change.tiers.values(), self._known[key], strict=True):
+            if absolute_us and is_new:
+                counted.requests_after += 1
+                counted.absolute_after_us += absolute_us
+            elif absolute_us:
+                counted.requests_before += 1
+                counted.absolute_before_us += absolute_us
 
 
 def _lost(

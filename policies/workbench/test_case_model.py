@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvcustody.policies.document.model import Action, Effect, Policy, Scope, Via
+from kvcustody.policies.document.model import Action, Effect, Policy, Scope, Tier, Via
 from kvcustody.policies.document.problems import Problems, SourceMark, quote
 from kvcustody.policies.document.yaml_nodes import Scalar, parse
 from kvcustody.policies.reading.fields import (
@@ -42,6 +42,7 @@ _COMBINATIONS_MAX = 10_000
 _EACH = listed(single=True)
 _Action = Annotated[Action, choice(Action)]
 _Via = Annotated[Via, choice(Via)]
+_Tier = Annotated[Tier, choice(Tier)]
 _Level = Annotated[Scalar, NAMED.called("classification")]
 _Reader = Annotated[Scalar, TENANT.called("reader")]
 _Owner = Annotated[Scalar, TENANT.called("owner")]
@@ -60,6 +61,7 @@ class AskTerms(DocumentPart):
     via: Annotated[tuple[_Via, ...], _EACH] = (Via.OWN,)
     at_us: Annotated[tuple[Annotated[int, DATE], ...], _EACH] = Field((0,), alias="at")
     source: Annotated[Scalar | None, IDENTIFIER] = None
+    tier: Annotated[tuple[_Tier, ...] | None, _EACH] = None
 
     def _wrongs(self) -> Iterator[Wrong]:
         if "at_us" not in self.model_fields_set and any(via is not Via.OWN for via in self.via):
@@ -69,6 +71,8 @@ class AskTerms(DocumentPart):
                 "add the day to ask for, as 2027-03-31",
                 what=self.called,
             )
+        if self.tier is not None and set(self.action) != {Action.OFFLOAD}:
+            yield Wrong("KVP306", "`tier` does not apply to actions but `offload`", at=("tier",))
 
 
 class ClassifyTerms(DocumentPart):
@@ -105,6 +109,7 @@ class NeverTerms(DocumentPart):
     action: _Action | None = None
     classification: _Level | None = None
     via: _Via | None = None
+    tier: _Tier | None = None
 
 
 class CasesDocument(DocumentPart):
@@ -118,13 +123,17 @@ class CasesDocument(DocumentPart):
 
 @dataclass(frozen=True, slots=True)
 class PolicyCase:
-    """One request with the effect expected of it, and the ids expected to have determined it (None: any)."""
+    """One request with the effect expected of it, and the ids expected to have determined it (None: any).
+
+    With `tier`, it is asked whether copies of the owner's blocks may be there.
+    """
 
     name: str
     request: Request
     expect: Effect
     because: tuple[str, ...] | None
     mark: SourceMark
+    tier: Tier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +198,9 @@ class _Expansion:
                     complain(self._names.problems, expect.mark, effect, "`expect`")
                 because = None if entry.because is None else tuple(sorted(map(str, entry.because)))
                 asked += [
-                    PolicyCase(entry.name, request, effect, because, entry.mark)
+                    PolicyCase(entry.name, request, effect, because, entry.mark, tier)
                     for request in self._requests(entry.ask)
+                    for tier in entry.ask.tier or (None,)
                 ]
         never = tuple((self._never(terms), terms.mark) for terms in document.never)
         return Cases(self._names.problems.file, tuple(asked), tuple(classified), never)
@@ -200,7 +210,7 @@ class _Expansion:
         levels = [self._names.level(level, "classification") for level in ask.classification]
         readers, scopes = self._tenants(ask.reader, "reader"), (None,) if ask.scope is None else ask.scope
         lists = (ask.action, readers, owners, levels, scopes, ask.via, ask.at_us)
-        if self._too_many(ask, lists):
+        if self._too_many(ask, (*lists, ask.tier or (None,))):
             return
         source = ask.source.text if ask.source else None
         for action, reader, owner, level, scope, via, now_us in product(*lists):
@@ -228,6 +238,7 @@ class _Expansion:
             terms.action,
             level,
             terms.via,
+            terms.tier,
         )
 
     def _tenants(self, listed: tuple[Scalar, ...], what: str) -> list[str]:

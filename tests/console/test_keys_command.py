@@ -1,19 +1,26 @@
-"""`kvcustody keys rewrap`: the store opens under the new root key, and no longer under the old one."""
+"""`kvcustody keys`: what is under a new root key opens under it alone; and the hierarchy is shown without a secret."""
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from kvcustody.clock import VirtualClock
+from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.errors import KeyringError
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping, open_wrapping, read_root_key
+from kvcustody.governance.keys.shred_keys import ShredKeys, read_shred_keys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.times import iso
+
+HOUR = 3_600_000_000
 
 
 def cli(*arguments: object) -> tuple[int, str]:
@@ -41,3 +48,124 @@ def test_rewrap_moves_every_epoch(tmp_path: Path) -> None:
     assert store.read_bytes() == before
     assert cli("keys", "rewrap", tmp_path / "absent.json", "--from", old, "--to", new)[0] != 0
     assert not (tmp_path / "absent.json").exists()
+
+
+class Deployment:
+    """A keyring and shred keys of two tenants, two subjects and two buckets; one of each is destroyed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.keyring, self.shred, root = folder / "keys.json", folder / "shred.keys", folder / "root.key"
+        clock, port = SystemClock(), open_wrapping("generated", root)
+        self.ring = Keyring(FileKeyStore(self.keyring), port, clock)
+        acme, globex = tenant_owner("idp", "acme"), tenant_owner("idp", "globex")
+        self.ring.ensure([acme, globex])
+        self.ring.rotate(acme)
+        self.ring.destroy(acme, 1)
+        self.keys = ShredKeys.open(self.shred, port, clock)
+        self.ada, self.bob = (self.keys.of_subject(f"idp\0acme\0{name}".encode()) for name in ("ada", "bob"))
+        now_us = clock.utc_us()
+        self.over = self.keys.of_bucket("internal", now_us - 3 * HOUR, HOUR)
+        self.late = self.keys.of_bucket("internal", now_us - HOUR, HOUR // 60)
+        self.living = self.keys.of_bucket("public", now_us + HOUR, HOUR)
+        self.keys.destroy(self.ada.id)
+        self.keys.destroy_due(now_us - 2 * HOUR)
+
+    def tree(self, *more: str) -> tuple[int, str]:
+        return cli("keys", "tree", "--keyring", self.keyring, "--shred-keys", self.shred, *more)
+
+    def close(self) -> None:
+        self.keys.close()
+        self.ring.close()
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
+    monkeypatch.chdir(tmp_path)
+    made = Deployment(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_hierarchy_says_what_each_ends_and_when(deployment: Deployment) -> None:
+    code, said = deployment.tree("--json")
+    found = json.loads(said)
+    assert code == 0
+    assert [(key["name"], key["epoch"], key["current"]) for key in found["epochs"]] == [
+        ("acme", 2, True),
+        ("globex", 1, True),
+    ]
+    assert [key["id"] for key in found["subjects"]] == [deployment.bob.id.hex()]
+    assert {key["id"]: (key["classification"], key["overdue"]) for key in found["buckets"]} == {
+        deployment.late.id.hex(): ("internal", True),
+        deployment.living.id.hex(): ("public", False),
+    }
+    shown = next(key for key in found["buckets"] if not key["overdue"])
+    assert shown["when"] == iso(deployment.living.until_us) and "falls due in its time" in shown["ends"]
+    assert {key.get("id", key.get("epoch")) for key in found["destroyed"]} == {
+        1,
+        deployment.ada.id.hex(),
+        deployment.over.id.hex(),
+    }
+    assert all(
+        key["ends"] and key["when"] for part in ("epochs", "subjects", "buckets") for key in found[part]
+    )
+
+
+def test_the_hierarchy_is_read_by_people(deployment: Deployment) -> None:
+    code, said = deployment.tree()
+    told = " ".join(said.split())
+    assert code == 0 and "subjects 1" in told and "with the subject's erasure" in told
+    assert "1 buckets are over and their keys still there" in told
+    assert deployment.ada.id.hex() in told and deployment.bob.id.hex() not in told
+    assert "2 more; --last 3" in " ".join(deployment.tree("--last", "1")[1].split())
+    deployment.keys.destroy(deployment.late.id)
+    assert "still there" not in deployment.tree()[1], "the control"
+
+
+def test_the_hierarchy_shows_no_secret_and_no_person(deployment: Deployment, tmp_path: Path) -> None:
+    (tmp_path / "root.key").unlink()  # it is not needed
+    before = deployment.shred.read_bytes(), deployment.keyring.read_bytes()
+    said = deployment.tree()[1] + deployment.tree("--json")[1]
+    wrapped = [stored.wrapped for stored in FileKeyStore(deployment.keyring).load().epochs.values()]
+    assert wrapped and deployment.bob.id.hex() in said, "the control: ids are shown"
+    for secret in wrapped:
+        assert secret.hex() not in said and base64.b64encode(secret).decode() not in said
+    assert bytes(deployment.keys.secret(deployment.bob.id).view()).hex() not in said
+    assert deployment.bob.label not in said and "bob" not in said and "ada" not in said
+    assert (deployment.shred.read_bytes(), deployment.keyring.read_bytes()) == before
+
+
+def test_the_hierarchy_of_the_settings(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCUSTODY_KEYRING_PATH", str(deployment.keyring))
+    monkeypatch.setenv("KVCUSTODY_SHRED_KEYS_PATH", str(deployment.shred))
+    assert json.loads(cli("keys", "tree", "--json")[1])["subjects"]
+    monkeypatch.setenv("KVCUSTODY_SHRED_KEYS_PATH", "none.keys")
+    found = json.loads(cli("keys", "tree", "--json")[1])
+    assert found["epochs"] and not found["subjects"] and not Path("none.keys").exists()
+    code, said = cli("keys", "tree", "--shred-keys", "none.keys")
+    assert code == 2 and "no such file" in said
+
+
+def test_rewrap_moves_shred_keys_too(deployment: Deployment, tmp_path: Path) -> None:
+    """First they, so that a call that was cut short between the two can be made again."""
+    old, new = tmp_path / "root.key", tmp_path / "new.key"
+    secret = bytes(deployment.keys.secret(deployment.bob.id).view())
+    assert cli("keys", "init", new)[0] == 0
+    living = read_shred_keys(deployment.shred)
+    words = (
+        "keys",
+        "rewrap",
+        deployment.keyring,
+        "--from",
+        old,
+        "--to",
+        new,
+        "--shred-keys",
+        deployment.shred,
+    )
+    code, said = cli(*words, "--json")
+    assert code == 0 and json.loads(said)["shred_keys"] == len(living) + 1
+    assert read_shred_keys(deployment.shred) == living
+    moved = ShredKeys.open(deployment.shred, RootKeyWrapping(read_root_key(new)), SystemClock())
+    assert bytes(moved.secret(deployment.bob.id).view()) == secret
+    moved.close()

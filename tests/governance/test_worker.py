@@ -114,5 +114,5 @@ def test_a_start_says_what_in_the_policy_does_nothing(tmp_path: Path, written: s
         pass
     found = [line for line in logs if line["event"] == "policy field without effect"]
     assert len(found) == told and all(
-        "nothing is offloaded to `host`, encrypted yet" in line["why"] for line in found
+        "nothing is offloaded to `host`: no such tier is configured" in line["why"] for line in found
     )

@@ -89,6 +89,14 @@ def test_a_record_of_processing_is_the_policys_and_the_controllers(
     assert (record["controller"], record["officer"]) == ("Example AG", OPEN)
     assert record["policy"] == "regulated-saas" and record["due"] > 0
     assert len(record["time_limits"]) == 4 and all(item["reader"] for item in record["recipients"])
+    assert {item["tiers"] for item in record["time_limits"]} == {"device memory only"}
+    plain = POLICY.read_text().replace(
+        "internal:     never", "internal: {tiers: [host], encrypt: none, absolute: 10m}"
+    )
+    told = client("POST", RECORD, people["dpo"], json={**body, "policy": plain}, keyed=False).json()[
+        "time_limits"
+    ]
+    assert told[1]["tiers"] == "device memory; host, in plain memory, at most 10m"
     narrow = client("POST", RECORD, people["dpo"], json={**body, "until": 1}, keyed=False).json()
     assert narrow["due"] == 0
     for wrong in ({"policy": "x: 1"}, {"since": 2, "until": 1}, {"officer": "x" * 1001}, {"of": "me"}):

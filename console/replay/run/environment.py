@@ -9,9 +9,10 @@ reverse.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,8 +46,12 @@ from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.keys.checkpoint_signing_key import check_unused, recorded_keys, sign_ledger
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.governance.observability.prefill_cost import DeclaredRate
+from kvcustody.governance.tiers.open_tiers import BlockShape, TierPlan, open_tiers
+from kvcustody.governance.tiers.tier import SealedTier
+from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.policies.document.model import Policy
+from kvcustody.policies.document.model import Policy, Tier
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.tenants import Issuers
@@ -133,9 +138,12 @@ def open_environment(
         _close_dead(engine, spill, keys)
         stack.callback(_sign, engine, options)
         clock = ReplayClock(SystemClock().utc_us(), past_us)
-        keyring = stack.enter_context(TemporaryKeys(clock))
+        temporary = TemporaryKeys(clock)
+        keyring = stack.enter_context(temporary)
         model = replay_model(options.block_tokens)
         policy = _declared(policy, house_prompt, keyring, model)
+        if options.host_tier_bytes:
+            policy = _offloading(policy)
         cache = PatternCache(
             options.pool_blocks, shape_for(options.block_tokens), device=options.device, clock=clock
         )
@@ -150,8 +158,31 @@ def open_environment(
             keyring,
             ObservedLedger(writer, observer),
             clock=clock,
+            tiers=_tiers(options, cache, keyring, temporary, clock, stack),
+            recompute=DeclaredRate(options.recompute_tokens_per_second),
         )
         yield ReplayEnvironment(governor, policy, model, clock, cache, observer, writer, engine)
+
+
+def _offloading(policy: Policy) -> Policy:
+    """The policy, with a host tier for all but the strictest classification."""
+    here = [replace(one, tiers=(Tier.HOST,), encrypt=True) for one in policy.offload[:-1]]
+    return replace(policy, offload=(*here, policy.offload[-1]))
+
+
+def _tiers(
+    options: EnvironmentOptions,
+    cache: PatternCache,
+    keyring: Keyring,
+    temporary: TemporaryKeys,
+    clock: ReplayClock,
+    stack: ExitStack,
+) -> Callable[[TierRules], list[SealedTier]] | None:
+    if not options.host_tier_bytes:
+        return None
+    shape = BlockShape(cache.memory.bytes_per_block, 1, options.block_tokens)
+    plan = TierPlan(temporary.place / "shred.keys", options.host_tier_bytes)
+    return partial(open_tiers, plan, shape, keyring, temporary.port, clock, stack)
 
 
 def shape_for(block_tokens: int) -> ReplayCacheShape:

@@ -51,6 +51,8 @@ def run_job(
             error = _run(runner, workload, progress)
             virtual_seconds = (stand.clock.now_us() - begin_us) / 1e6
             running = stand.governor.stats()
+            offloading = stand.governor.offload
+            tiers = [] if offloading is None else offloading.uses()
             identities = _scanned(stand)
             stand.governor.close()
             pool = stand.governor.stats().pools[0]
@@ -83,6 +85,7 @@ def run_job(
         status=worker_status(running, options.block_tokens, stand.cache.memory.bytes_per_block),
         charged=running.charged,
         lineages=runner.lineages,
+        tiers=tiers,
         seconds=time.monotonic() - started,
         virtual_seconds=virtual_seconds,
         error=error,
@@ -195,5 +198,15 @@ def _settings(workload: Workload, stand: ReplayEnvironment, options: Environment
         "pool": f"{memory.blocks:,} blocks of {options.block_tokens} tokens, {size:,.0f} MiB on {options.device}",
         "KV layout": f"{shape.layers} layers, {shape.kv_heads} kv heads of {shape.head_dim}, float16",
         "ledger": str(options.database),
+        **_tier_settings(options),
         **dict(workload.notes),
+    }
+
+
+def _tier_settings(options: EnvironmentOptions) -> dict[str, str]:
+    if not options.host_tier_bytes:
+        return {}
+    return {
+        "host tier": f"{options.host_tier_bytes / (1 << 20):,.0f} MiB, sealed; computing again is taken to do "
+        f"{options.recompute_tokens_per_second:,.0f} tokens/s"
     }

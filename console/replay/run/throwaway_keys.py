@@ -22,14 +22,14 @@ class TemporaryKeys:
 
     def __enter__(self) -> Keyring:
         self._folder = tempfile.TemporaryDirectory(prefix="kvcustody-replay-")
-        place = Path(self._folder.name)
-        self._port = open_wrapping("generated", place / "root.key")
-        self._keyring = Keyring(FileKeyStore(place / "keys.json"), self._port, self._clock)
+        place = self.place = Path(self._folder.name)
+        self.port = open_wrapping("generated", place / "root.key")
+        self._keyring = Keyring(FileKeyStore(place / "keys.json"), self.port, self._clock)
         return self._keyring
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._keyring.close()
-        self._port.destroy()
+        self.port.destroy()
         self._folder.cleanup()

@@ -29,7 +29,7 @@ OBJECT_BYTES_MAX = 1 << 32  # of content; AES-GCM itself ends at 2^36
 NO_SHRED = bytes(SHRED_ID_BYTES)
 
 _HEADER = struct.Struct("<4sBBH Q 32s 24s")
-_FACTS = struct.Struct("<32s 32s 32s 32s 32s 32s 32s HH III QQ I 16s 16s 36x")
+_FACTS = struct.Struct("<32s 32s 32s 32s 32s 32s 32s HH III QQ I 16s 16s Q 16s 12x")
 HEADER_BYTES = _HEADER.size
 FACTS_BYTES = _FACTS.size
 CHECKSUM_BYTES = 4
@@ -41,6 +41,8 @@ class ObjectFacts(NamedTuple):
     `first` and `last` are the keys of its first and last block, `parent` that of the block before (zeros: none);
     `depth` is the first block's place in its chain, `tokens` how many its blocks hold. `shard` of `shards` workers made
     it. What `subject` and `bucket` name are the shred keys that it needs beside the tenant's epoch secret.
+    `ceiling_us`: nothing that is restored from it lives longer; `due_us`: when the object itself ends. `tenant` is a
+    pseudonym, for whoever has no index of it and must end what is a tenant's.
     """
 
     domain: bytes
@@ -60,6 +62,8 @@ class ObjectFacts(NamedTuple):
     epoch: int
     subject: bytes
     bucket: bytes
+    due_us: int
+    tenant: bytes
 
     def to_bytes(self) -> bytes:
         """The fixed layout. Raises `SealError` for a value that has no place in it."""
@@ -111,8 +115,12 @@ def object_bytes(content: int, *, enclosed: bool, checked: bool) -> int:
     return Header(flags, content, bytes(NAME_BYTES), bytes(NONCE_BYTES)).object_bytes
 
 
-def read_header(sealed: memoryview) -> Header:
-    """The header of what a store returned. Raises `SealError` where it is no object of this format and this length."""
+def read_header(sealed: memoryview, size: int | None = None) -> Header:
+    """The header of what a store returned. Raises `SealError` where it is no object of this format and this length.
+
+    `size`: the length of the object, where `sealed` is its beginning alone.
+    """
+    size = len(sealed) if size is None else size
     if len(sealed) < HEADER_BYTES:
         raise SealError(f"sealed object: `{len(sealed)}` bytes are fewer than a header has")
     magic, version, suite, *others = _HEADER.unpack_from(sealed)
@@ -123,6 +131,6 @@ def read_header(sealed: memoryview) -> Header:
     header = Header(*others)
     if header.flags & ~(ENCLOSED | CHECKED) or header.size > OBJECT_BYTES_MAX:
         raise SealError("sealed object: flags or length are out of bounds")
-    if header.object_bytes != len(sealed):
-        raise SealError(f"sealed object: has `{len(sealed)}` bytes, its header says `{header.object_bytes}`")
+    if header.object_bytes != size:
+        raise SealError(f"sealed object: has `{size}` bytes, its header says `{header.object_bytes}`")
     return header

@@ -92,16 +92,21 @@ def open_into(
         raise
 
 
-def read_facts(facts_key: ExtendedNonceKey, name: bytes, sealed: memoryview) -> ObjectFacts:
+def read_facts(
+    facts_key: ExtendedNonceKey, name: bytes, sealed: memoryview, size: int | None = None
+) -> ObjectFacts:
     """The enclosed facts of an object that lies under `name`, of which no index knows. Raises `SealError`.
 
-    They say how to open it; that its content belongs to them, `open_into` finds.
+    They say how to open it; that its content belongs to them, `open_into` finds. `size`: the object's length, where
+    `sealed` is its beginning alone.
     """
-    header = read_header(sealed)
+    header = read_header(sealed, size)
     if header.name != name or not header.flags & ENCLOSED:
         raise SealError("sealed object: is not the one that its place says, or encloses no facts")
     cipher, nonce = facts_key.of_message(_nonce(header, _FACTS))
     plain = bytearray(FACTS_BYTES)
+    if len(sealed) < HEADER_BYTES + FACTS_BYTES + TAG_BYTES:
+        raise SealError("sealed object: ends before its facts")
     try:
         enclosed = sealed[HEADER_BYTES : HEADER_BYTES + FACTS_BYTES + TAG_BYTES]
         cipher.decrypt_into(nonce, enclosed, bytes(sealed[:HEADER_BYTES]), plain)

@@ -31,7 +31,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class FileStore:
     """`capacity_bytes` of files in `folder`. Raises `ConfigError`, which names the folder and what to do."""
 
-    kind = "nvme"
+    kind, ends_by, outlives = "nvme", "unlinked", True
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
         self.folder = folder
@@ -54,6 +54,10 @@ class FileStore:
     def used_bytes(self) -> int:
         """Of the files that are there, and of what is being written."""
         return self._used + sum(self._prepared_sizes.values())
+
+    def taken(self, size: int) -> int:
+        """Its own bytes."""
+        return size
 
     def prepare_store(self, name: bytes, size: int) -> memoryview | None:
         """Memory to seal into, which is written whole."""
@@ -129,6 +133,20 @@ class FileStore:
         self._spare(loading.pop())
         if not loading:
             del self._loading[name]
+
+    def peek(self, name: bytes, size: int) -> bytes | None:
+        """The file's first bytes."""
+        file = name.hex()
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fan(file))
+            try:
+                return os.pread(descriptor, size, 0)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
         """Unlink, and sync the folders: what is told to be ended does not come back."""

@@ -31,7 +31,7 @@ class GuardedStore:
     def __init__(
         self, store: TierStore, *, seconds: float, clock: Clock, failures: int = 3, pause_seconds: float = 1.0
     ) -> None:
-        self.kind = store.kind
+        self.kind, self.ends_by, self.outlives = store.kind, store.ends_by, store.outlives
         self.capacity_bytes = store.capacity_bytes
         self.late = self.refused = 0  # calls that did not answer in time, and that were not made
         self._store = store
@@ -55,6 +55,10 @@ class GuardedStore:
         pending = self._pending
         return (pending is None or pending.done()) and self._clock.now_us() >= self._closed_until_us
 
+    def taken(self, size: int) -> int:
+        """As the store's."""
+        return self._store.taken(size)
+
     def prepare_store(self, name: bytes, size: int) -> memoryview | None:
         """As the store's."""
         return self._ask(lambda: self._store.prepare_store(name, size))
@@ -74,6 +78,10 @@ class GuardedStore:
     def complete_load(self, name: bytes) -> None:
         """As the store's."""
         self._ask(lambda: self._store.complete_load(name))
+
+    def peek(self, name: bytes, size: int) -> bytes | None:
+        """As the store's."""
+        return self._ask(lambda: self._store.peek(name, size))
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
         """As the store's."""

@@ -38,7 +38,7 @@ class _Placed:
 class HostArena:
     """`capacity_bytes` of host memory. Raises `ConfigError` where the system does not give them."""
 
-    kind = "host"
+    kind, ends_by, outlives = "host", "zeroed", False
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes // _ALIGNMENT * _ALIGNMENT
@@ -69,6 +69,10 @@ class HostArena:
     def used_bytes(self) -> int:
         """Of extents that are not free, whole pages."""
         return self._used
+
+    def taken(self, size: int) -> int:
+        """Whole pages."""
+        return _pages(size)
 
     def prepare_store(self, name: bytes, size: int) -> memoryview | None:
         """Memory in the arena itself: what is sealed into it is not copied again."""
@@ -114,6 +118,15 @@ class HostArena:
         if placed.is_doomed and not placed.loads:
             self._free(placed)
 
+    def peek(self, name: bytes, size: int) -> bytes | None:
+        """Its beginning, copied."""
+        placed = self._placed.get(name)
+        return (
+            None
+            if placed is None
+            else bytes(self._view[placed.start : placed.start + min(size, placed.size)])
+        )
+
     def delete(self, names: Iterable[bytes]) -> Deleted:
         """Zero these extents, those that are being read when that is over."""
         objects = size = 0
@@ -149,7 +162,7 @@ class HostArena:
             self._free(placed)
 
     def _take(self, size: int) -> int | None:
-        need = -(-size // _ALIGNMENT) * _ALIGNMENT
+        need = _pages(size)
         at = bisect_left(self._by_length, (need, -1))
         if at == len(self._by_length):
             return None
@@ -161,7 +174,7 @@ class HostArena:
         return start
 
     def _free(self, placed: _Placed) -> None:
-        length = -(-placed.size // _ALIGNMENT) * _ALIGNMENT
+        length = _pages(placed.size)
         self._zero(placed.start, length)
         self._used -= length
         start = placed.start
@@ -193,3 +206,7 @@ class HostArena:
     def _drop(self, start: int) -> None:
         self._by_start.pop(bisect_left(self._by_start, start))
         del self._length[start]
+
+
+def _pages(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -47,12 +47,23 @@ class TierStore(Protocol):
         """`host`, `nvme` or `remote`, as the policy names tiers."""
 
     @property
+    def ends_by(self) -> str:
+        """What a delete does to the bytes: `zeroed`, `unlinked`."""
+
+    @property
+    def outlives(self) -> bool:
+        """Whether what it keeps is there after the process."""
+
+    @property
     def capacity_bytes(self) -> int:
         """The most that it keeps."""
 
     @property
     def used_bytes(self) -> int:
         """What it keeps, by its own books."""
+
+    def taken(self, size: int) -> int:
+        """How much of the capacity an object of `size` bytes takes."""
 
     def prepare_store(self, name: bytes, size: int) -> memoryview | None:
         """Memory to seal `size` bytes into; None where there is no room."""
@@ -68,6 +79,9 @@ class TierStore(Protocol):
 
     def complete_load(self, name: bytes) -> None:
         """They were read."""
+
+    def peek(self, name: bytes, size: int) -> bytes | None:
+        """At most the first `size` bytes of an object; None where it is not there."""
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
         """End these objects."""

@@ -24,7 +24,8 @@ def check_config(model: Any, config: Any, block_tokens: int) -> None:
     """Raise `ConfigError` where the batching configuration cannot be governed."""
     if config.cpu_offload_space is None or config.cpu_offload_space > 0:
         raise ConfigError(
-            f"cpu_offload_space is `{config.cpu_offload_space}`: blocks in host memory are not in custody; set it to 0"
+            f"cpu_offload_space is `{config.cpu_offload_space}`: what it keeps is not in custody; set it to 0, and "
+            "the worker's `host_tier_bytes` to what host memory may take: they go there sealed"
         )
     if config.page_size != block_tokens:
         raise ConfigError(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvcustody.policies.document.model import Labels, OnRunning, Policy, Profile
+from kvcustody.policies.document.model import Labels, OnRunning, Policy, Profile, Tier
+from kvcustody.policies.document.offload_defaults import default_within_us
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.obligations import Obligations
 from kvcustody.policies.workbench.diff.model import DutyChange
@@ -18,6 +19,7 @@ from kvcustody.policies.workbench.prove.obligation_checks import looser
 from kvcustody.policies.workbench.prove.route_examples import routes
 from kvcustody.times import span
 
+_IMPLIED = ("tier_absolute_us", "tier_within_us", "tier_running_us")
 _APART = (Profile.SHARED, Profile.STRICT, Profile.DEDICATED)
 
 
@@ -53,16 +55,29 @@ def _obligations(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterato
         one, two = old.obligations(tenant, old.level(name)), new.obligations(tenant, new.level(name))
         for field in Obligations._fields if one != two else ():
             before, after = getattr(one, field), getattr(two, field)
-            if before != after:
+            if before != after and not (field in _IMPLIED and _is_by_default(one) and _is_by_default(two)):
                 loosens: bool | None = looser(field, two, one)
                 if loosens and looser(field, one, two):
                     loosens = None
                 yield DutyChange(tenant, name, field, _said(field, before), _said(field, after), loosens)
 
 
+def _is_by_default(owed: Obligations) -> bool:
+    """Whether the limits of tiers say nothing that tiers and retention do not."""
+    running_us = min(owed.active_max_us, owed.absolute_us or owed.active_max_us)
+    own = (owed.absolute_us, default_within_us(owed.absolute_us), running_us)
+    limits = zip(owed.tier_absolute_us, owed.tier_within_us, owed.tier_running_us, strict=True)
+    return all(
+        limit == (own if tier in owed.tiers else (0, 0, 0)) for tier, limit in zip(Tier, limits, strict=True)
+    )
+
+
 def _said(field: str, value: object) -> str:
+    if field in _IMPLIED and isinstance(value, tuple):
+        named = [f"{tier} {span(each)}" for tier, each in zip(Tier, value, strict=True) if each]
+        return ", ".join(named) or "never"
     if isinstance(value, tuple):
-        return ", ".join(value) or "never"
+        return ", ".join(value) or ("none" if field == "match" else "never")
     return span(value) if field.endswith("_us") and isinstance(value, int) else str(value)
 
 

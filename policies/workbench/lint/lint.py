@@ -60,12 +60,13 @@ def lint(
     known_tenants: Collection[str] | None = None,
     rate: ScrubRate | None = None,
     owner: PoolOwner | None = None,
+    tiers: Collection[str] | None = None,
 ) -> tuple[Problem, ...]:
     """Every finding in document order.
 
     `used`: grant and segment ids that the ledger has seen in use; `known_tenants`: those of the identity provider;
-    `rate`: what the deployment's scrubber was measured at; `owner`: whose blocks are governed. Without them their
-    checks are left out.
+    `rate`: what the deployment's scrubber was measured at; `owner`: whose blocks are governed; `tiers`: those
+    that workers have. Without them their checks are left out.
     """
     policy = table.policy
     problems = Problems(policy.file)
@@ -77,7 +78,8 @@ def lint(
         *_lint_retention(policy),
         *_lint_quotas(policy),
         *_lint_scrub(policy, rate),
-        *without_effect(policy, owner),
+        *_lint_plain_copies(policy),
+        *without_effect(policy, owner, tiers),
     ]
     for mark, code, message in found:
         problems.add(mark, code, message)
@@ -246,6 +248,18 @@ def _lint_scrub(policy: Policy, rate: ScrubRate | None) -> Iterator[Finding]:
                 f"of {quote(largest.id)} takes `{needed:.3g}s` at the measured rate"
             )
             yield scrub.mark, "KVP751", message
+
+
+def _lint_plain_copies(policy: Policy) -> Iterator[Finding]:
+    """Copies in clear, which the policy allows in memory of the host alone."""
+    names = policy.classifications
+    for level, offload in enumerate(policy.offload):
+        if offload.tiers and not offload.encrypt:
+            yield (
+                offload.mark,
+                "KVP752",
+                f"offload of {quote(names[level])}: copies in host memory may be plain",
+            )
 
 
 def _cap(tenant: TenantPolicy) -> float:

@@ -1,4 +1,4 @@
-"""Fields of a policy that are sound and do nothing, anywhere yet or beside one engine: lint and every start say so.
+"""Fields of a policy that are sound and do nothing, beside one engine or at one worker: lint and every start say so.
 
 A field that begins to work leaves this module in the same change; a test holds every field of the model against what
 reads it.
@@ -6,7 +6,7 @@ reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 
 from kvcustody.policies.document.model import Offload, Policy, Tier
@@ -14,6 +14,7 @@ from kvcustody.policies.document.problems import quote
 from kvcustody.policies.workbench.lint.dead_rules import Finding
 
 _CODE = "KVP761"
+_SETTINGS = {Tier.HOST: "host_tier_bytes", Tier.NVME: "nvme_tier_path"}
 
 
 class PoolOwner(StrEnum):
@@ -23,28 +24,36 @@ class PoolOwner(StrEnum):
     ENGINE = "vllm"  # an engine that allocates by itself
 
 
-def without_effect(policy: Policy, owner: PoolOwner | None = None) -> Iterator[Finding]:
-    """What does nothing: beside any engine, and with `owner` what does nothing there."""
+def without_effect(
+    policy: Policy, owner: PoolOwner | None = None, tiers: Collection[str] | None = None
+) -> Iterator[Finding]:
+    """What does nothing: at any worker, with `owner` beside that engine, with `tiers` where these are configured."""
     names = policy.classifications
     for level, offload in enumerate(policy.offload):
-        yield from _tiers(offload, f"offload of {quote(names[level])}", owner)
-    for tenant in policy.tenants:
+        what = f"offload of {quote(names[level])}"
+        yield from _idle(offload, what, owner, tiers)
+        if offload.tiers and not policy.retention[level].absolute_us:
+            message = f"{what}: nothing of it outlives its request, so only what runs is offloaded"
+            yield offload.mark, _CODE, message
+    for tenant in (*policy.tenants, *((policy.default,) if policy.default else ())):
         for level, own in tenant.offload:
-            yield from _tiers(own, f"tenant {quote(tenant.id)}: offload of {quote(names[level])}", owner)
+            what = f"tenant {quote(tenant.id)}: offload of {quote(names[level])}"
+            yield from _idle(own, what, owner, tiers)
 
 
-def _tiers(offload: Offload, what: str, owner: PoolOwner | None) -> Iterator[Finding]:
-    """Only the caches of transformers offload, to plain host memory."""
-    idle = [
-        tier.value
-        for tier in offload.tiers
-        if tier is not Tier.HOST or offload.encrypt or owner is PoolOwner.ENGINE
-    ]
-    if idle:
-        how = ", encrypted" if offload.encrypt else ""
-        where = " beside vLLM" if owner is PoolOwner.ENGINE and not offload.encrypt else " yet"
-        yield (
-            offload.mark,
-            _CODE,
-            f"{what}: nothing is offloaded to {', '.join(map(quote, idle))}{how}{where}",
-        )
+def _idle(
+    offload: Offload, what: str, owner: PoolOwner | None, tiers: Collection[str] | None
+) -> Iterator[Finding]:
+    """A copy needs a tier that is configured, but for plain ones of transformers' own caches; beside vLLM always."""
+    beside_engine = owner is PoolOwner.ENGINE
+    if tiers is None and not beside_engine:
+        return  # nothing is known of workers
+    absent = [tier for tier in offload.tiers if tier not in (tiers or ())]
+    if not offload.encrypt and not beside_engine:
+        absent = [tier for tier in absent if tier.must_encrypt]
+    if absent:
+        which = ", ".join(map(quote, absent))
+        where = " beside vLLM" if beside_engine else ""
+        settings = ", ".join(quote(_SETTINGS[tier]) for tier in absent if tier in _SETTINGS)
+        why = "no such tier is configured" + (f" (set {settings})" if settings else "")
+        yield offload.mark, _CODE, f"{what}: nothing is offloaded to {which}{where}: {why}"

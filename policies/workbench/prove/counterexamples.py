@@ -11,17 +11,19 @@ from kvcustody.policies.table.model import Decision
 from kvcustody.policies.workbench.prove.model import PROPERTIES, Counterexample, ProvedProperty
 from kvcustody.policies.workbench.request import Request
 
-_LEVELS, _DUTIES = "ISO-8", "ISO-9"
+_LEVELS, _DUTIES, _TIERS = "ISO-8", "ISO-9", "ISO-12"
 
 
 class Findings:
-    """Counts and counterexamples. `cells` and `permits` are of decisions; the two other kinds count their own."""
+    """Counts and counterexamples. `cells` and `permits` are of decisions; the other kinds count their own."""
 
     def __init__(self, classifications: tuple[str, ...]) -> None:
         self.cells = 0
         self.permits = 0
         self.levels_checked = 0
         self.duties_checked = 0
+        self.tiers_checked = 0
+        self.tiers_open = 0
         self._classifications = classifications
         self._first: dict[str, Counterexample] = {}
         self._broken: dict[str, int] = {}
@@ -44,7 +46,11 @@ class Findings:
 
     def properties(self, *, with_never: bool) -> tuple[ProvedProperty, ...]:
         """Every property, in order; `ISO-11` only where the authors said something."""
-        own = {_LEVELS: (self.levels_checked, 0), _DUTIES: (self.duties_checked, 0)}
+        own = {
+            _LEVELS: (self.levels_checked, 0),
+            _DUTIES: (self.duties_checked, 0),
+            _TIERS: (self.tiers_checked, self.tiers_open),
+        }
         return tuple(
             ProvedProperty(
                 name,

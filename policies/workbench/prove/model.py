@@ -26,6 +26,7 @@ PROPERTIES = {
     "ISO-9": "no obligation is looser than the policy's, and what may not be kept is not kept",
     "ISO-10": "what is malformed is denied",
     "ISO-11": "what the authors say must never be permitted is not permitted",
+    "ISO-12": "no copy is in a tier, in clear, in a place or for a time that a source of its policy does not allow",
 }
 CLAIM = "no cross-tenant content or hit without a named grant or named segment"
 LIMITS = (

@@ -1,4 +1,5 @@
-"""The parts of a proof that are no decisions: classifications are never lowered, obligations never loosened.
+"""The parts of a proof that are no decisions: classifications are never lowered, obligations never loosened, copies
+nowhere that they may not be.
 
 1. Routes are asked by one example of each set of patterns that a route can match, in both cases of letters, by none
    at all, and by one that cannot be trusted; claims and hints by every known word and one unknown.
@@ -6,19 +7,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
-from kvcustody.policies.document.model import EVERY_TENANT, Action, Policy, Scope, Via
+from kvcustody.policies.document.model import EVERY_TENANT, Action, Policy, Scope, Tier, Via
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.obligations import Obligations, combine, ended, obligations_of
+from kvcustody.policies.table.obligations import Obligations, TierDuty, combine, ended, obligations_of
 from kvcustody.policies.workbench.prove.counterexamples import Findings
 from kvcustody.policies.workbench.prove.route_examples import routes
 from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import FRESH, Request
+from kvcustody.times import span
 
 _UNTRUSTED = "/v1/../v1"
 _UNKNOWN = "~unknown"
+_NO_TIER = "~no-such-tier"
 
 
 def check_levels(
@@ -95,6 +98,41 @@ def _check_kept(table: DecisionTable, tenant: str, level: int, owed: Obligations
         findings.duties_checked += 1
         if decision.permitted:
             findings.breaks("ISO-9", request, "the obligations rule it out", decision)
+
+
+def check_tiers(table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings) -> None:
+    """ISO-12: what a worker is told of every tenant, classification and tier is no more than every source allows."""
+    names = declared.policy.classifications
+    if table.policy.classifications != names:
+        return  # ISO-8 has said so
+    for tenant, level, tier in product(tenants, range(len(names)), (*Tier, _NO_TIER)):
+        got = table.tier_duty(tenant, level, tier)
+        findings.tiers_checked += 1
+        findings.tiers_open += got.absolute_us > 0
+        said = {"tenant": tenant, "classification": names[level], "tier": str(tier)}
+        for why in _looser_copies(got, declared, tenant, level, tier):
+            findings.says("ISO-12", f"{why}, by {', '.join(got.reasons)}", said)
+
+
+def _looser_copies(got: TierDuty, declared: Declared, tenant: str, level: int, tier: str) -> Iterator[str]:
+    """What is allowed beyond the declarations, in words."""
+    if tier not in tuple(Tier):
+        if got.absolute_us or got.running_us:
+            yield "copies are allowed in a tier that does not exist"
+        return
+    least = declared.copies(tenant, level, Tier(tier))
+    for field in ("absolute_us", "running_us", "within_us"):
+        one, two = getattr(got, field), getattr(least, field)
+        if one > two and (field != "within_us" or got.absolute_us):
+            yield f"{field.removesuffix('_us')} is `{span(one)}`, declared `{span(two)}`"
+    if not (got.absolute_us or got.running_us):
+        return
+    if least.encrypt and not got.encrypt:
+        yield "copies are in clear, declared encrypted"
+    for name, values in declared.policy.labels if tier == Tier.REMOTE else ():
+        for value in values if name in least.match else ():
+            if got.allows(((name, value),), {name: [other for other in values if other != value]}):
+                yield f"copies of {name} {value} go to a store that is not there, declared to match `{name}`"
 
 
 def looser(field: str, got: Obligations, than: Obligations) -> bool:

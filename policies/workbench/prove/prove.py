@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.policies.document.digest import digest
-from kvcustody.policies.document.model import Action, Policy, Scope, Via
+from kvcustody.policies.document.model import Action, Policy, Scope, Tier, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import (
     TENANT_LENGTH_MAX,
@@ -31,7 +31,11 @@ from kvcustody.policies.table.model import (
 from kvcustody.policies.table.obligations import obligations_of
 from kvcustody.policies.workbench.prove.counterexamples import Findings
 from kvcustody.policies.workbench.prove.model import Proof, Searched
-from kvcustody.policies.workbench.prove.obligation_checks import check_duties, check_levels
+from kvcustody.policies.workbench.prove.obligation_checks import (
+    check_duties,
+    check_levels,
+    check_tiers,
+)
 from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, Request
 
@@ -44,7 +48,8 @@ Progress = Callable[[int, int], None]
 class Never(NamedTuple):
     """What authors say must never be permitted; a part that is None stands for every value.
 
-    A tenant's own blocks are meant only where reader and owner are both named.
+    A tenant's own blocks are meant only where reader and owner are both named. With `tier`, copies in it are meant and
+    no requests: those of the tenant that is named, as reader or as owner.
     """
 
     reader: str | None = None
@@ -52,9 +57,12 @@ class Never(NamedTuple):
     action: Action | None = None
     level: int | None = None
     via: Via | None = None
+    tier: Tier | None = None
 
     def names(self, request: Request) -> bool:
         """Whether the request is one of those."""
+        if self.tier is not None:
+            return False
         if request.reader == request.owner and (self.reader is None or self.owner is None):
             return False
         return all(
@@ -125,6 +133,23 @@ class _Search:
         self._malformed()
         check_levels(self._table, self._declared, self._tenants, self._findings)
         check_duties(self._table, self._declared, self._tenants, self._findings)
+        check_tiers(self._table, self._declared, self._tenants, self._findings)
+        for said in self._never:
+            if said.tier is not None:
+                self._never_in(said, said.tier)
+
+    def _never_in(self, said: Never, tier: Tier) -> None:
+        """No copy that the authors speak of may be in the tier."""
+        names = self._policy.classifications
+        for tenant, level in product(self._tenants, range(len(names))):
+            about = {said.reader, said.owner} - {None}
+            if (about and about != {tenant}) or said.level not in (None, level):
+                continue
+            duty = self._table.tier_duty(tenant, level, tier)
+            if duty.absolute_us or duty.running_us:
+                asked = {"tenant": tenant, "classification": names[level], "tier": tier.value}
+                why = f"allowed by {', '.join(duty.reasons)}; the authors say never"
+                self._findings.says("ISO-11", why, asked)
 
     def _opened_to(self, reader: str) -> list[str]:
         """The owners for which either side has an entry with this reader."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from kvcustody.policies.document.model import (
     EVERY_TENANT,
@@ -19,9 +20,20 @@ from kvcustody.policies.document.model import (
     Scope,
     SegmentRule,
     TenantPolicy,
+    Tier,
     Via,
 )
 from kvcustody.policies.workbench.request import Request
+
+
+class DeclaredCopies(NamedTuple):
+    """What every source of the policy leaves to copies in one tier; times are 0 where they may not be there."""
+
+    absolute_us: int
+    within_us: int
+    running_us: int
+    encrypt: bool
+    match: frozenset[str]
 
 
 class Declared:
@@ -80,6 +92,29 @@ class Declared:
     def forbids(self, request: Request) -> list[str]:
         """The ids of the rules that forbid it."""
         return [rule.id for rule in self._forbids if self.matches(rule, request)]
+
+    def copies(self, tenant: str, level: int, tier: Tier) -> DeclaredCopies:
+        """What the declarations leave to copies of a tenant's blocks in a tier."""
+        entry, policy = self.admitted(tenant), self.policy
+        if entry is None:
+            return DeclaredCopies(0, 0, 0, True, frozenset())
+        said = [policy.offload[level], *(own for at, own in entry.offload if at == level)]
+        kept = [policy.retention[level], *(own for at, own in entry.retention if at == level)]
+        limits = [limit for offload in said for limit in offload.limits if limit.tier is tier]
+        times = [limit.absolute_us for limit in limits] + [each.absolute_us for each in kept]
+        encrypt = tier is not Tier.HOST or any(offload.encrypt for offload in said)
+        match = frozenset(name for offload in said for name in offload.match)
+        if len(limits) < len(said) or self._forbidden(Action.OFFLOAD, tenant, level):
+            return DeclaredCopies(0, 0, 0, encrypt, match)
+        held = all(each.idle_us and each.absolute_us for each in kept) and not (
+            self._forbidden(Action.PUBLISH, tenant, level) or self._forbidden(Action.RETAIN, tenant, level)
+        )
+        running = [each.active_max_us for each in kept] + [time for time in times if time]
+        within = min(limit.within_us for limit in limits)
+        return DeclaredCopies(min(times) if held else 0, within, min(running), encrypt, match)
+
+    def _forbidden(self, action: Action, tenant: str, level: int) -> bool:
+        return bool(self.forbids(Request(action, tenant, tenant, level, Scope.SESSION, Via.OWN, 0)))
 
     def matches(self, rule: Rule, request: Request) -> bool:
         """Whether every term of the rule fits."""

@@ -130,6 +130,52 @@ def test_explain_and_test(files):
     assert suite.get("failures") == "1"
 
 
+TIERS = ("  internal:     never", "  internal:     {tiers: [host, nvme], encrypt: required, absolute: 30m}")
+
+
+def tiered(*edits, name="tiers.yaml"):
+    text = Path("a.yaml").read_text()
+    for old, new in (TIERS, *edits):
+        assert old in text
+        text = text.replace(old, new, 1)
+    Path(name).write_text(text)
+
+
+def test_explain_tells_where_copies_may_be(files):
+    """Each tier with the lines that bound it; with --tier the exit code is of that tier."""
+    tiered()
+    asked = ("explain", "tiers.yaml", "--reader", "acme", "-c", "internal", "--action", "offload")
+    told = policy(*asked)
+    assert "host: copies at most 30m" in told and "gone within" in told and "remote: not at all" in told
+    assert "offload of `internal`: at most 30m" in told and "retention of `internal`" in told
+    assert "host:" not in policy(*asked, "--tier", "nvme")
+    assert "not at all, by offload:internal" in policy(*asked, "--tier", "remote", code=1)
+    found = json.loads(policy(*asked, "--json"))
+    assert [(one["tier"], one["permitted"]) for one in found["tiers"]] == [
+        ("host", True),
+        ("nvme", True),
+        ("remote", False),
+    ]
+    assert "did you mean" in policy(*asked, "--tier", "remot", code=2)
+    assert "goes with" in policy(
+        "explain", "tiers.yaml", "--reader", "acme", "-c", "internal", "--tier", "host", code=2
+    )
+    policy("explain", "a.yaml", *asked[2:], code=1)
+
+
+def test_lint_and_diff_tell_of_tiers(files):
+    tiered()
+    assert "0 findings" in policy("lint", "tiers.yaml", "--at", "2026-10-01")
+    told = policy("lint", "tiers.yaml", "--at", "2026-10-01", "--tiers", "host", "--fail", code=1)
+    assert "KVP761" in told and "`nvme`" in told and "nvme_tier_path" in told
+    assert "0 findings" in policy("lint", "tiers.yaml", "--at", "2026-10-01", "--tiers", "host, nvme")
+    assert "is no tier" in policy("lint", "tiers.yaml", "--tiers", "disk", code=2)
+    tiered(("absolute: 30m}", "absolute: 20m}"), name="shorter.yaml")
+    assert "narrower" in policy("diff", "tiers.yaml", "shorter.yaml")
+    assert "tier_absolute_us" in policy("check-no-new-access", "shorter.yaml", "tiers.yaml", code=1)
+    policy("check-no-new-access", "tiers.yaml", "shorter.yaml")
+
+
 def test_explain_eviction(files):
     kinds = "{system_prompt: 90, pasted_log: 10}"
     text = library.source("regulated-saas")
@@ -225,6 +271,10 @@ def test_simulate_on_a_replayed_ledger(files):
     assert sum(row["lost_blocks"] for row in same) == 0
     assert "recorded requests" in policy("simulate", "a.yaml", "less.yaml", "--ledger", "l.db")
     policy("simulate", "a.yaml", "less.yaml", code=2)
+    assert "copies off the device" not in policy("simulate", "a.yaml", "less.yaml", "--ledger", "l.db")
+    tiered()
+    more = policy("simulate", "a.yaml", "tiers.yaml", "--ledger", "l.db")
+    assert "copies off the device" in more and "nvme" in more and "30m" in more and "remote" not in more
     check_lint_by_ledger()
 
 

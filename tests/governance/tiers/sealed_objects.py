@@ -76,6 +76,8 @@ def facts(**changed: object) -> ObjectFacts:
         epoch=1,
         subject=os.urandom(16),
         bucket=os.urandom(16),
+        due_us=31_000_000,
+        tenant=os.urandom(16),
     )
     return whole._replace(**changed)  # type: ignore[arg-type]
 

@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from test_tier import STEP, Place, keys_of
+from test_tier import Place, keys_of
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import StoreError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
-from kvcustody.governance.tiers.tier import SealedTier, TierTerms
+from kvcustody.governance.tiers.tier import SealedTier
 
 SECONDS = 0.2
 
@@ -60,9 +60,7 @@ def place(tmp_path: Path, hanging: Hanging) -> Place:
     made = Place(tmp_path, "host")
     made.tier.close()
     made.store = GuardedStore(hanging, seconds=SECONDS, clock=made.world.clock)
-    terms = TierTerms(
-        made.tier._terms.layout, made.tier._terms.block_bytes, 16, made.tier._terms.absolute_us, STEP
-    )
+    terms = made.tier._terms
     made.tier = SealedTier(
         made.store, made.world.keys, made.world.shred, made.staging, made.world.clock, terms
     )

@@ -42,6 +42,7 @@ def packed(values: dict[str, object]) -> bytes:
         (224, "<H", "shard"), (226, "<H", "shards"), (228, "<I", "depth"),
         (232, "<I", "blocks"), (236, "<I", "tokens"), (240, "<Q", "born_us"),
         (248, "<Q", "ceiling_us"), (256, "<I", "epoch"), (260, "16s", "subject"), (276, "16s", "bucket"),
+        (292, "<Q", "due_us"), (300, "16s", "tenant"),
     ):  # fmt: skip
         value = values[name]
         struct.pack_into(code, made, at, value.encode() if isinstance(value, str) else value)
@@ -69,6 +70,7 @@ def of_the_page() -> ObjectFacts:
     return ObjectFacts(
         digests[0], "internal", *digests[1:], 1, 2, 3, 4, 64,
         1_700_000_000_000_000, 1_700_000_060_000_000, 5, b"\xe0" * 16, b"\xe1" * 16,
+        1_700_000_030_000_000, b"\xe2" * 16,
     )  # fmt: skip
 
 

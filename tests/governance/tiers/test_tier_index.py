@@ -7,14 +7,16 @@ import tracemalloc
 
 import pytest
 
-from kvcustody.governance.tiers.tier_index import TierIndex
+from kvcustody.governance.tiers.tier_index import CopyRow, TierIndex
 
 
 def add(index: TierIndex, name: bytes, **changed: int) -> int:
     values = {
-        "size": 100, "domain": 1, "subject": 2, "bucket": 3, "born_us": 4, "ceiling_us": 5, "depth": 6, "blocks": 7,
+        "number": 8, "size": 100, "domain": 1, "subject": 2, "bucket": 3, "born_us": 4, "ceiling_us": 5,
+        "due_us": 9, "sealed_due_us": 9,
+        "depth": 6, "blocks": 7,
     } | changed  # fmt: skip
-    return index.add(name, **values)
+    return index.add(name, CopyRow(**values))
 
 
 def test_it_is_as_a_dictionary_has_it() -> None:

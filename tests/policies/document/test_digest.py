@@ -23,6 +23,8 @@ SAME = {
     "block style": ("{policy: lru}", "\n  policy: lru"),
     "default written out": ("profile: shared", "profile: shared\nscope: subject"),
     "equal levels": ("{at_least: high}", "high"),
+    "a tier's default written out": ("required}", "required, absolute: 7d, within: 630m}"),
+    "tiers as a table": ("tiers: [host, nvme]", "tiers: {nvme: {}, host: {absolute: 7d}}"),
 }
 OTHER = {
     "integrity": ("audit:\n", "integrity: {default: {verify: 1/64}}\naudit:\n"),
@@ -38,6 +40,9 @@ OTHER = {
     "eviction": ("policy: lru", "policy: fifo"),
     "kinds": ("{policy: lru}", "{policy: cost, kinds: {log: 1}}"),
     "encryption": ("encrypt: none", "encrypt: required"),
+    "a tier's time": ("required}", "required, absolute: 6d}"),
+    "what a tier's bytes may outlast": ("required}", "required, within: 1m}"),
+    "the time of one tier": ("tiers: [host, nvme]", "tiers: {nvme: {absolute: 6d}, host: {}}"),
     "segment": ("tokens: 512", "tokens: 513"),
 }
 
@@ -59,6 +64,19 @@ def test_equal_policies_have_equal_digests(base, edit):
 @pytest.mark.parametrize("edit", OTHER.values(), ids=OTHER)
 def test_different_policies_have_different_digests(base, edit):
     assert base.replace(*edit, 1) != base and of(base.replace(*edit, 1)) != of(base)
+
+
+def test_places_of_a_remote_store(base):
+    """Every declared label is the default, and no label at all is not."""
+
+    def said(match):
+        return of(
+            base.replace(
+                "tiers: [host, nvme], encrypt: required", f"tiers: [remote], encrypt: required{match}"
+            )
+        )
+
+    assert said("") == said(", match: region") == said(", match: [region]") != said(", match: none")
 
 
 def test_order_of_sections_and_entries_does_not_matter(base):

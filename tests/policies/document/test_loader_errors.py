@@ -25,6 +25,9 @@ STRICT = (HERE / "strict.yaml").read_text()
 GOLDEN = HERE / "golden_errors.txt"
 TWICE = BASE.replace("  globex:", "  acme^corp:")
 LABS = "labs: {quota: {guaranteed: 10%, cap: 10%}}"
+SEALED = "tiers: [host, nvme], encrypt: required"
+TABLE = "tiers: {host: {}, nvme: {absolute: 9h}}, encrypt: required"
+LIMITED = BASE.replace(SEALED, f"{SEALED}, absolute: 2h, within: 5m", 1)
 GRANT = "{id: g, owner: acme, reader: labs, at_most: low, until: 2027-01-01, reason: r}"
 SEGMENT = (
     "  - {{id: s{0}, owner: acme, tenants: [acme], digest: hmac:" + "2" * 64 + ","
@@ -206,6 +209,38 @@ CASES = [
         "{idle: 2d, absolute: 3d, active_max: 1h}",
     ),
     case("media-plain", "{tiers: [host], encrypt: none}", "{tiers: [host, remote], encrypt: none}"),
+    case("media-plain-in-a-table", "{tiers: [host], encrypt: none}", "{tiers: {nvme: {}}, encrypt: none}"),
+    case("tiers-empty", "{tiers: [host], encrypt: none}", "{tiers: {}, encrypt: none}"),
+    case("tier-unknown", "{tiers: [host], encrypt: none}", "{tiers: {tape: {}}, encrypt: none}"),
+    case("tier-of-no-time", "{tiers: [host], encrypt: none}", "{tiers: [host], encrypt: none, absolute: 0s}"),
+    case("tier-over-retention", "{tiers: [host], encrypt: none}", f"{{{SEALED}, absolute: 9h}}"),
+    case("one-tier-over-retention", "{tiers: [host], encrypt: none}", f"{{{TABLE}, absolute: 2h}}"),
+    case(
+        "tier-over-a-tenants-retention",
+        "globex: {scope",
+        f"globex: {{offload: {{low: {{{SEALED}, absolute: 2d}}}}, scope",
+    ),
+    case(
+        "tenant-tier-looser",
+        f"{SEALED}, absolute: 2h",
+        f"{SEALED}, absolute: 2h",
+        base=LIMITED.replace(
+            "globex: {scope", f"globex: {{offload: {{low: {{{SEALED}, absolute: 3h}}}}, scope"
+        ),
+    ),
+    case(
+        "tenant-within-looser",
+        f"{SEALED}, absolute: 2h",
+        f"{SEALED}, absolute: 2h",
+        base=LIMITED.replace(
+            "globex: {scope", f"globex: {{offload: {{low: {{{SEALED}, within: 8m}}}}, scope"
+        ),
+    ),
+    case(
+        "match-unknown", "{tiers: [host], encrypt: none}", "{tiers: remote, encrypt: required, match: zone}"
+    ),
+    case("match-nothing", "{tiers: [host], encrypt: none}", "{tiers: [host], encrypt: none, match: region}"),
+    case("strict-plain", "{low: never}", "{low: {tiers: [host], encrypt: none}}", base=STRICT),
     case("sum-over", "guaranteed: 20%, cap: 60%", "guaranteed: 80%, cap: 80%"),
     case("too-many-segments", "grants:\n", "".join(SEGMENT.format(i) for i in range(16)) + "grants:\n"),
     case("strict-quota", "labs: {}", "labs: {quota: {guaranteed: 10%, cap: 20%}}", base=STRICT),

@@ -15,17 +15,22 @@ SECOND, MINUTE, HOUR, DAY = 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
 
 
 def random_obligations(rng):
+    tiers = tuple(tier for tier in Tier if rng.random() < 0.6)
+    match = tuple(sorted(rng.sample(["region", "purpose"], rng.randint(0, 2))))
     return Obligations(
         rng.randint(0, 9), rng.randint(0, 9), rng.randint(1, 9), rng.randint(1, 9), rng.choice([0, 0.5, 1.0]),
-        tuple(tier for tier in Tier if rng.random() < 0.6), rng.random() < 0.5, OnOutage.DENY,
-        rng.choice([OnOutage.SPILL, OnOutage.DENY]), rng.choice(list(OnOutage)),
+        tiers, rng.random() < 0.5, OnOutage.DENY,
+        rng.choice([OnOutage.SPILL, OnOutage.DENY]), rng.choice(list(OnOutage)), 0.0,
+        *(tuple(rng.randint(1, 9) if tier in tiers else 0 for tier in Tier) for _ in range(3)),
+        match if Tier.REMOTE in tiers else (),
     )  # fmt: skip
 
 
 def test_values_of_the_policy(compiled):
     assert compiled().obligations("acme", 0) == Obligations(
         DAY, 7 * DAY, 2 * HOUR, SECOND, 1 / 64, (Tier.HOST, Tier.NVME), True, OnOutage.DENY, OnOutage.SPILL,
-        OnOutage.AGGREGATE,
+        OnOutage.AGGREGATE, 0.0, (7 * DAY, 7 * DAY, 0), (7 * DAY // 16, 7 * DAY // 16, 0),
+        (2 * HOUR, 2 * HOUR, 0),
     )  # fmt: skip
     high = compiled().obligations("acme", 2)
     assert (high.idle_us, high.scrub_within_us, high.verify_share, high.tiers) == (0, 250_000, 1.0, ())

@@ -23,11 +23,12 @@ from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.decisions.segment_matcher import declare
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.policies import library
-from kvcustody.policies.document.model import Action, Grant, Scope, Via
+from kvcustody.policies.document.model import Action, Grant, Scope, Tier, Via
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table import compile as compiler
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import places
+from kvcustody.policies.table.obligations import Obligations
 from kvcustody.policies.workbench.prove.model import PROPERTIES
 from kvcustody.policies.workbench.prove.prove import Never, prove
 from kvcustody.policies.workbench.request import Request
@@ -225,6 +226,79 @@ def test_looser_obligations_and_a_lowered_level_are_found(compiled):
     assert broken(compiled(("verify: 1/64", "verify: 1/65")), declared=table.policy) == {"ISO-9"}
     assert broken(compiled(('"*", as: mid', '"*", as: low')), declared=table.policy) == {"ISO-8"}
     assert broken(compiled(("idle: 30m", "idle: 29m")), declared=table.policy) == set()
+
+
+LIMITED = (
+    "low: {tiers: [host, nvme], encrypt: required}",
+    "low: {tiers: [host, nvme], encrypt: required, absolute: 2h, within: 5m}",
+)
+OF_A_TENANT = ("globex: {scope", "globex: {offload: {low: {tiers: [host], encrypt: required}}, scope")
+SOMEWHERE = (LIMITED[0], "low: {tiers: [remote], encrypt: required}")
+PLAIN_HOST = ("mid: {tiers: [host], encrypt: none}", "mid: {tiers: [host], encrypt: required}")
+
+
+@pytest.mark.parametrize(
+    ("declared", "edits", "why"),
+    [
+        ([], [("high: never", "high: {tiers: [nvme], encrypt: required}")], "running"),
+        ([], [("mid: {tiers: [host], encrypt: none}", "mid: {tiers: [host, nvme], encrypt: required}")], "absolute"),
+        ([LIMITED], [("absolute: 2h", "absolute: 3h")], "absolute is `3h`, declared `2h`"),
+        ([LIMITED], [("within: 5m", "within: 6m")], "within is `6m`, declared `5m`"),
+        ([PLAIN_HOST], [tuple(reversed(PLAIN_HOST))], "in clear"),
+        ([OF_A_TENANT], [("tiers: [host], encrypt: required}}", "tiers: [nvme], encrypt: required}}")], "absolute"),
+        ([SOMEWHERE], [("encrypt: required}\n  mid", "encrypt: required, match: none}\n  mid")], "match `region`"),
+    ],
+)  # fmt: skip
+def test_copies_that_may_not_be_where_they_are_are_found(compiled, declared, edits, why):
+    """The counterexample names tenant, classification and tier; the declared policy itself is proved."""
+    base = compiled(*declared)
+    assert prove(base).holds
+    found = {one.id: one for one in prove(compiled(*declared, *edits), declared=base.policy).broken}
+    example = found["ISO-12"].counterexample
+    assert why in example.text and set(example.data) == {"tenant", "classification", "tier"}
+    assert prove(base, declared=compiled(*declared, *edits).policy).holds or "nvme" in example.text, (
+        "the stricter one"
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda duty: duty._replace(absolute_us=duty.absolute_us + 1),
+        lambda duty: duty._replace(within_us=duty.within_us + 1),
+        lambda duty: duty._replace(running_us=duty.running_us + 1),
+        lambda duty: duty._replace(encrypt=False),
+        lambda duty: duty._replace(match=()),
+    ],
+    ids=["absolute", "within", "running", "encrypt", "match"],
+)
+def test_a_fault_in_what_workers_ask_is_found(compiled, monkeypatch, fault):
+    """Obligations and decisions are right: only what a tier is told is wrong, and nothing else sees it."""
+    table = compiled(
+        LIMITED, ("mid: {tiers: [host], encrypt: none}", "mid: {tiers: remote, encrypt: required}")
+    )
+    assert broken(table) == set()
+    real = Obligations.in_tier
+    monkeypatch.setattr(Obligations, "in_tier", lambda self, tier: fault(real(self, tier)))
+    assert broken(table) == {"ISO-12"}
+
+
+def test_every_tenant_classification_and_tier_is_asked(compiled):
+    table = compiled()
+    (tiers,) = (one for one in prove(table).properties if one.id == "ISO-12")
+    assert tiers.cells == (len(table.policy.tenants) + 2) * 3 * 4, (
+        "with two fresh tenants, and a tier of no name"
+    )
+    assert tiers.permits == 15, "low on host and nvme, mid on host, for each of five tenants"
+
+
+def test_what_the_authors_say_never_goes_to_a_tier(compiled):
+    table = compiled()
+    assert broken(table, never=[Never(level=2, tier=Tier.HOST), Never(tier=Tier.REMOTE)]) == set()
+    assert broken(table, never=[Never(tier=Tier.NVME)]) == {"ISO-11"}
+    assert broken(table, never=[Never("acme", level=1, tier=Tier.NVME)]) == set()
+    (found,) = prove(table, never=[Never(owner="labs", level=1, tier=Tier.HOST)]).broken
+    assert found.counterexample.data == {"tenant": "labs", "classification": "mid", "tier": "host"}
 
 
 def test_what_the_authors_say_never(compiled):

@@ -116,6 +116,50 @@ def test_a_change_of_what_content_is_worth_is_a_change_of_settings(compiled):
     assert [(each.subject, each.after) for each in diff(one, of_a_kind).settings] == [("segments", "edited")]
 
 
+SEALED = "low: {tiers: [host, nvme], encrypt: required}"
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "told"),
+    [
+        ("", ", absolute: 2h", {("tier_absolute_us", False), ("tier_within_us", False)}),
+        (", absolute: 2h, within: 1m", ", absolute: 3h, within: 1m", {("tier_absolute_us", True)}),
+        (", within: 1m", ", within: 2m", {("tier_within_us", True)}),
+        (", absolute: 2h, within: 2m", ", absolute: 3h, within: 1m",
+         {("tier_absolute_us", True), ("tier_within_us", False)}),
+    ],
+)  # fmt: skip
+def test_limits_of_tiers_are_compared(compiled, one, two, told):
+    """By each tenant whose copies they are of, and by no other classification."""
+    edits = [(SEALED, SEALED[:-1] + said + "}") for said in (one, two)]
+    found = diff(compiled(edits[0]), compiled(edits[1]))
+    assert {(duty.field, duty.loosens) for duty in found.duties} == told
+    assert {duty.tenant for duty in found.duties} == {"acme", "labs", "globex", "~unlisted-1"}
+    assert {duty.subject for duty in found.duties} == {"low"} and not found.cells
+    shown = next(duty for duty in found.duties if duty.field == sorted(told)[0][0] and duty.tenant == "acme")
+    assert shown.after.startswith("host ") and ", nvme " in shown.after
+
+
+def test_a_tier_more_or_less_is_told_once(compiled):
+    """Where limits follow from tiers and retention they are not told again; a place that opens is wider."""
+    more = compiled((SEALED, "low: {tiers: [host, nvme, remote], encrypt: required}"))
+    found = diff(compiled(), more)
+    assert found.verdict is DiffVerdict.WIDER
+    assert {(duty.field, duty.before, duty.after) for duty in found.duties} == {
+        ("tiers", "host, nvme", "host, nvme, remote"),
+        ("match", "none", "region"),
+    }
+    assert diff(more, compiled()).verdict is DiffVerdict.NARROWER
+    free = compiled((SEALED, "low: {tiers: [host, nvme, remote], encrypt: required, match: none}"))
+    (change,) = {(duty.field, duty.before, duty.after, duty.loosens) for duty in diff(more, free).duties}
+    assert change == ("match", "region", "none", True)
+    longer = diff(
+        compiled(),
+        compiled(("absolute: 7d", "absolute: 8d"), ("absolute: 1d, active", "absolute: 1d, active")),
+    )
+    assert {duty.field for duty in longer.duties} == {"absolute_us"}
+
+
 def test_what_an_approver_signs_names_what_widens(compiled):
     one, wide, wider = compiled(), compiled(("idle: 30m", "idle: 31m")), compiled(("idle: 30m", "idle: 32m"))
     assert diff(one, wide).cells_digest == diff(one, wide).cells_digest != diff(one, wider).cells_digest
@@ -132,9 +176,9 @@ def test_a_new_source_is_an_opening_even_where_another_had_opened_the_cell(compi
 
 
 PLAIN = (
-    "low: {tiers: [host, nvme], encrypt: required}",
-    "low: {tiers: [host], encrypt: none}",
-)  # what works today
+    "mid: {tiers: [host], encrypt: none}",
+    "mid: {tiers: [host], encrypt: required}",
+)
 LRU = "eviction: {policy: lru}"
 
 
@@ -163,7 +207,8 @@ LINT = {
                "{idle: 1h, absolute: 1h, active_max: 1h}")],
     "KVP732": [("high: {idle: 0s, absolute: 0s", "high: {idle: 1h, absolute: 9h")],
     "KVP741": [("guaranteed: 20%, cap: 60%", "guaranteed: 75%, cap: 80%")],
-    "KVP761": [PLAIN, ("  mid: {tiers: [host], encrypt: none}", "  mid: {tiers: [nvme], encrypt: required}")],
+    "KVP752": [],  # the base as it is
+    "KVP761": [("high: never", "high: {tiers: [nvme], encrypt: required}")],
 }  # fmt: skip
 
 
@@ -200,12 +245,9 @@ def test_lint_leaves_the_library_alone():
 def test_what_does_nothing_is_told_until_it_works(compiled):
     """Beside any engine, and more beside one that allocates by itself."""
 
-    def told(*edits, owner=None):
-        return [
-            str(f.message)
-            for f in lint(compiled(PLAIN, *edits), now_us=NOW, owner=owner)
-            if f.code == "KVP761"
-        ]
+    def told(*edits, owner=None, tiers=None):
+        found = lint(compiled(*edits), now_us=NOW, owner=owner, tiers=tiers)
+        return [str(f.message) for f in found if f.code == "KVP761"]
 
     assert told() == [], "the base is honest"
     assert told((LRU, "eviction: {policy: slru, hits: 3}")) == [], "control: what works is not told"
@@ -213,14 +255,36 @@ def test_what_does_nothing_is_told_until_it_works(compiled):
         assert not [
             one for one in told((LRU, f"eviction: {works}"), owner=PoolOwner.ENGINE) if "eviction" in one
         ]
-    host, nvme = "  mid: {tiers: [host], encrypt: none}", "  mid: {tiers: [nvme], encrypt: required}"
-    assert "nothing is offloaded to `nvme`, encrypted yet" in told((host, nvme))[0]
-    vllm = told(owner=PoolOwner.ENGINE)
-    assert any("nothing is offloaded to `host` beside vLLM" in one for one in vllm)
-    assert told(owner=PoolOwner.KVCUSTODY) == []
-    assert "nothing is offloaded to `host`, `nvme`, encrypted yet" in str(
-        lint(compiled(), now_us=NOW)[0].message
+
+
+def test_a_tier_that_nobody_has_is_told(compiled):
+    """At a worker what it has not; beside vLLM what its connector has not; of a document alone nothing."""
+
+    def told(*edits, owner=PoolOwner.KVCUSTODY, tiers=()):
+        found = lint(compiled(*edits), now_us=NOW, owner=owner, tiers=tiers)
+        return [str(f.message) for f in found if f.code == "KVP761"]
+
+    (low,) = told()
+    assert (
+        low.startswith("offload of `low`: nothing is offloaded to `host`, `nvme`")
+        and "`host_tier_bytes`, `nvme_tier_path`" in low
     )
+    (low,) = told(tiers=("host",))
+    assert "nothing is offloaded to `nvme`: no such tier is configured (set `nvme_tier_path`)" in low
+    assert told(tiers=("host", "nvme")) == [] == told(owner=None, tiers=None)
+    own = ("globex: {scope", "globex: {offload: {low: {tiers: [nvme], encrypt: required}}, scope")
+    assert [one.split(":")[0] for one in told(own, tiers=("host",))] == [
+        "tenant `globex`",
+        "offload of `low`",
+    ]
+    low, mid = told(owner=PoolOwner.ENGINE, tiers=None)
+    assert "`host`, `nvme` beside vLLM" in low and "offload of `mid`: nothing is offloaded to `host`" in mid
+    assert told(owner=PoolOwner.ENGINE, tiers=("host", "nvme")) == []
+
+
+def test_copies_of_what_is_never_kept_are_told(compiled):
+    (only,) = lint(compiled(PLAIN, ("high: never", "high: {tiers: [host], encrypt: required}")), now_us=NOW)
+    assert only.code == "KVP761" and "nothing of it outlives its request" in only.message
 
 
 def test_confusable_names():
@@ -287,6 +351,13 @@ def test_what_loads_without_being_written_by_us_fits_too(base):
     text = text.replace("tenants: [acme, labs]", 'tenants: "*"').replace("{reader: owner}", "{reader: acme}")
     load_policy(text, name="p.yaml")
     assert fits(text) == []
+    for tiers in (
+        "tiers: remote, encrypt: required, match: none",
+        "tiers: {nvme: {absolute: 1h}, remote: {}}, encrypt: required, within: 1m, match: [region]",
+    ):
+        changed = text.replace("tiers: [host, nvme], encrypt: required", tiers)
+        load_policy(changed, name="p.yaml")
+        assert changed != text and fits(changed) == []
 
 
 def test_the_schema_describes_every_field():
@@ -426,6 +497,57 @@ def test_a_deny_after_the_end_names_the_last_instant(compiled):
     assert change == ("at", "2030-03-17T17:46:40Z", "2027-03-30T23:59:59.999999Z")
 
 
+def test_an_explanation_of_offload_tells_each_tier_and_who_says_so(compiled):
+    table = compiled(("globex: {scope", "globex: {offload: {low: {tiers: [nvme], encrypt: required}}, scope"))
+    asked = Request(Action.OFFLOAD, "globex", "globex", 0, Scope.SESSION, Via.OWN, NOW)
+    found = explain(table, asked)
+    host, nvme, remote = found.tiers
+    assert (host.permitted, nvme.permitted, remote.permitted) == (False, True, False)
+    assert str(host) == "host: not at all, by offload:low"
+    assert "copies at most 1d" in str(nvme) and "encrypted" in str(nvme)
+    said = {source.what: source.says for source in host.sources}
+    assert said["tenant `globex`: offload of `low`"] == "not to host"
+    assert said["offload of `low`"].startswith("at most 7d") and all(
+        source.line > 1 for source in host.sources
+    )
+    assert [tier["tier"] for tier in found.data()["tiers"]] == ["host", "nvme", "remote"]
+    plain = explain(table, asked._replace(level=1)).tiers[0]
+    assert "plain memory allowed" in str(plain)
+    assert "tiers" not in explain(table, asked._replace(action=Action.REUSE)).data()
+
+
+def test_cases_ask_for_tiers(compiled):
+    text = """\
+schema: kvcustody/policy-tests@1
+cases:
+  - name: low goes to both
+    ask: {action: offload, reader: [acme, labs], classification: low, tier: [host, nvme]}
+    expect: permit
+    because: ["offload:low"]
+  - name: mid stays in memory
+    ask: {action: offload, reader: acme, classification: mid, tier: nvme}
+    expect: deny
+never:
+  - {classification: high, tier: host}
+  - {tier: remote}
+"""
+    table = compiled()
+
+    def results(written):
+        return run_cases(table, load_cases(written, name="c.yaml", policy=table.policy)).results
+
+    assert [result.passed for result in results(text)] == [True] * 7
+    wrong = text.replace("tier: nvme", "tier: host").replace("{tier: remote}", "{tier: nvme}")
+    failed = [result for result in results(wrong) if not result.passed]
+    assert [(one.name, one.expected) for one in failed] == [
+        ("mid stays in memory", "deny"),
+        ("never", "no permit"),
+    ]
+    assert "classification low, tier nvme" in failed[1].got and failed[0].asked.endswith("in host")
+    with pytest.raises(PolicyRejected, match="KVP306 `tier` does not apply"):
+        results(text.replace("{action: offload, reader: acme,", "{reader: acme,"))
+
+
 def test_an_explanation_names_what_decided(compiled):
     found = explain(compiled(), ask(level=2))
     fitting = {entry.id for entry in found.considered if entry.fits}
@@ -459,6 +581,24 @@ def test_recorded_requests_are_decided_again(compiled):
     assert changes["stranger"].refused == 1 and changes["stranger"].lost_blocks == 3
     assert changes["acme"].lost_blocks == 0
     assert changes["labs"].kept_after_us * 3 == changes["labs"].kept_before_us
+
+
+def test_recorded_requests_say_whose_copies_could_be_where(compiled):
+    recorded = [Recorded(tenant, "low", NOW, ("own",), 1, 1) for tenant in ("labs", "labs", "globex")]
+    new = compiled((SEALED, "low: {tiers: [host], encrypt: required, absolute: 2h}"), (DEFAULT, ""))
+    changes = {
+        change.tenant: change.data(16)["tiers"] for change in simulate(compiled(), new, recorded).tenants
+    }
+    day = 86_400_000_000
+    assert changes["labs"]["host"] == {
+        "requests_before": 2,
+        "requests_after": 2,
+        "mean_absolute_before_us": 7 * day,
+        "mean_absolute_after_us": day // 12,
+    }
+    assert (changes["labs"]["nvme"]["requests_before"], changes["labs"]["nvme"]["requests_after"]) == (2, 0)
+    assert changes["globex"]["nvme"]["mean_absolute_before_us"] == day
+    assert set(changes["labs"]["remote"].values()) == {0}
 
 
 def test_routes_are_told_apart(compiled):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from kvcustody.governance.keys.root_key_wrapping import open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.open_tiers import BlockShape, TierPlan, open_tiers
 from kvcustody.governance.worker.worker import MemoryPlan
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 from kvcustody.policies.reading.load_policy import load_policy
@@ -130,8 +131,13 @@ def _keys() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="kvcustody-keys-")
 
 
-def govern(text: str, clock: Any, **options: Any) -> Callable[[MemoryPlan], Governor]:
-    """What `GovernedBatching` asks for: a Governor over the engine's memory, with a ledger that counts."""
+def govern(
+    text: str, clock: Any, *, tiers: dict[str, Any] | None = None, **options: Any
+) -> Callable[[MemoryPlan], Governor]:
+    """What `GovernedBatching` asks for: a Governor over the engine's memory, with a ledger that counts.
+
+    `tiers`: what of a `TierPlan` is to be opened beside it.
+    """
 
     def make(plan: MemoryPlan) -> Governor:
         folder = Path(tempfile.mkdtemp(dir=_keys().name))
@@ -140,7 +146,12 @@ def govern(text: str, clock: Any, **options: Any) -> Callable[[MemoryPlan], Gove
         chosen = PoolOptions(block_tokens=PAGE, **{"evict_ahead": 4, "scrub_batch": 4, **options})
         pools = Pools(plan.make, plan.blocks, chosen)
         table = compile_policy(load_policy(text, name="continuous.yaml"), revision=1)
-        return Governor(pools, table, ring, CountingLedger(), clock=clock)
+        opened = None
+        if tiers is not None:
+            shape = BlockShape(plan.bytes_per_block, plan.shards, PAGE)
+            tier_plan = TierPlan(folder / "shred.keys", object_blocks=4, timeout_seconds=10, **tiers)
+            opened = partial(open_tiers, tier_plan, shape, ring, port, clock, ExitStack())
+        return Governor(pools, table, ring, CountingLedger(), clock=clock, tiers=opened)
 
     return make
 
@@ -244,12 +255,13 @@ def governed(
     config: ContinuousBatchingConfig | None = None,
     pool: dict[str, Any] | None = None,
     clock: Clock | None = None,
+    tiers: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Governed]:
     clock = clock or VirtualClock()
     one = GovernedBatching(
         model(kind),
-        govern(text or policy(), clock, **(pool or {})),
+        govern(text or policy(), clock, tiers=tiers, **(pool or {})),
         IDENTITY,
         generation_config=generate or generation(),
         batching_config=config or batching(),

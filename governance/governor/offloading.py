@@ -1,0 +1,542 @@
+"""From a Governor's pools to its tiers and back: what is evicted goes in sealed, what a prompt lacks comes back.
+
+    offload = Offloading(tiers, cost, clock)
+    offload.watch(manager)                         # what it evicts is offered to the tiers from now on
+    restored = offload.restore(manager, sequence, limit, now_us)     # blocks that follow the hit, in the sequence's own
+
+1. Only what a deadline has not ended goes: an eviction is the one end that makes nothing of a copy unlawful. It is due
+   when the holds of its blocks would have lapsed, and what comes back of it lives no longer than they would have.
+2. A restore fills blocks that the request was handed anyhow, and publishes them as if it had computed them. What does
+   not come is computed; no request waits for a tier longer than the tier's own deadline.
+3. Each movement, and each one that was decided against, is on record with what both ways were expected to take.
+4. A tier that is slower than computing is left alone; between steps, now and then, one read says whether it still is.
+5. A request that is preempted by swap leaves also its last block, which is not full, and comes back with it.
+6. In one step of the engine no more than `step_bytes` leave the device: the rest of what is evicted is not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Protocol, cast
+
+import numpy as np
+
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
+from kvcustody.allocator.pool.memory_protocol import Memory
+from kvcustody.allocator.prefix.longest_prefix import Prompt
+from kvcustody.allocator.prefix.node import KEY_BYTES, Node
+from kvcustody.allocator.prefix.sequence import RunningSequence, Span
+from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError
+from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
+from kvcustody.governance.observability.prefill_cost import RecomputeCost
+from kvcustody.governance.tiers.copy_event import TransferDecision
+from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
+from kvcustody.governance.tiers.transfer_rates import LinkWatch, TierUse, TransferRates
+
+STEP_BYTES_MAX = 256 << 20
+_Read = Callable[[int, int, memoryview], None]
+_NO_KEY = bytes(KEY_BYTES)
+_TRY = (
+    16  # of the stores that seem not to pay, one in so many is made: whether they pay is known of those alone
+)
+_PRIOR_STORED, _PRIOR_USED = 64, 32  # blocks: what comes back, as long as little is known
+
+
+class CopyableMemory(Memory, Protocol):
+    """Memory whose blocks can be read and written from the host."""
+
+    def read(self, shard: int, blocks: Blocks, into: memoryview) -> None:
+        """Copy a shard's part of `blocks`, one after the other, into host memory; waits."""
+
+    def write(self, shard: int, blocks: Blocks, data: memoryview) -> None:
+        """Copy what `read` made into a shard's part of `blocks`."""
+
+
+class _Way:
+    """One tier with what its use has taken."""
+
+    __slots__ = (
+        "against",
+        "restore_us",
+        "restored_blocks",
+        "restored_bytes",
+        "restores",
+        "skipped",
+        "store_us",
+        "stored_blocks",
+        "stored_bytes",
+        "stores",
+        "tier",
+        "watch",
+    )
+
+    def __init__(self, tier: SealedTier) -> None:
+        self.tier = tier
+        self.stores, self.restores = TransferRates(), TransferRates()
+        self.stored_blocks = self.restored_blocks = self.stored_bytes = self.restored_bytes = 0
+        self.store_us = self.restore_us = self.against = self.skipped = 0
+        self.watch = LinkWatch()
+
+    @property
+    def reused(self) -> float:
+        """Which part of what is stored comes back."""
+        return (self.restored_blocks + _PRIOR_USED) / (self.stored_blocks + _PRIOR_STORED)
+
+
+class Offloading:
+    """The tiers of one Governor, in the order in which they are asked. Called on the owning thread."""
+
+    def __init__(
+        self,
+        tiers: Sequence[SealedTier],
+        cost: RecomputeCost,
+        clock: Clock,
+        block_tokens: int,
+        *,
+        step_bytes: int = STEP_BYTES_MAX,
+    ) -> None:
+        self._ways = [_Way(tier) for tier in tiers]
+        self._cost = cost
+        self._clock = clock
+        self._block_tokens = block_tokens
+        self._step_bytes = self._left = step_bytes
+        self._decisions: list[TransferDecision] = []
+
+    @property
+    def tiers(self) -> list[SealedTier]:
+        """In the order in which they are asked."""
+        return [way.tier for way in self._ways]
+
+    def watch(self, manager: BlockManager) -> None:
+        """What this manager evicts is offered from now on. Raises `ConfigError` where its blocks cannot be copied."""
+        memory = manager.pool.memory
+        if manager.options.windows:
+            raise ConfigError("tiers: a pool with sliding-window groups is not copied; set no `tiers` for it")
+        if not (hasattr(memory, "read") and hasattr(memory, "write")):
+            raise ConfigError(
+                f"tiers: blocks of `{type(memory).__name__}` cannot be read; set no `tiers` for it"
+            )
+        manager.tree.demote = partial(self._demote, manager)
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def _demote(self, manager: BlockManager, node: Node, keep: int) -> None:
+        """`node` is about to lose its blocks from `keep` on."""
+        domain, now_us = node.domain, self._clock.now_us()
+        due_us = min(node.deadline_us, node.ceiling_us)
+        if not (node.keys and domain.cacheable and domain.is_open and due_us > now_us):
+            return
+        memory = cast(CopyableMemory, manager.pool.memory)
+        label, blocks = label_of(domain), node.blocks[keep:]
+        run = PublishedRun(
+            label,
+            node.keys[KEY_BYTES * keep :],
+            _key_before(node, keep),
+            node.start + keep,
+            node.born_us,
+            node.ceiling_us,
+            due_us,
+        )
+
+        def read(first: int, count: int, into: memoryview) -> None:
+            _read(memory, blocks[first : first + count], into)
+
+        for way in self._ways:
+            if self._store(way, run, label, len(blocks), memory, read):
+                return
+
+    def _store(
+        self, way: _Way, run: PublishedRun, label: DomainLabel, blocks: int, memory: Memory, read: _Read
+    ) -> bool:
+        """Whether the tier has the run now."""
+        if not way.tier.admits(label):
+            return False
+        size = blocks * memory.bytes_per_block * memory.shards
+        before = run.depth * self._block_tokens
+        takes_us, again_us = way.stores.predict(size), way.restores.predict(size)
+        recompute_us = self._cost.seconds_of(blocks * self._block_tokens, before) * 1e6
+        reason = ""
+        if size > self._left:
+            reason = "busy"
+        elif (
+            takes_us is not None
+            and again_us is not None
+            and self._cost.is_known
+            and way.reused * (recompute_us - again_us) <= takes_us
+        ):
+            way.skipped += 1
+            reason = "" if way.skipped % _TRY == 0 else "does not pay"
+        if reason:
+            way.against += 1
+            self._decide(
+                way, "store", label, 0, blocks, size, takes_us, recompute_us, "recompute", "", 0, reason
+            )
+            return False
+        self._left -= size
+        began_ns = perf_counter_ns()
+        stored = way.tier.store(run, read)
+        took_us = (perf_counter_ns() - began_ns) // 1000
+        if stored:
+            part = size * stored // blocks
+            way.stores.learn(part, took_us)
+            way.stored_blocks += stored
+            way.stored_bytes += part
+            way.store_us += took_us
+            self._decide(
+                way,
+                "store",
+                label,
+                0,
+                stored,
+                part,
+                takes_us,
+                recompute_us,
+                "transfer",
+                "done",
+                took_us,
+                "pays",
+            )
+        return stored == blocks or way.tier.has(label, run.keys[-KEY_BYTES:])
+
+    # -- back -----------------------------------------------------------------------------------------------------
+
+    def restore(self, manager: BlockManager, sequence: RunningSequence, limit: int, now_us: int) -> int:
+        """Bring back what follows the sequence's hit, up to `limit` blocks of its prompt; how many came.
+
+        The sequence has its blocks already; what came is published. Raises `DeviceError` where the device failed.
+        """
+        come = 0
+        while sequence.spans:
+            span = sequence.spans[0]
+            first = span.first
+            until = min(limit, span.last, first + len(span.keys) // KEY_BYTES)
+            if until <= first or not (span.domain.cacheable and span.domain.is_open):
+                break
+            came = self._restore_span(manager, sequence, span, until - first, now_us)
+            come += came
+            if not came or first + came < span.last:
+                break
+        sequence.restored_blocks = come
+        return come
+
+    def _restore_span(
+        self, manager: BlockManager, sequence: RunningSequence, span: Span, wanted: int, now_us: int
+    ) -> int:
+        label, start = label_of(span.domain), span.start
+        if not any(way.tier.admits(label) for way in self._ways):
+            return 0
+        keys = _chain_before(sequence, span) + span.keys[: KEY_BYTES * wanted]
+        if len(keys) != KEY_BYTES * (start + wanted):
+            return 0
+        come, tried = 0, set[bytes]()
+        while come < wanted:
+            way, found = self._best(label, keys, start + come, tried)
+            if way is None:
+                break
+            tried.add(found[0].name)
+            came = self._load(way, manager, sequence, label, keys, start + come, found)
+            for one in came:
+                manager.publish_restored(
+                    sequence, span.first + one.blocks, one.born_us, one.ceiling_us, now_us
+                )
+                come += one.blocks
+            if span.start != start + come:
+                break  # a key is taken by a node that cannot be attached: what comes is this request's alone
+        return come
+
+    def _best(
+        self, label: DomainLabel, keys: bytes, depth: int, tried: set[bytes]
+    ) -> tuple[_Way | None, list[Found]]:
+        """Whoever brings most; of those alike, whoever is asked first."""
+        best: tuple[_Way | None, list[Found]] = (None, [])
+        most = 0
+        for way in self._ways:
+            found = way.tier.lookup(label, keys, depth)
+            blocks = sum(one.blocks for one in found)
+            if blocks > most and found[0].name not in tried:
+                best, most = (way, found), blocks
+        return best
+
+    def _load(
+        self,
+        way: _Way,
+        manager: BlockManager,
+        sequence: RunningSequence,
+        label: DomainLabel,
+        keys: bytes,
+        depth: int,
+        found: list[Found],
+    ) -> list[Restored]:
+        blocks, size = sum(one.blocks for one in found), sum(one.size for one in found)
+        tokens, residency = self._block_tokens, sequence.residency.id
+        takes_us = way.restores.predict(size)
+        recompute_us = self._cost.seconds_of(blocks * tokens, depth * tokens) * 1e6
+        reason = "faster"
+        if takes_us is None or not self._cost.is_known:
+            reason = "not measured yet"
+        elif takes_us >= recompute_us:
+            way.against += 1
+            way.watch.left_alone(self._clock.now_us())
+            self._decide(
+                way,
+                "restore",
+                label,
+                residency,
+                blocks,
+                size,
+                takes_us,
+                recompute_us,
+                "recompute",
+                "",
+                0,
+                "slower",
+            )
+            return []
+        memory = cast(CopyableMemory, manager.pool.memory)
+        span = sequence.spans[0]
+        shift = span.first - span.start
+
+        def write(at: int, count: int, skip: int, data: memoryview) -> None:
+            _write(memory, sequence.table[at + shift : at + shift + count], skip, data)
+
+        began_ns = perf_counter_ns()
+        came = way.tier.load(label, keys, depth, found, write)
+        took_us = (perf_counter_ns() - began_ns) // 1000
+        count = sum(one.blocks for one in came)
+        way.restores.learn(max(1, size * max(count, 1) // blocks), took_us)
+        way.restored_blocks += count
+        way.restored_bytes += size * count // blocks
+        way.restore_us += took_us
+        way.watch.used()
+        outcome = "done" if count == blocks else "partial" if count else "failed"
+        self._decide(
+            way,
+            "restore",
+            label,
+            residency,
+            blocks,
+            size,
+            takes_us,
+            recompute_us,
+            "transfer",
+            outcome,
+            took_us,
+            reason,
+        )
+        return came
+
+    # -- swap -----------------------------------------------------------------------------------------------------
+
+    def keep_tail(self, manager: BlockManager, sequence: RunningSequence) -> bool:
+        """Keep the block that the sequence has begun and not filled: it is never published, and no prompt finds it."""
+        size, slot = self._block_tokens, sequence.slot
+        whole, tokens = divmod(int(manager.decode.computed[slot]), size)
+        if not (tokens and len(sequence.spans) == 1 and sequence.published == whole):
+            return False
+        span, memory = sequence.spans[0], cast(CopyableMemory, manager.pool.memory)
+        domain, now_us = span.domain, self._clock.now_us()
+        if not (domain.cacheable and domain.is_open and sequence.residency.may_hold):
+            return False
+        before = sequence.leaf
+        if before is not None and before.domain is not domain:
+            before = None
+        parent = before.keys[-KEY_BYTES:] if before is not None else _NO_KEY
+        ceiling_us = min(now_us + domain.absolute_us, before.ceiling_us if before is not None else NEVER_US)
+        born_us = before.born_us if before is not None else now_us
+        key = _tail_key(parent, manager.decode.pending[slot, :tokens].tobytes())
+        label, block = label_of(domain), sequence.table[whole : whole + 1]
+        due_us = min(ceiling_us, now_us + domain.idle_us)
+        run = PublishedRun(label, key, parent, span.start, born_us, ceiling_us, due_us)
+
+        def read(first: int, count: int, into: memoryview) -> None:
+            _read(memory, block, into)
+
+        return any(way.tier.admits(label) and bool(way.tier.store(run, read)) for way in self._ways)
+
+    def keep_path(self, manager: BlockManager, leaf: Node | None) -> None:
+        """Keep what was published of a path that nobody refers to now; it stays in the pool while there is room."""
+        while leaf is not None:
+            if leaf.refs == 0:
+                self._demote(manager, leaf, 0)
+            leaf = leaf.parent
+
+    def restore_tail(self, manager: BlockManager, sequence: RunningSequence, prompt: Prompt) -> int:
+        """Bring back the block that a preempted request had begun, for all but its last token; how many tokens."""
+        size = self._block_tokens
+        whole, tokens = divmod(prompt.tokens - 1, size)
+        if not (tokens and len(sequence.spans) == 1 and sequence.published == whole):
+            return 0
+        span = sequence.spans[0]
+        before = _chain_before(sequence, span)
+        parent = before[-KEY_BYTES:] or _NO_KEY
+        data = prompt.data[4 * size * whole : 4 * (size * whole + tokens)]
+        keys = before + _tail_key(parent, data)
+        label, memory = label_of(span.domain), cast(CopyableMemory, manager.pool.memory)
+        if len(keys) != KEY_BYTES * (span.start + 1):
+            return 0
+
+        def write(at: int, count: int, skip: int, data: memoryview) -> None:
+            _write(memory, sequence.table[whole : whole + 1], skip, data)
+
+        for way in self._ways:
+            found = way.tier.lookup(label, keys, span.start)
+            if found and way.tier.load(label, keys, span.start, found, write):
+                manager.decode.computed[sequence.slot] = whole * size + tokens
+                sequence.tail_tokens = tokens
+                return tokens
+        return 0
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def step(self, now_us: int) -> None:
+        """Once an engine step: what is due ends, and a tier that is left alone is looked at."""
+        self._left = self._step_bytes
+        for way in self._ways:
+            if way.tier.is_due(now_us):
+                way.tier.expire()
+        for way in self._ways:
+            if way.watch.due(now_us):
+                self._look(way)
+
+    @staticmethod
+    def _look(way: _Way) -> None:
+        began_ns = perf_counter_ns()
+        size = way.tier.probe()
+        if size:
+            way.restores.learn(size, (perf_counter_ns() - began_ns) // 1000)
+
+    def narrow(self) -> None:
+        """Policy or keys have changed: what may stay no longer ends."""
+        for way in self._ways:
+            way.tier.narrow()
+
+    def forget_tenant(self, tenant: str) -> None:
+        """A tenant that nobody listed has left: what it had in tiers ends."""
+        for way in self._ways:
+            way.tier.end_tenant(tenant)
+
+    def take_decisions(self) -> list[TransferDecision]:
+        """What was decided since the last call."""
+        decisions, self._decisions = self._decisions, []
+        return decisions
+
+    def uses(self) -> list[TierUse]:
+        """What each tier did."""
+        return [
+            TierUse(
+                way.tier.name,
+                way.stored_blocks,
+                way.restored_blocks,
+                way.stored_bytes,
+                way.restored_bytes,
+                way.store_us,
+                way.restore_us,
+                way.against,
+                way.restores.error,
+            )
+            for way in self._ways
+        ]
+
+    def figures(self) -> dict[str, float]:
+        """Everything, by the keys of `metrics.MEASURES`."""
+        found: dict[str, float] = {}
+        for way in self._ways:
+            counts = way.tier.counts
+            for key, value in (
+                ("copies", counts.living),
+                ("used_bytes", counts.living_bytes),
+                ("capacity_bytes", way.tier.capacity_bytes),
+                ("waiting", counts.waiting),
+                ("stored_blocks", way.stored_blocks),
+                ("restored_blocks", way.restored_blocks),
+                ("store_seconds", way.store_us / 1e6),
+                ("restore_seconds", way.restore_us / 1e6),
+                ("refused", counts.refused),
+                ("left_alone", way.against),
+                ("prediction_error", way.restores.error),
+            ):
+                if value is not None:
+                    found[f"tier_{key}.{way.tier.name}"] = value
+        return found
+
+    def close(self) -> None:
+        """End what does not outlive the process, and let the stores go."""
+        for way in self._ways:
+            way.tier.close()
+
+    def _decide(
+        self,
+        way: _Way,
+        action: str,
+        label: DomainLabel,
+        residency: int,
+        blocks: int,
+        size: int,
+        transfer_us: float | None,
+        recompute_us: float,
+        choice: str,
+        outcome: str,
+        actual_us: int,
+        reason: str,
+    ) -> None:
+        self._decisions.append(
+            TransferDecision(
+                action,
+                way.tier.name,
+                label.tenant,
+                residency,
+                blocks,
+                size,
+                self._clock.now_us(),
+                int(transfer_us or 0),
+                int(recompute_us),
+                choice,
+                outcome,
+                actual_us,
+                reason,
+            )
+        )
+
+
+def _key_before(node: Node, position: int) -> bytes:
+    """The key before the block at `position` in the same chain; zeros where it begins the chain."""
+    if position:
+        return node.keys[KEY_BYTES * (position - 1) : KEY_BYTES * position]
+    parent = node.parent
+    return parent.keys[-KEY_BYTES:] if parent is not None and parent.domain is node.domain else _NO_KEY
+
+
+def _tail_key(parent: bytes, tokens: bytes) -> bytes:
+    """The key of a block that is not full, after the block with the key `parent`: the key of no whole block."""
+    return hashlib.blake2b(parent + tokens, digest_size=KEY_BYTES, person=b"kvcustody tail").digest()
+
+
+def _chain_before(sequence: RunningSequence, span: Span) -> bytes:
+    """The keys of the span's chain before it, as the path has them."""
+    parts: list[bytes] = []
+    node = sequence.leaf
+    while node is not None and node.domain is span.domain:
+        parts.append(node.keys)
+        node = node.parent
+    return b"".join(reversed(parts))
+
+
+def _read(memory: CopyableMemory, blocks: Blocks, into: memoryview) -> None:
+    """Every shard's part, one shard after the other."""
+    size = len(blocks) * memory.bytes_per_block
+    for shard in range(memory.shards):
+        memory.read(shard, blocks, into[shard * size : (shard + 1) * size])
+
+
+def _write(memory: CopyableMemory, blocks: Blocks, skip: int, data: memoryview) -> None:
+    """What `_read` made of `skip` blocks and these, without the first."""
+    size, whole = memory.bytes_per_block, (skip + len(blocks)) * memory.bytes_per_block
+    targets = np.ascontiguousarray(blocks)
+    for shard in range(memory.shards):
+        begin = shard * whole + skip * size
+        memory.write(shard, targets, data[begin : (shard + 1) * whole])

@@ -1,0 +1,120 @@
+"""Whether bytes move is decided by what moving and computing take: measured, on record with both, and right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from offload_world import World, prompt
+
+from kvcustody.governance.governor.offloading import Offloading
+from kvcustody.governance.observability.prefill_cost import DeclaredRate
+from kvcustody.governance.tiers.copy_event import TransferDecision
+from kvcustody.governance.tiers.transfer_rates import TransferRates
+
+
+def offloading(world: World) -> Offloading:
+    assert world.worker.governor.offload is not None
+    return world.worker.governor.offload
+
+
+def restores(decided: list[TransferDecision]) -> list[TransferDecision]:
+    return [one for one in decided if one.action == "restore"]
+
+
+def test_a_tier_that_is_faster_is_used_and_both_numbers_are_on_record(tmp_path: Path) -> None:
+    world = World(tmp_path, "host")
+    offloading(world)._cost = DeclaredRate(1.0)  # a second a token
+    decided: list[TransferDecision] = []
+    for number in range(6):
+        world.serve("acme", prompt(1, 10))
+        world.crowd(number)
+        decided += offloading(world).take_decisions()
+    found = restores(decided)
+    assert len(found) >= 4 and {one.choice for one in found} == {"transfer"}
+    first, *others = found
+    assert first.reason == "not measured yet" and {one.reason for one in others} == {"faster"}
+    for one in others:
+        assert 0 < one.transfer_us < one.recompute_us == one.blocks * 16 * 1_000_000
+        assert one.outcome == "done" and one.actual_us > 0 and one.tenant == "acme" and one.residency > 0
+    assert [one.choice for one in decided if one.action == "store"].count("transfer") >= 10
+    world.worker.close()
+
+
+def test_a_tier_that_is_always_slower_is_not_used_after_its_first_samples(tmp_path: Path) -> None:
+    world = World(tmp_path, "host")
+    offload = offloading(world)
+    offload._cost = DeclaredRate(1e12)
+    decided: list[TransferDecision] = []
+    for number in range(12):
+        world.serve("acme", prompt(1, 10))
+        world.crowd(number)
+        decided += offload.take_decisions()
+    found = restores(decided)
+    assert found[0].choice == "transfer", "the first sample"
+    assert {one.choice for one in found[1:]} <= {"recompute"}
+    for one in found[1:]:
+        assert one.transfer_us > one.recompute_us and one.reason == "slower" and not one.actual_us
+    stores = [one for one in decided if one.action == "store"]
+    later = stores[len(stores) // 2 :]
+    assert sum(one.choice == "transfer" for one in later) <= len(later) // 8 + 1, (
+        "nor is much kept for nothing"
+    )
+    world.worker.close()
+
+
+def test_a_tier_that_was_left_alone_is_looked_at_between_steps_and_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, "host")
+    offload = offloading(world)
+    offload._cost = DeclaredRate(1.0)
+    for number in range(2):
+        world.serve("acme", prompt(1, 10))
+        world.crowd(number)
+    (way,) = offload._ways
+    for size in (1_000, 10_000, 100_000):
+        for _ in range(20):
+            way.restores.learn(size, 10**12)  # the link has become hopeless
+    assert world.serve("acme", prompt(1, 10)) < 160
+    assert way.against > 0
+    before = way.restores.samples
+    for _ in range(40):
+        world.clock.advance(60_000_000 // 8)
+        world.worker.governor.step()
+    assert way.restores.samples > before, "and nobody asked"
+    world.crowd(5)
+    assert world.serve("acme", prompt(1, 10)) == 160
+    world.worker.close()
+
+
+def test_one_step_moves_no_more_than_its_share(tmp_path: Path) -> None:
+    world = World(tmp_path, "host")
+    offload = offloading(world)
+    offload._step_bytes = offload._left = 4 * world.size
+    world.serve("acme", prompt(1, 10))
+    offload.take_decisions()
+    world.serve("beta", prompt(2, 22))
+    decided = [one for one in offload.take_decisions() if one.action == "store"]
+    moved = sum(one.blocks for one in decided if one.choice == "transfer")
+    assert moved <= 4 and "busy" in {one.reason for one in decided}
+    world.worker.close()
+
+
+def test_rates_follow_a_link_and_know_how_wrong_they_were() -> None:
+    rates = TransferRates()
+    assert rates.predict(1 << 20) is None and rates.error is None
+    rates.learn(1 << 20, 1_000)
+    assert rates.predict(1 << 20) == pytest.approx(1_000)
+    assert rates.predict(1 << 10) == pytest.approx(1_000 / 1024), "from the nearest size"
+    for _ in range(6):
+        rates.learn(1 << 10, 50)
+        rates.learn(1 << 20, 1_000)
+    assert rates.predict(1 << 10) == pytest.approx(50, rel=0.3), "a byte of small ones costs more"
+    assert rates.predict(1 << 20) == pytest.approx(1_000, rel=0.3)
+    for _ in range(6):
+        rates.learn(1 << 20, 100_000)
+    assert rates.predict(1 << 20) == pytest.approx(100_000, rel=0.1)
+    small = rates.predict(1 << 10)
+    assert small is not None and small > 500, "the link is slower for every size"
+    assert rates.error is not None and 0 < rates.error < 1
