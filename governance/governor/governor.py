@@ -571,6 +571,8 @@ class Governor(Authority[BlockManager]):
                 for scrubbed in launches:
                     self._launch += 1
                     outbox += scrub_receipts(scrubbed, self._launch, number, size, now_us)
+        if self.offload is not None:
+            outbox += self.offload.leaves()
         if outbox:
             self._ledger.submit(outbox)
 
@@ -708,7 +710,8 @@ class Governor(Authority[BlockManager]):
             manager.pool.synchronize()
         self._drain(self._clock.now_us())
         running = ((self._pools.managers[sequence.pool], sequence) for sequence in self._live.values())
-        return pool_counts(self._pools.managers, running)
+        tiers = () if self.offload is None else self.offload.counts()
+        return pool_counts(self._pools.managers, running)._replace(tiers=tiers)
 
     @property
     def managers(self) -> list[BlockManager]:

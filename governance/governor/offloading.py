@@ -30,11 +30,14 @@ from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
+from kvcustody.audit.coverage.conservation import TierCounts
+from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.tiers.copy_event import TransferDecision
+from kvcustody.governance.tiers.copy_leaves import copy_leaves, decision_leaves
 from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
 from kvcustody.governance.tiers.transfer_rates import LinkWatch, TierUse, TransferRates
 
@@ -420,10 +423,25 @@ class Offloading:
         for way in self._ways:
             way.tier.end_tenant(tenant)
 
+    def leaves(self) -> list[Event]:
+        """What began, ended and was decided since the last call, for the ledger."""
+        found: list[Event] = []
+        for way in self._ways:
+            events = way.tier.take_events()
+            if events:
+                found += copy_leaves(way.tier.name, events, way.tier.within_us)
+        if self._decisions:
+            found += decision_leaves(self.take_decisions())
+        return found
+
     def take_decisions(self) -> list[TransferDecision]:
         """What was decided since the last call."""
         decisions, self._decisions = self._decisions, []
         return decisions
+
+    def counts(self) -> tuple[TierCounts, ...]:
+        """Each tier's own counters for conservation, when everything that happened was handed over."""
+        return tuple(TierCounts(way.tier.name, *way.tier.counts[:-1]) for way in self._ways)
 
     def uses(self) -> list[TierUse]:
         """What each tier did."""

@@ -758,9 +758,16 @@ class SealedTier:
         return events
 
     def close(self) -> None:
-        """Let the store go. What does not outlive the process ends here; the rest is found by the next."""
-        if not self._store.outlives:
-            self._end([row for _, row in self._index.names()], "teardown")
+        """Let the store go. What outlives the process is found by nobody until the next; the rest ends here."""
+        rows = [row for _, row in self._index.names()]
+        names = self._forget_rows(rows, "teardown")
+        if self._store.outlives:
+            for name in names:
+                ended = self._waiting.pop(name)
+                assert ended is not None
+                self._lost[name] = ended
+        else:
+            self._delete([])
         self._store.close()
 
     def _end(self, rows: list[int], cause: str) -> None:

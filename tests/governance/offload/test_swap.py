@@ -45,7 +45,7 @@ def resumed(world: World, tokens: list[int], whose: str = "acme", *, partial: bo
     assert isinstance(admitted, Admission)
     for block in range(-(-admitted.hit_tokens // TOKENS)):
         read = bytearray(world.size)
-        world.memory.read(0, admitted.blocks[block : block + 1], memoryview(read))
+        world.memory.read(0, admitted.blocks[block : block + 1].copy(), memoryview(read))
         assert bytes(read) == content(world, tokens, block), block
     governor.commit([admitted.request_id], [len(tokens)])
     governor.release(admitted.request_id)
