@@ -25,6 +25,7 @@ _MARK = "kvcustody-tier"
 _SPARES = 4  # buffers that are kept for the next object
 _DRAFT = ".draft"
 _FAN = re.compile("[0-9a-f]{2}")
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in an object's place holds nobody
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -108,7 +109,7 @@ class FileStore:
             return None
         file = name.hex()
         try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fan(file))
+            descriptor = os.open(file, _READ, dir_fd=self._fan(file))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -138,7 +139,7 @@ class FileStore:
         """The file's first bytes."""
         file = name.hex()
         try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fan(file))
+            descriptor = os.open(file, _READ, dir_fd=self._fan(file))
             try:
                 return os.pread(descriptor, size, 0)
             finally:
