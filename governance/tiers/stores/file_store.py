@@ -189,15 +189,25 @@ class FileStore:
             fan = f"{number:02x}"
             if not (self.folder / fan).is_dir():
                 continue
-            for file in sorted(_listed(self._fan(fan))):
-                name = _name_of(file)
-                if name is None or name <= after:
-                    continue
-                found.append(
-                    Listed(name, os.stat(file, dir_fd=self._fan(fan), follow_symlinks=False).st_size)
-                )
-                if len(found) == limit:
-                    return found
+            try:
+                found += self._page_of(fan, after, limit - len(found))
+            except OSError as error:
+                raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
+            if len(found) == limit:
+                break
+        return found
+
+    def _page_of(self, fan: str, after: bytes, limit: int) -> list[Listed]:
+        found: list[Listed] = []
+        for file in sorted(_listed(self._fan(fan))):
+            name = _name_of(file)
+            if name is None or name <= after or len(found) == limit:
+                continue
+            try:
+                size = os.stat(file, dir_fd=self._fan(fan), follow_symlinks=False).st_size
+            except FileNotFoundError:  # since it was listed
+                continue
+            found.append(Listed(name, size))
         return found
 
     def close(self) -> None:
@@ -219,26 +229,31 @@ class FileStore:
             raise ConfigError(
                 f"nvme tier `{folder}`: {error.strerror or error}; give a folder of its own, no link"
             ) from None
-        status = os.fstat(root)
-        present = set(_listed(root))
-        problem = ""
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            problem = f"has mode `{stat.S_IMODE(status.st_mode):04o}` or another owner; chmod 700 it"
-        elif present and _MARK not in present:
-            problem = "has something else in it; give an empty folder"
-        else:
-            mark = os.open(_MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=root)
-            try:
-                fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(mark)
-                problem = "is used by another process; give each its own"
-            else:
-                self._mark = mark
+        try:
+            problem = self._claim(root)
+        except OSError as error:
+            problem = f"{error.strerror or error}; give a folder of its own on a disk with room"
         if problem:
             os.close(root)
             raise ConfigError(f"nvme tier `{folder}`: {problem}")
         return root
+
+    def _claim(self, root: int) -> str:
+        """Lock the folder for this process; why it cannot be had, or nothing."""
+        status = os.fstat(root)
+        present = set(_listed(root))
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            return f"has mode `{stat.S_IMODE(status.st_mode):04o}` or another owner; chmod 700 it"
+        if present and _MARK not in present:
+            return "has something else in it; give an empty folder"
+        mark = os.open(_MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=root)
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(mark)
+            return "is used by another process; give each its own"
+        self._mark = mark
+        return ""
 
     def _find(self) -> None:
         self._used = 0
