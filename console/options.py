@@ -105,7 +105,8 @@ Model = Annotated[
     str | None, typer.Option(help="Only this model, as leaves name it (16 hexadecimal digits).")
 ]
 Tier = Annotated[
-    str | None, typer.Option(help="Only this tier; today custody is recorded in `device` alone.")
+    str | None,
+    typer.Option(help="Only this tier: `device` (blocks), or copies in `host`, `nvme` or `remote`."),
 ]
 At = Annotated[
     int | None, typer.Option("--as-of", help="The ledger as this checkpoint left it (its root log size).")

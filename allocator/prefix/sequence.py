@@ -63,6 +63,7 @@ class RunningSequence:
         "slot",
         "spans",
         "table",
+        "tail_tokens",
         "window_first",
         "windows",
     )
@@ -82,6 +83,7 @@ class RunningSequence:
         self.block_count = 0
         self.hit_blocks = 0
         self.restored_blocks = 0  # behind the hit, filled from a tier
+        self.tail_tokens = 0  # behind those, of the block that is not full
         self.asked_us = 0  # when it was first asked for: before its blocks were there
         self.prompt_tokens = 0  # that its first token waits for; 0 once it has come
         self.published = 0  # blocks of the path: attached or published

@@ -6,7 +6,8 @@
 2. `leaves` counts leaves, parts too, by their own kind; `events` counts events, and items of lists, by theirs.
 3. Sizes are added up over parts, each with what is in it. What is written in two logs counts as an event in both, and
    with its requests, blocks and denials in the log of who acted, as its rows do (`projection`, rule 3).
-4. A cause, outcome, level or rule has a figure of its own; a person, a session, an engine or free text has none.
+4. Copies off the device are counted by tier (`detail`).
+5. A cause, outcome, level or rule has a figure of its own; a person, a session, an engine or free text has none.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from kvcustody.times import HOUR_US
 
 LEAVES, EVENTS, DENIED = "leaves", "events", "denied"
 ATTACHED, WRITTEN, BLOCKS, BYTES = "attached_blocks", "written_blocks", "blocks", "bytes"
+COPIES = "copies"
+COPY_KINDS = ("copies-stored", "copies-ended", "copies-destroyed")
 FAILED = "failed"  # in place of a level: a receipt that proves nothing
 
 
@@ -48,7 +51,9 @@ OUTCOMES = {
     **dict.fromkeys(("residency-released", "blocks-released", "custody-ended"), "cause"),
     **dict.fromkeys(("erasure-requested",), "selector"),
     **dict.fromkeys(("erasure-completed",), "outcome"),
+    **dict.fromkeys(COPY_KINDS[1:], "cause"),
     "receipt": "result",
+    "transfer-decided": "choice",
     "orphan-found": "orphan",
     "observed-removed": "cause",
 }
@@ -88,6 +93,8 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
         found[log, (hour, kind, EVENTS, outcome, "", classification)] += events
     if kind in _ACTING:
         _count_requests(found, group, who)
+    elif kind in COPY_KINDS:
+        _count_copies(found, group, who)
     elif kind == "receipt":
         levels = [
             level if result == "ok" else FAILED
@@ -118,6 +125,18 @@ def _count_requests(found: Figures, group: LeafGroup, who: Sequence[_Who]) -> No
     for counts, (log, hour, effect, classification), rule, owner, revision, number in each:
         if counts and effect == "deny":
             found[log, (hour, kind, DENIED, rule, f"{revision} {owner}", classification)] += number
+
+
+def _count_copies(found: Figures, group: LeafGroup, who: Sequence[_Who]) -> None:
+    columns, kind = group.columns, group.kind
+    sizes = {COPIES: map(len, columns["numbers"])}
+    sizes |= {measure: map(sum, columns[f"{measure}_each"]) for measure in (BLOCKS, BYTES)}
+    for measure, values in sizes.items():
+        own = map(any, columns["numbers"])  # not what an earlier process left
+        each = zip(who, columns["tier"], values, own, strict=True)
+        for (log, hour, outcome, classification), tier, value, counts in each:
+            if value and counts:
+                found[log, (hour, kind, measure, outcome, tier, classification)] += value
 
 
 def _add(found: Figures, kind: str, measure: str, who: Sequence[_Who], values: Sequence[int]) -> None:

@@ -17,6 +17,9 @@ from sqlalchemy import CompoundSelect, Connection, Select, func, or_, select, un
 from kvcustody.audit.counters.count_events import (
     ATTACHED,
     BLOCKS,
+    BYTES,
+    COPIES,
+    COPY_KINDS,
     DENIED,
     EVENTS,
     WRITTEN,
@@ -49,6 +52,22 @@ class Denials(NamedTuple):
     rule: str
     revision: int
     requests: int
+
+
+class TierTotals(NamedTuple):
+    """Copies and sealed bytes of one tier, of all processes; `evidence` counts pieces, of which a copy may have two."""
+
+    tier: str
+    stored: int
+    stored_bytes: int
+    ended: int
+    ended_bytes: int
+    evidence: int
+
+    @property
+    def living(self) -> int:
+        """Copies whose end is not on record."""
+        return self.stored - self.ended
 
 
 class EventCount(NamedTuple):
@@ -139,6 +158,26 @@ def orphans_by_class(connection: Connection) -> Counter[str]:
     for _, figure, value in _read(connection, _Wanted((EVENTS,), (ORPHANS,), True)):
         found[figure.outcome] += value
     return found
+
+
+def tier_totals(connection: Connection, *, tenant: str | None = None) -> tuple[TierTotals, ...]:
+    """What the ledger holds about copies, by tier in name order."""
+    log = None if tenant is None else log_of(tenant)
+    sums: Counter[tuple[str, str, str]] = Counter()
+    for _, figure, value in _read(connection, _Wanted((COPIES, BYTES), COPY_KINDS, False, log)):
+        sums[figure.detail, figure.kind, figure.measure] += value
+    stored, ended, destroyed = COPY_KINDS
+    return tuple(
+        TierTotals(
+            tier,
+            sums[tier, stored, COPIES],
+            sums[tier, stored, BYTES],
+            sums[tier, ended, COPIES],
+            sums[tier, ended, BYTES],
+            sums[tier, destroyed, COPIES],
+        )
+        for tier in sorted({tier for tier, _, _ in sums})
+    )
 
 
 def event_counts(

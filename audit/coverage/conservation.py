@@ -3,6 +3,7 @@
 1. Each identity compares the ledger's rows with the pool's or the device's own counters. Removing any one recording
    step (residency opened, released, custody end, receipt, one shard's receipt) breaks at least one of them.
 2. Counts are of one live incarnation at a quiet moment: nothing submitted that is not yet in the ledger.
+3. Of each tier the same: removing any one step of a copy (stored, ended, each piece of evidence) breaks one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, select
 
+from kvcustody.audit.copies.copy_rows import CopyTotals, copy_totals
 from kvcustody.audit.events import PROCESS_DEATH
 from kvcustody.audit.query.evidence_columns import read, unit_keys
 from kvcustody.audit.schema.ledger import custody_ends, incarnations, receipts, releases, residencies
 from kvcustody.errors import LedgerError
+
+
+class TierCounts(NamedTuple):
+    """A tier's own view of its copies since the process began; sizes are sealed bytes.
+
+    A copy is living until its end is submitted, then waiting until its first evidence is (`destroyed`). `evidence`
+    counts every piece, of which a copy may have two (its key destroyed, then unlinked).
+    """
+
+    tier: str
+    stored: int
+    ended: int
+    destroyed: int
+    evidence: int
+    living: int
+    waiting: int
+    living_bytes: int
+    waiting_bytes: int
 
 
 class PoolCounts(NamedTuple):
@@ -33,6 +53,7 @@ class PoolCounts(NamedTuple):
     quarantined: int  # overwritten, and some shard did not verify
     scrubbed: tuple[int, ...]  # per shard, kept on the device, boot scrubs and repeats included
     open_residencies: int
+    tiers: tuple[TierCounts, ...] = ()
 
 
 class ConservationIdentity(NamedTuple):
@@ -108,4 +129,31 @@ def conservation(
         found.append(
             ConservationIdentity(f"receipts of shard {shard} = its device's counter", every, counter)
         )
+    totals = copy_totals(connection, life)
+    for tier in counts.tiers:
+        found += _of_tier(tier, totals.get(tier.tier, CopyTotals()))
     return tuple(found)
+
+
+def _of_tier(counts: TierCounts, said: CopyTotals) -> list[ConservationIdentity]:
+    """Every identity of one tier; what leaves say of it is `said`."""
+    name = counts.tier
+    sides = (
+        (f"copies stored in {name} = the tier's counter", said.stored, counts.stored),
+        (f"copies stored in {name} = ended + living", said.stored, said.ended + counts.living),
+        (f"copies ended in {name} = the tier's counter", said.ended, counts.ended),
+        (f"copies ended in {name} = destroyed + waiting", said.ended, said.destroyed + counts.waiting),
+        (f"copies destroyed in {name} = the tier's counter", said.destroyed, counts.destroyed),
+        (f"pieces of evidence in {name} = the tier's counter", said.evidence, counts.evidence),
+        (
+            f"bytes stored in {name} = bytes ended + bytes living",
+            said.stored_bytes,
+            said.ended_bytes + counts.living_bytes,
+        ),
+        (
+            f"bytes ended in {name} = bytes destroyed + bytes waiting",
+            said.ended_bytes,
+            said.destroyed_bytes + counts.waiting_bytes,
+        ),
+    )
+    return [ConservationIdentity(*side) for side in sides]

@@ -34,7 +34,8 @@ from kvcustody.audit.query.evidence_columns import POOL_SHIFT, Evidence, distinc
 from kvcustody.audit.schema.ledger import custody_ends, events, incarnations
 from kvcustody.errors import LedgerError
 
-DEVICE_TIER = "device"  # the tier of all custody that leaves record today
+DEVICE_TIER = "device"  # the tier of all blocks
+TIERS = ("host", "nvme", "remote")  # of copies off the device, which `copies.copy_coverage` counts
 UNKNOWN = "unknown"
 
 _END_COLUMNS = (
@@ -125,7 +126,7 @@ def read_units(
 ) -> Iterator[LifeUnits]:
     """The selected units, incarnation by incarnation, or of one by its uuid; overdue is due before `now_us` (UTC).
 
-    Raises `LedgerError` for a tier that no leaf records.
+    Raises `LedgerError` for a tier that there is none of.
     """
     return units_of(LedgerRecord(connection, as_of), chosen, now_us=now_us, incarnation=incarnation)
 
@@ -200,11 +201,9 @@ def units_of(
     record: CustodyRecord, chosen: CustodySelection, *, now_us: int, incarnation: str | None = None
 ) -> Iterator[LifeUnits]:
     """The selected units of a record, as `read_units` gives those of a ledger."""
-    if chosen.tier not in (None, DEVICE_TIER):
-        raise LedgerError(
-            f"tier `{chosen.tier}` holds no custody in this ledger, only `{DEVICE_TIER}` does",
-            tier=chosen.tier,
-        )
+    check_tier(chosen.tier)
+    if chosen.tier in TIERS:
+        return
     for life in record.lives():
         if incarnation not in (None, life.uuid):
             continue
@@ -223,6 +222,12 @@ def units_of(
             (places_of(ends), cells.places, *uses.places),
             uses.tenants,
         )
+
+
+def check_tier(tier: str | None) -> None:
+    """Raise `LedgerError` for a tier that there is none of."""
+    if tier not in (None, DEVICE_TIER, *TIERS):
+        raise LedgerError(f"tier `{tier}` is none of: {', '.join((DEVICE_TIER, *TIERS))}", tier=tier)
 
 
 def _selected(ends: Evidence, chosen: CustodySelection) -> Flags | None:

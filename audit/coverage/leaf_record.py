@@ -138,6 +138,7 @@ _KINDS = {
         "effects", ("erasure", "runs"), _PLACE | _texts("erasure"), lambda said, life: {},
     ),
 }  # fmt: skip
+COPY_STEPS = ("copies-stored", "copies-ended", "copies-destroyed")
 _FEW = frozenset({"worker-started", "erasure-requested", "holds-narrowed"})  # bodies are kept whole
 
 
@@ -224,6 +225,7 @@ class LeafRecord:
         self.leaves = 0
         self.last_us = 0
         self.told: list[int] = []  # the numbers of leaves that say something of whole processes, or of people
+        self.copies: list[dict[str, Any]] = []  # leaves of copies off the device
         self._lives: dict[str, _Life] = {}
         self._uses: dict[str, BlockUses] = {}
         self._erasures: list[ErasureAsked] = []
@@ -268,6 +270,8 @@ class LeafRecord:
                 if kind == "erasure-requested":
                     self._asked.append((number, int(at_us)))
                 self._take_one(kind, body)
+            elif kind in COPY_STEPS:
+                self.copies.append(body)
         self.leaves += len(leaves)
         self.last_us = last
         for uuid, body in writers.items():
@@ -294,6 +298,11 @@ class LeafRecord:
         return found
 
     # -- what coverage asks of a record ---------------------------------------------------------------------
+
+    def worker(self, incarnation: str) -> str:
+        """The name that a process gave its worker when it started; empty where no leaf says so."""
+        life = self._lives.get(incarnation)
+        return "" if life is None else str(life.start.get("worker", ""))
 
     def lives(self) -> list[IncarnationLife]:
         """Every incarnation, by uuid."""

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 import orjson
 from sqlalchemy import Connection, Engine, func, select
 
+from kvcustody.audit.copies.copy_coverage import CopyCoverage, CopyRow, copies_from_leaves
 from kvcustody.audit.coverage.custody_units import CustodySelection, units_of
 from kvcustody.audit.coverage.leaf_record import LeafRecord, Unaccounted
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
@@ -52,6 +53,7 @@ class RecountResult(NamedTuple):
     figures: CoverageSummary
     missing: Unaccounted
     digest: str
+    copies: CopyCoverage = CopyCoverage()
 
 
 class Difference(NamedTuple):
@@ -83,12 +85,27 @@ def differences(tables: CoverageSummary, leaves: CoverageSummary) -> tuple[Diffe
     return tuple(made)
 
 
+def copy_differences(tables: CopyCoverage, leaves: CopyCoverage) -> tuple[Difference, ...]:
+    """The same of copies off the device; a figure is named with its tier."""
+    sides = [{row[:3]: row for row in side.rows} for side in (tables, leaves)]
+    made = []
+    for key in sorted({*sides[0], *sides[1]}):
+        rows = [side.get(key, CopyRow(*key)) for side in sides]
+        for name in CopyRow._fields[3:]:
+            one, other = (int(getattr(row, name)) for row in rows)
+            if one != other:
+                made.append(Difference(key[1], key[2], f"{key[0]}: {name}", one, other))
+    if not made and tables.digest != leaves.digest:
+        made.append(Difference("*", "*", "copies, by digest", 1, 0))
+    return tuple(made)
+
+
 def recounted(record: LeafRecord, chosen: CustodySelection, as_of_us: int) -> RecountResult:
     """Coverage from leaves alone; overdue is what is due before `as_of_us` (UTC)."""
     lives = list(units_of(record, chosen, now_us=as_of_us))
-    return RecountResult(
-        record.leaves, as_of_us, summary(lives), record.unaccounted(), population_digest(lives)
-    )
+    copies = copies_from_leaves(record, chosen, as_of_us)
+    missing, digest = record.unaccounted(), population_digest(lives)
+    return RecountResult(record.leaves, as_of_us, summary(lives), missing, digest, copies)
 
 
 def _answer(
@@ -189,15 +206,16 @@ def _warn(reason: str) -> None:
 
 def _to_bytes(made: RecountResult) -> bytes:
     rows, *lags = made.figures
-    return orjson.dumps(
-        [made.leaves, made.as_of_us, list(map(list, rows)), lags, list(made.missing), made.digest]
-    )
+    copies = [list(map(list, made.copies.rows)), made.copies.digest]
+    counted = [list(map(list, rows)), lags, list(made.missing), made.digest]
+    return orjson.dumps([made.leaves, made.as_of_us, *counted, copies])
 
 
 def _from_bytes(data: bytes) -> RecountResult:
-    leaves, as_of_us, rows, lags, missing, digest = orjson.loads(data)
+    leaves, as_of_us, rows, lags, missing, digest, copies = orjson.loads(data)
     figures = CoverageSummary(tuple(CoverageRow(*row) for row in rows), *lags)
-    return RecountResult(leaves, as_of_us, figures, Unaccounted(*missing), digest)
+    of_tiers = CopyCoverage(tuple(CopyRow(*row) for row in copies[0]), copies[1])
+    return RecountResult(leaves, as_of_us, figures, Unaccounted(*missing), digest, of_tiers)
 
 
 def main() -> None:

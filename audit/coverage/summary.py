@@ -117,7 +117,7 @@ def coverage(
     """Coverage of custody due in [since, until) UTC, of one tenant, classification, model, tier or process.
 
     Overdue is what is due before `as_of_us` (UTC; the ledger's last event) and has no recorded end. `as_of` is the
-    state of the ledger that is read. Raises `LedgerError` for a tier that no leaf records.
+    state of the ledger that is read. Raises `LedgerError` for a tier that there is none of.
     """
     now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
     chosen = CustodySelection(since_us, until_us, tenant, classification, model, tier)

@@ -5,7 +5,9 @@
 2. It names no subject and no session: pseudonyms, and a commitment to the selector's text that the requester opens.
 3. A block counts as destroyed only where every shard of its process has a receipt for that block and generation. What
    has none is listed: kept for other holders, or unproven.
-4. It is `complete` only where every worker that owes an answer has given it, as the leaves that it carries say: the
+4. A copy off the device is waiting until a leaf proves its end: its bytes are gone, or a key that it needs is. What is
+   unlinked later is in a later certificate.
+5. It is `complete` only where every worker that owes an answer has given it, as the leaves that it carries say: the
    request, the start and end of every process that was at work then, and the answers (`who_owes`).
 """
 
@@ -18,8 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from sqlalchemy import Connection, and_, func, or_, select, union
+from sqlalchemy import Connection, and_, exists, func, or_, select, union
 
+from kvcustody.audit.copies.copy_rows import DESTROYED, ENDED
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.requests_and_answers import Status, status
 from kvcustody.audit.erasure.who_owes import without_answer
@@ -27,6 +30,7 @@ from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import about, life_leaves, work_periods
 from kvcustody.audit.query.evidence_columns import read
+from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import (
     erasure_results,
@@ -47,6 +51,7 @@ LIMITS = (
     "it covers memory and tiers that the named workers manage; not copies outside of them",
     "`sampled` and `retired` blocks were overwritten and not all read back; only `full` ones were",
     "a process whose start is not carried here is not shown: an export of the system log has them all",
+    "a copy whose key is destroyed opens for nobody; its bytes are gone where it is `unlinked` or `zeroed`",
     "custody of a process that died is unproven: its memory went back to the driver and was not re-read",
 )
 
@@ -94,7 +99,7 @@ def issue(
         carried.append({"log": log, "idx": idx, "leaf": leaf.decode(), "path": path})
     bodies = [orjson.loads(one["leaf"]) for one in carried]
     figures = figures_of(bodies, erasure)
-    is_shown = figures.unproven == 0 and not without_answer(bodies, erasure)
+    is_shown = not (figures.unproven or figures.waiting_copies or without_answer(bodies, erasure))
     body = {
         "schema": SCHEMA,
         "erasure": erasure,
@@ -166,6 +171,26 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
     for incarnation in np.unique(life).tolist():
         generations = effect.pairs.generations[life == incarnation]
         made |= _receipts(connection, incarnation, np.unique(generations), names)
+    return made | _copies(connection, erasure, names)
+
+
+def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[tuple[str, int]]:
+    """The leaves that end copies for it, and those that prove the end of any of these."""
+    made: set[tuple[str, int]] = set()
+    column, of = copy_steps.c, copy_steps.alias("destroyed").c
+    ended = and_(column.step == ENDED, column.erasure == erasure)
+    proving = and_(
+        of.incarnation == column.incarnation,
+        of.tier == column.tier,
+        of.step == DESTROYED,
+        of.high >= column.low,
+        of.low <= column.high,
+    )
+    for query in (
+        select(column.log, column.idx).where(ended),
+        select(of.log, of.idx).where(exists(select(column.idx).where(ended, proving))),
+    ):
+        made |= {(names[log], idx) for log, idx in connection.execute(query)}
     return made
 
 

@@ -3,6 +3,8 @@
 1. A unit is (process, pool, generation). It is destroyed when every shard that its process announced has a receipt
    without failure for it; its level is the weakest of them.
 2. A unit that a process names as remaining is kept; one that is neither is unproven.
+3. A copy off the device is (process, tier, number). It is waiting from its end by the erasure until its first evidence:
+   its bytes zeroed or unlinked, or a key of it destroyed, without which nobody can open it.
 """
 
 from __future__ import annotations
@@ -11,11 +13,23 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
+from kvcustody.audit.events import EVIDENCE
 from kvcustody.audit.events.block_runs import decode_flat
 from kvcustody.audit.events.change_items import plain_bodies
 
 LEVELS = ("unread", "launched", "retired", "sampled", "full")
 Unit = tuple[str, int, int]
+
+
+class ErasedCopies(NamedTuple):
+    """Copies of one tier that an erasure ended, and how many of them have which evidence; `bytes` are sealed ones."""
+
+    ended: int
+    bytes: int
+    zeroed: int
+    unlinked: int
+    key_destroyed: int
+    waiting: int
 
 
 class ErasureFigures(NamedTuple):
@@ -31,11 +45,22 @@ class ErasureFigures(NamedTuple):
     reread_blocks: int
     reread_nonzero: int
     tiers: tuple[tuple[str, int], ...]
+    copies: tuple[tuple[str, ErasedCopies], ...] = ()
+
+    @property
+    def waiting_copies(self) -> int:
+        """Copies without evidence of their end, and those that a process counted in a tier and that no leaf ends."""
+        counted = dict(self.tiers)
+        return sum(
+            copies.waiting + max(0, counted.get(tier, 0) - copies.ended) for tier, copies in self.copies
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """As JSON has it; copies only where there are any, as certificates from before have none."""
         made = self._asdict()
-        return {name: dict(value) if isinstance(value, tuple) else value for name, value in made.items()}
+        copies = {tier: each._asdict() for tier, each in made.pop("copies")}
+        said = {name: dict(value) if isinstance(value, tuple) else value for name, value in made.items()}
+        return said | ({"copies": copies} if copies else {})
 
 
 def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigures:
@@ -90,7 +115,32 @@ def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigu
         read,
         nonzero,
         tuple(sorted(tiers.items())),
+        _copies(every, erasure),
     )
+
+
+def _copies(bodies: Iterable[Mapping[str, Any]], erasure: str) -> tuple[tuple[str, ErasedCopies], ...]:
+    """By tier: what the erasure ended, and what leaves of the same processes prove of it."""
+    ended: dict[str, dict[tuple[str, int, str], int]] = {}
+    proofs: dict[str, dict[str, set[tuple[str, int, str]]]] = {}
+    for body in bodies:
+        if body["kind"] == "copies-ended" and body["erasure"] == erasure:
+            ended.setdefault(body["tier"], {}).update(zip(_named(body), body["bytes_each"], strict=True))
+        elif body["kind"] == "copies-destroyed":
+            proofs.setdefault(body["tier"], {}).setdefault(body["cause"], set()).update(_named(body))
+    made = []
+    for tier, sizes in sorted(ended.items()):
+        of_tier = [proofs.get(tier, {}).get(kind, set()) & sizes.keys() for kind in EVIDENCE]
+        zeroed, unlinked, key_destroyed = map(len, of_tier)
+        waiting = len(sizes.keys() - set().union(*of_tier))
+        copies = ErasedCopies(len(sizes), sum(sizes.values()), zeroed, unlinked, key_destroyed, waiting)
+        made.append((tier, copies))
+    return tuple(made)
+
+
+def _named(body: Mapping[str, Any]) -> list[tuple[str, int, str]]:
+    life = body["incarnation"]
+    return [(life, number, name) for number, name in zip(body["numbers"], body["names"], strict=True)]
 
 
 def _units(body: Mapping[str, Any]) -> set[Unit]:

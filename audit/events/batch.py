@@ -31,9 +31,10 @@ from kvcustody.audit.events.leaf_schema import (
     LIST_OF_KIND,
     SCHEMA_OF_NAME,
     LeafSchema,
+    check_copies,
     numbers_of,
 )
-from kvcustody.audit.events.registry import TOTALS, TRACE
+from kvcustody.audit.events.registry import COPIES, TOTALS, TRACE
 from kvcustody.audit.tlog.merkle import leaf_hashes
 from kvcustody.errors import LedgerError
 
@@ -167,6 +168,8 @@ class _Reading:
                 said[key] = tuple(default if value is UNSET else value for value in said[key])
         if kind in LIST_OF_KIND:
             said["item"] = [0] * len(places)
+        if COPIES[0] in schema.keys:
+            check_copies(said)
         self._add(schema, places, said)
         if schema.held:
             self._take_items(places, said)

@@ -20,8 +20,8 @@ from kvcustody.audit.events.block_runs import EXACT, Runs, split
 from kvcustody.audit.events.canonical_leaf import HANDOVER_BYTES_MAX, LEAF_BYTES_MAX, Context, PseudonymSource
 from kvcustody.audit.events.control_events import SigningKeyRecorded
 from kvcustody.audit.events.event import Event
-from kvcustody.audit.events.leaf_schema import ITEMS, LIST_OF_KIND, SCHEMAS, LeafSchema
-from kvcustody.audit.events.registry import ROWS, SCHEMA, TOTALS, TRACE, log_of, logs_of
+from kvcustody.audit.events.leaf_schema import ITEMS, LIST_OF_KIND, SCHEMAS, LeafSchema, check_copies
+from kvcustody.audit.events.registry import COPIES, ROWS, SCHEMA, TOTALS, TRACE, log_of, logs_of
 from kvcustody.errors import LedgerError
 
 Item = tuple[int, Event]
@@ -144,6 +144,8 @@ def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Sa
                 columns[TOTALS[key]] = found[key].blocks
         except (LedgerError, TypeError, ValueError, OverflowError) as problem:
             raise LedgerError(f"`{key}` of `{schema.name}` cannot be written: {problem}") from problem
+    if COPIES[0] in columns:
+        check_copies(columns)
     columns["at_us"] = [moment + context.offset_us for moment in columns["boot_us"]]
     columns["part"] = [1] * len(items)
     if "of_incarnation" in columns:

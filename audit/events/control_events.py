@@ -205,12 +205,16 @@ class WorkerStarted(LifecycleEvent, frozen=True, tag="worker-started"):
 
 
 class WorkerStopped(LifecycleEvent, frozen=True, tag="worker-stopped"):
-    """A process ended in order, with its pool's own counters (class B)."""
+    """A process ended in order, with its pool's own counters (class B), and those of its tiers, one place a tier."""
 
     worker: str
     cause: str
     allocated: int
     scrubbed: tuple[int, ...]
+    tiers: tuple[str, ...] = ()
+    copies_stored: tuple[int, ...] = ()
+    copies_ended: tuple[int, ...] = ()
+    copies_destroyed: tuple[int, ...] = ()
 
 
 SILENCE, DECLARED = (
@@ -224,8 +228,8 @@ class WorkerDied(LifecycleEvent, frozen=True, tag="worker-died"):
 
     `closed_by` is empty where a successor did it, `silence` where the control plane `actor` had heard nothing for
     `silent_seconds`, longer than `bound_seconds`, and `declared` where two people (`actor`, `approver`) said for
-    `reason` that it does not come back; with `spill_lost`, that nothing it spilled will come either. `residencies`
-    and `blocks` are all that was closed of it.
+    `reason` that it does not come back; with `spill_lost`, that nothing it spilled will come either. `residencies`,
+    `blocks` and `copies` are all that was closed of it.
     """
 
     worker: str
@@ -240,6 +244,7 @@ class WorkerDied(LifecycleEvent, frozen=True, tag="worker-died"):
     approver: str = ""
     reason: str = ""
     spill_lost: bool = False
+    copies: int = 0
 
 
 class WorkerReturned(LifecycleEvent, frozen=True, tag="worker-returned"):

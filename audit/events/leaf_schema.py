@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -31,11 +31,20 @@ from kvcustody.audit.events.custody_events import (
     ResidencyReleased,
 )
 from kvcustody.audit.events.event import Event
-from kvcustody.audit.events.registry import HEAD_KEYS, KINDS, SCHEMA, TOTALS, TRACE
+from kvcustody.audit.events.registry import (
+    COPIES,
+    COPY_MOMENTS,
+    HEAD_KEYS,
+    KINDS,
+    SCHEMA,
+    TOTALS,
+    TRACE,
+)
 from kvcustody.errors import LedgerError
 
 Column = Sequence[Any]
 
+_HEX = frozenset("0123456789abcdef")
 _Exact = Annotated[int, Meta(gt=-EXACT, lt=EXACT)]
 _Number = (
     _Exact | str
@@ -92,6 +101,22 @@ def numbers_of(said: Column) -> Column:
     if any(text != str(number) or -EXACT < number < EXACT for text, number in texts):
         raise LedgerError("is no decimal string of a large integer")
     return found
+
+
+def check_copies(said: Mapping[str, Column]) -> None:
+    """Lists of copies are equally long, with something in them; names are hexadecimal, and no count is below 0.
+
+    Raises `LedgerError`.
+    """
+    counts = [said[key] for key in COPIES[1:]]
+    every = [said[COPIES[0]], *counts, *(said[key] for key in COPY_MOMENTS if key in said)]
+    if any(len({*map(len, lists)}) != 1 or not lists[0] for lists in zip(*every, strict=True)):
+        raise LedgerError("lists of copies do not belong together")
+    if any(min(values) < 0 for column in counts for values in column):
+        raise LedgerError("a count of copies is below 0")
+    names = list(chain.from_iterable(said[COPIES[0]]))
+    if not _HEX.issuperset("".join(names)) or not 0 < min(map(len, names)) <= max(map(len, names)) <= 64:
+        raise LedgerError("a name of a copy is not hexadecimal")
 
 
 def _int(value: Any) -> int:
@@ -164,7 +189,7 @@ VALUES: dict[Any, Value] = {  # by the type of an event's field
     tuple[str, ...]: Value(list[str], _lists_of(_texts)),
     Runs: Value(_Runs, _as_given),
 }
-_DURATIONS = ("scrub_within_us", "age_us")
+_DURATIONS = ("scrub_within_us", "age_us", "within_us", "transfer_us", "recompute_us", "actual_us")
 _RENAMED = {
     "incarnation": "of_incarnation",
     "sequence": "of_sequence",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.audit.events import control_events, custody_events, ledger_events
+from kvcustody.audit.events import control_events, copy_events, custody_events, ledger_events
 from kvcustody.audit.events.control_events import DecisionRecorded
 from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.ledger_events import HitCounters
@@ -22,7 +22,7 @@ class EventKind(NamedTuple):
 
 KINDS: dict[type[Event], EventKind] = {
     kind: EventKind(str(kind.__struct_config__.tag), kind.outage)
-    for module in (control_events, custody_events, ledger_events)
+    for module in (control_events, custody_events, copy_events, ledger_events)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Event) and kind.__struct_config__.tag
 }
@@ -41,6 +41,13 @@ HEAD_KEYS = (
 )
 TOTALS = {"runs": "blocks", "written": "written_blocks"}  # run lists and the keys of their sizes
 ROWS = ("holds", "until_boot_us")  # lists of numbers that belong together and continue together
+COPIES = (
+    "names",
+    "numbers",
+    "blocks_each",
+    "bytes_each",
+)  # equally long, as moments beside them: one place a copy
+COPY_MOMENTS = ("due_boot_us", "stored_boot_us", "ended_boot_us", "destroyed_boot_us")
 TRACE = "trace"  # the one key that a leaf lacks where its event has nothing to say
 
 

@@ -90,9 +90,7 @@ def disagreements(
     `running`: ids of residencies that are open there; `live`: by pool, generations whose custody has not ended;
     `unlisted`: how many of those no leaf lists yet, because their requests still run.
     """
-    life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
-    if life is None:
-        raise LedgerError(f"incarnation `{incarnation}` is not in the ledger", incarnation=incarnation)
+    life = incarnation_row(connection, incarnation)
     unreleased, unopened = _residencies(connection, life, running)
     unended, unreceived = _units(connection, life, live, unlisted)
     return Disagreements(
@@ -103,6 +101,14 @@ def disagreements(
         dead_incarnations(connection, but=incarnation),
         new_gaps(connection),
     )
+
+
+def incarnation_row(connection: Connection, incarnation: str) -> int:
+    """The row of a process; raises `LedgerError` where there is none."""
+    life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
+    if life is None:
+        raise LedgerError(f"incarnation `{incarnation}` is not in the ledger", incarnation=incarnation)
+    return int(life)
 
 
 def latest_incarnation(connection: Connection, worker: str) -> str:

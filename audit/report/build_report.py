@@ -13,9 +13,15 @@ import numpy as np
 from sqlalchemy import Connection, func, select
 
 from kvcustody._version import __version__
+from kvcustody.audit.copies.copy_coverage import CopyCoverage, copy_coverage
 from kvcustody.audit.coverage.block_uses import NEVER
 from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, read_units
-from kvcustody.audit.coverage.recount_process import RecountProcess, differences, open_recount
+from kvcustody.audit.coverage.recount_process import (
+    RecountProcess,
+    copy_differences,
+    differences,
+    open_recount,
+)
 from kvcustody.audit.coverage.summary import CoverageSummary, is_covered, summary
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.report.activity import read_activity
@@ -38,6 +44,7 @@ from kvcustody.audit.report.population import CustodyPopulation
 from kvcustody.audit.report.reconciliation import reconcile
 from kvcustody.audit.report.sample import draw_sample
 from kvcustody.audit.report.system_boundary import read_boundary
+from kvcustody.audit.report.tiers import read_tiers
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -125,6 +132,7 @@ def _build(
     lives = list(read_units(connection, chosen, now_us=now_us, as_of=state))
     found, population = summary(lives), CustodyPopulation(lives)
     digest = population.digest()
+    copies = copy_coverage(connection, chosen, as_of=state, as_of_us=now_us)
     tell("sample and proofs")
     sample = draw_sample(
         connection,
@@ -163,10 +171,19 @@ def _build(
         ),
         losses=read_gaps_and_spills(connection, state, overview, tenant=asked.tenant),
         limitations=(),
+        tiers=read_tiers(
+            connection,
+            state,
+            copies,
+            boundary.workers,
+            asked.since_us,
+            asked.until_us,
+            tenant=asked.tenant,
+        ),
     )
     if recount is not None:
         tell("recount from leaves")
-        made = made._replace(recount=_recounted(connection, asked, recount, found))
+        made = made._replace(recount=_recounted(connection, asked, recount, found, copies))
     return made._replace(limitations=limitations(made))
 
 
@@ -189,15 +206,20 @@ def _checked(proof: PolicyProof | None, policies: Sequence[object]) -> PolicyPro
 
 
 def _recounted(
-    connection: Connection, asked: ReportParameters, recount: RecountProcess, found: CoverageSummary
+    connection: Connection,
+    asked: ReportParameters,
+    recount: RecountProcess,
+    found: CoverageSummary,
+    copies: CopyCoverage,
 ) -> Recounted:
     """The whole state again, from its leaves: a tenant's custody can be used by others, through grants."""
     again = recount.answer()
+    differing = differences(found, again.figures) + copy_differences(copies, again.copies)
     if asked.tenant is None:
-        return Recounted(again.leaves, again.digest, *again.missing, differences(found, again.figures))
+        return Recounted(again.leaves, again.digest, *again.missing, differing)
     # How much others recorded is theirs to know.
     leaves = LedgerProofs(connection).sizes(asked.checkpoint).get(f"tenant/{asked.tenant}", 0)
-    return Recounted(leaves, again.digest, 0, 0, 0, differences(found, again.figures))
+    return Recounted(leaves, again.digest, 0, 0, 0, differing)
 
 
 def _timeline(lives: Sequence[LifeUnits], asked: ReportParameters) -> tuple[Bin, ...]:

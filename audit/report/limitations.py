@@ -52,6 +52,12 @@ def limitations(report: Report) -> tuple[str, ...]:
             f"Processes that ended without saying so, whose open custody counts as unproven: {succeeded:,} closed by a "
             f"successor, {silent:,} for their silence, {declared:,} declared dead by two people."
         )
+    copies = sum(row.due for row in report.tiers.rows)
+    if copies:
+        made.append(
+            f"{copies:,} copies off the device were due: they are counted by tier, and in no sample of this report. "
+            "Where a destroyed key alone proves a copy's end, nobody can open it, and its bytes may still be there."
+        )
     if report.losses.gaps:
         made.append(f"Gaps ({report.losses.gaps:,}): what they would have said is unknown.")
     if report.recount is None:

@@ -18,6 +18,7 @@ from kvcustody.audit.report.framework import Framework
 from kvcustody.audit.report.gaps_and_spills import GapsAndSpills
 from kvcustody.audit.report.sample import SampleItem
 from kvcustody.audit.report.system_boundary import Boundary
+from kvcustody.audit.report.tiers import TierFacts
 from kvcustody.times import iso
 
 SCHEMA = "kvcustody/report@1"
@@ -167,6 +168,7 @@ class Report(NamedTuple):
     activity: Activity
     losses: GapsAndSpills
     limitations: tuple[str, ...]
+    tiers: TierFacts = TierFacts((), "", (), ())
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the statement about every control spelled out."""

@@ -43,6 +43,15 @@ class ReportedLog(NamedTuple):
     root: str
 
 
+class StoppedTier(NamedTuple):
+    """A tier's own counters of copies, as its worker recorded them when it stopped."""
+
+    tier: str
+    stored: int
+    ended: int
+    destroyed: int
+
+
 class ReportedWorker(NamedTuple):
     """One incarnation, as its own leaves describe it; `end` is empty while it runs as far as the state says."""
 
@@ -59,6 +68,7 @@ class ReportedWorker(NamedTuple):
     allocated: int | None
     scrubbed: tuple[int, ...]
     origin: str = ""
+    tiers: tuple[StoppedTier, ...] = ()
 
 
 class ReportedPolicy(NamedTuple):
@@ -172,13 +182,22 @@ def _workers(overview: LeafCounts, *, named: bool) -> list[ReportedWorker]:
         elif uuid in made and body["kind"] == "worker-stopped":
             counters = tuple(int(number) for number in body["scrubbed"])
             made[uuid] = made[uuid]._replace(
-                end=body["cause"], allocated=int(body["allocated"]), scrubbed=counters
+                end=body["cause"],
+                allocated=int(body["allocated"]),
+                scrubbed=counters,
+                tiers=_stopped_tiers(body),
             )
         elif uuid in made and body["kind"] == "worker-died":
             made[uuid] = made[uuid]._replace(end=f"died{_closed_by(body, named=named)}: {body['teardown']}")
         elif uuid in made:
-            made[uuid] = made[uuid]._replace(end="", allocated=None, scrubbed=())
+            made[uuid] = made[uuid]._replace(end="", allocated=None, scrubbed=(), tiers=())
     return list(made.values())
+
+
+def _stopped_tiers(body: dict[str, Any]) -> tuple[StoppedTier, ...]:
+    """Leaves of earlier versions have none."""
+    counters = (map(int, body.get(f"copies_{step}", ())) for step in ("stored", "ended", "destroyed"))
+    return tuple(map(StoppedTier, body.get("tiers", ()), *counters))
 
 
 def _closed_by(body: dict[str, Any], *, named: bool) -> str:
@@ -203,7 +222,7 @@ def deaths(workers: Iterable[ReportedWorker]) -> tuple[int, int, int]:
 
 def _without_counters(worker: ReportedWorker) -> ReportedWorker:
     """A worker's counters are of all its tenants together."""
-    return worker._replace(blocks=0, generation=0, allocated=None, scrubbed=())
+    return worker._replace(blocks=0, generation=0, allocated=None, scrubbed=(), tiers=())
 
 
 def _policies(overview: LeafCounts) -> list[ReportedPolicy]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, Table, and_
 
+from kvcustody.audit.schema import copies as copy_schema
 from kvcustody.audit.schema import counters as counter_schema
 from kvcustody.audit.schema import erasures as erasure_schema
 from kvcustody.audit.schema import releases as release_schema
@@ -14,6 +15,7 @@ from kvcustody.audit.schema import trees as tree_schema
 from kvcustody.audit.schema.ledger import events, metadata
 
 ROOMS = (
+    copy_schema,
     counter_schema,
     erasure_schema,
     keeping_schema,
@@ -33,6 +35,8 @@ MONTHLY = {  # tables that grow with traffic, and the column that has the time o
     "decisions": "at_us",
     "hit_counters": "at_us",
     "event_traces": "at_us",
+    "copy_steps": "at_us",
+    "transfer_decisions": "at_us",
 }
 
 

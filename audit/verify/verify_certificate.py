@@ -171,8 +171,10 @@ def _check_outcome(
         report.problems.append(
             "the workers that it lists are not those that were at work when it was requested"
         )
-    if figures.unproven or figures.reread_nonzero or body["waiting"] or body["unreachable"]:
+    copies = figures.waiting_copies
+    if figures.unproven or copies or figures.reread_nonzero or body["waiting"] or body["unreachable"]:
+        away = len(body["waiting"]) + len(body["unreachable"])
         report.problems.append(
-            f"it says complete, with {figures.unproven} blocks unproven, {figures.reread_nonzero} bytes not zero, "
-            f"and {len(body['waiting']) + len(body['unreachable'])} workers without an answer"
+            f"it says complete, with {figures.unproven} blocks unproven, {copies} copies without evidence of their "
+            f"end, {figures.reread_nonzero} bytes not zero, and {away} workers without an answer"
         )

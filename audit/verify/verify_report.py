@@ -58,6 +58,7 @@ def verify_report(data: bytes, vkeys: Sequence[str], *, expected_digest: str | N
         if point["size"] != body["asked"]["checkpoint"]:
             problems.append("the report was asked for as of another checkpoint")
         problems += _drawn(body)
+        problems += _added_up(body.get("tiers", {"rows": []}))  # reports from before have none
         leaves = _leaves(body, keys, note, signed, problems)
     except (LedgerError, ValueError, KeyError, TypeError, AttributeError) as problem:
         text = problem.message if isinstance(problem, LedgerError) else repr(problem)
@@ -71,6 +72,17 @@ def _drawn(body: dict[str, Any]) -> list[str]:
     if numbers != [item["number"] for item in body["sample"]]:
         return ["the sample is not the one that the seed draws from the population"]
     return []
+
+
+def _added_up(tiers: dict[str, Any]) -> list[str]:
+    """Copies of each row have one verdict each, and none waits that is not open."""
+    verdicts = ("covered", "late", "open", "unproven", "disputed")
+    wrong = (
+        row
+        for row in tiers["rows"]
+        if sum(row[name] for name in verdicts) != row["due"] or not 0 <= row["waiting"] <= row["open"]
+    )
+    return [f"verdicts of copies in tier `{row['tier']}` do not add up to what was due" for row in wrong]
 
 
 def _leaves(

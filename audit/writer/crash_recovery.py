@@ -11,7 +11,9 @@
    `WorkerDied` comes last, with the figures of all of it.
 4. The leaves of a step are those of a process that begins and ends with them (`record_apart`): one that is killed while
    it closes another leaves nothing open itself.
-5. A process that turns out to live goes on where it was: its own ends count before those that were recorded for it
+5. Copies off the device that nobody ended are ended the same way, in every tier: in memory they went with the process,
+   and what lies in files is found by no one until the next process of the worker destroys it, by name, and says so.
+6. A process that turns out to live goes on where it was: its own ends count before those that were recorded for it
    (`verdicts`), and its next leaf says that it has not ended (`append_leaves`).
 """
 
@@ -19,11 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, Engine, func, select
 
+from kvcustody.audit.copies.copy_rows import ENDED, open_copies
 from kvcustody.audit.events import (
     PROCESS_DEATH,
     SILENCE,
@@ -36,6 +40,7 @@ from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.events.block_runs import Pairs, Run, gather
 from kvcustody.audit.processes.open_processes import OpenProcess, open_processes
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.schema.ledger import custody_ends, events, incarnations, releases, residencies, workers
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.writer.append_leaves import record_apart
@@ -116,6 +121,8 @@ def close_process(
         if dead is None:
             return True
         step = _Step(clock, dead, heard, why, recorder)
+        if not step.end_copies(engine, committer, stop):
+            return False
         while step.following is not None:
             if stop():
                 return False
@@ -160,6 +167,27 @@ class _Step:
 
         return committer.write_made(make)
 
+    def end_copies(self, engine: Engine, committer: Committer, stop: Callable[[], bool]) -> bool:
+        """End the copies of it, some at a time (rule 5); False where `stop` said so between two steps."""
+        after: tuple[str, int] | None = ("", 0)
+        while after is not None:
+            with engine.connect() as connection:
+                found, following = open_copies(connection, self._dead.id, after)
+            if found:
+                if stop():
+                    return False
+                committer.write_made(partial(self._ends_of_copies, after))
+            after = following
+        return True
+
+    def _ends_of_copies(self, after: tuple[str, int], connection: Connection) -> LeafBatch | None:
+        if _still_open(connection, self._dead.uuid, lock=True) is None:
+            return None
+        now_us, at_dead_us = self._clock.now_us(), self._clock.utc_us() - self._dead.offset_us
+        found, _ = open_copies(connection, self._dead.id, after)
+        made = [one.end(now_us, PROCESS_DEATH, at_dead_us, 0, self._dead.uuid) for one in found]
+        return record_apart(connection, self._recorder, self._clock, made, now_us) if made else None
+
     def _events(self, connection: Connection, now_us: int) -> list[Event]:
         # Times of custody run on the dead process's boot clock; the moment of closing is expressed on it.
         at_dead_us = self._clock.utc_us() - self._dead.offset_us
@@ -184,6 +212,10 @@ class _Step:
         ended = select(func.sum(column.blocks)).where(
             column.incarnation == dead.id, column.cause == PROCESS_DEATH
         )
+        step = copy_steps.c
+        copies = select(func.sum(step.copies)).where(
+            step.incarnation == dead.id, step.step == ENDED, step.cause == PROCESS_DEATH
+        )
         residencies_, blocks = (int(connection.scalar(query) or 0) for query in (closed, ended))
         for event in made:
             if isinstance(event, CustodyEnded):
@@ -191,7 +223,17 @@ class _Step:
             else:
                 residencies_ += 1
         teardown = TEARDOWN if dead.memory else NO_MEMORY
-        return WorkerDied(now_us, dead.worker, dead.uuid, teardown, residencies_, blocks, *self._why)
+        closed_copies = int(connection.scalar(copies) or 0)
+        return WorkerDied(
+            now_us,
+            dead.worker,
+            dead.uuid,
+            teardown,
+            residencies_,
+            blocks,
+            *self._why,
+            copies=closed_copies,
+        )
 
 
 class _Residency(NamedTuple):

@@ -21,6 +21,7 @@ from kvcustody.audit.events import log_of
 from kvcustody.audit.events.batch import LeafGroup
 from kvcustody.audit.events.leaf_schema import LEAF_KEYS, SCHEMA_OF_NAME
 from kvcustody.audit.events.registry import TRACE
+from kvcustody.audit.schema import copies as copy_schema
 from kvcustody.audit.schema import erasures as erasure_schema
 from kvcustody.audit.schema import ledger as schema
 from kvcustody.audit.schema import retention as keeping_schema
@@ -61,6 +62,15 @@ _RELEASED = {
     "final": "_final",
     "at_us": "_leaf_us",
 }
+_COPY_STEP = {
+    "step": "_step",
+    "cause": "_cause",
+    "erasure": "_erasure",
+    "copies": "_copies",
+    "numbers": "_numbers",
+    "blocks": "_blocks",
+    "bytes": "_bytes",
+}
 _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "policy-activated": (schema.policy_revisions, {}),
     "decision": (schema.decisions, {"rule": "_rule"}),
@@ -90,6 +100,10 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "erasure-applied": (erasure_schema.erasure_effects, {}),
     "erasure-remaining": (erasure_schema.erasure_remains, {}),
     "erasure-reread": (erasure_schema.erasure_rereads, {}),
+    **dict.fromkeys(
+        ("copies-stored", "copies-ended", "copies-destroyed"), (copy_schema.copy_steps, _COPY_STEP)
+    ),
+    "transfer-decided": (copy_schema.transfer_decisions, {}),
     "retention-purged": (keeping_schema.retention_purges, {}),
     "legal-hold": (keeping_schema.legal_holds, {}),
     "orphan-scanned": (schema.orphan_scans, {}),
@@ -214,6 +228,18 @@ def _decision(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow
     columns["_rule"] = [reasons[0] if reasons else "default-deny" for reasons in columns["reasons"]]
 
 
+def _copies(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+    numbers, count = columns["numbers"], len(group.places)
+    columns["_step"] = [group.kind] * count
+    columns["_cause"] = columns.get("cause", [""] * count)
+    columns["_erasure"] = columns.get("erasure", [""] * count)
+    columns["_copies"], columns["_numbers"] = list(map(len, numbers)), list(map(sum, numbers))
+    columns["_blocks"], columns["_bytes"] = (
+        list(map(sum, columns[name])) for name in ("blocks_each", "bytes_each")
+    )
+    columns["_low"], columns["_high"] = ([of(some, default=0) for some in numbers] for of in (min, max))
+
+
 _OUTAGE = {"cause": "", "first_sequence": 0, "last_sequence": 0, "added": 0, "duplicates": 0}
 
 
@@ -232,4 +258,5 @@ _DERIVED: dict[str, Callable[[Columns, LeafGroup, Sequence[IncarnationRow]], Non
     "blocks-released": _blocks_released,
     "receipt": _receipt,
     "decision": _decision,
+    **dict.fromkeys(("copies-stored", "copies-ended", "copies-destroyed"), _copies),
 }

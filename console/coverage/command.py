@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcustody.audit.copies.copy_coverage import CopyCoverage, copy_coverage
 from kvcustody.audit.coverage.custody_units import CustodySelection, last_event_us
 from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.leaf_sources import leaves_in_export
 from kvcustody.audit.coverage.recount_process import (
     Difference,
     RecountResult,
+    copy_differences,
     differences,
     open_recount,
     recounted,
@@ -62,16 +64,20 @@ def show(
     """Coverage of a period, tenant, classification, model or tier, from the ledger's tables.
 
     A unit is one (block, generation, shard). Two figures, never mixed: custody that ended, and bytes that were
-    destroyed, by the weakest verification among the shards. What was not read back is not called verified.
+    destroyed, by the weakest verification among the shards. What was not read back is not called verified. Copies off
+    the device are counted beside them, by tier.
     """
     chosen = selection(since, until, tenant, classification, model, tier)
     with snapshot(ledger) as connection:
         chosen = chosen._replace(tenant=known_tenant(connection, tenant))
-        found = coverage(connection, **chosen._asdict(), as_of=state_of(connection, as_of))
+        state = state_of(connection, as_of)
+        found = coverage(connection, **chosen._asdict(), as_of=state)
+        copies = copy_coverage(connection, chosen, as_of=state)
     if as_json:
-        print_json({"selection": chosen._asdict(), **coverage_json(found)})
+        print_json({"selection": chosen._asdict(), **coverage_json(found), "copies": _copies_json(copies)})
     else:
         print_coverage(found)
+        _print_copies(copies)
 
 
 @app.command(epilog=RECOMPUTE)
@@ -113,8 +119,9 @@ def recompute(
             now_us = last_event_us(connection, state)
             with open_recount(connection, chosen, now_us, state) as beside:
                 found = coverage(connection, **chosen._asdict(), as_of=state)
+                copies = copy_coverage(connection, chosen, as_of=state)
                 again = beside.answer()
-            compared = differences(found, again.figures)
+            compared = differences(found, again.figures) + copy_differences(copies, again.copies)
     if as_json:
         print_json(_recount_json(chosen, again, compared))
     else:
@@ -151,10 +158,16 @@ def _recount_json(
         "total": _figures(found.total),
         "rows": [row._asdict() for row in found.rows],
         "lag_us": {"50": found.lag_us_p50, "99": found.lag_us_p99, "100": found.lag_us_max},
+        "copies": _copies_json(again.copies),
         "unaccounted": again.missing._asdict(),
         "agrees": None if compared is None else not compared,
         "differences": [] if compared is None else [item._asdict() for item in compared],
     }
+
+
+def _copies_json(copies: CopyCoverage) -> dict[str, Any]:
+    rows = [{**row._asdict(), "coverage": round(row.coverage, 6)} for row in copies.rows]
+    return {"rows": rows, "digest": copies.digest}
 
 
 def _figures(row: CoverageRow) -> dict[str, int]:
@@ -176,6 +189,7 @@ def print_recount(again: RecountResult, compared: tuple[Difference, ...] | None)
     """The same tables from the leaves, what nothing accounts for, and where the tables say something else."""
     missing = again.missing
     _units_and_bytes(again.figures)
+    _print_copies(again.copies)
     console = stdout()
     console.print(
         f"unaccounted: {missing.residencies:,} residencies without an opening, {missing.generations:,} generations "
@@ -212,6 +226,21 @@ def _units_and_bytes(found: CoverageSummary) -> None:
     for level in _LEVELS:
         table.add_row(level, f"{getattr(found.total, f'{level}_bytes'):,}")
     table.add_row("blocks read back in full", f"{found.total.reread_blocks:,}")
+    stdout().print(table)
+
+
+_OF_COPIES = ("due", "covered", "late", "open", "unproven", "disputed", "zeroed", "unlinked", "key_destroyed")
+
+
+def _print_copies(copies: CopyCoverage) -> None:
+    """Copies by tier, where any was due."""
+    if not copies.rows:
+        return
+    heads = (name.replace("_", " ") for name in _OF_COPIES)
+    table = make_table("copies off the device", "tier", "tenant", "classification", *heads, "share", left=3)
+    for row in (*copies.rows, *(row._replace(tenant="all", classification="") for row in copies.by_tier())):
+        share = f"{row.coverage:.2%}" if row.due else "-"
+        table.add_row(*row[:3], *(f"{getattr(row, name):,}" for name in _OF_COPIES), share)
     stdout().print(table)
 
 

@@ -309,6 +309,11 @@ def verify(
             f"ok: erasure {report.erasure} is {report.outcome}; {report.figures.destroyed} of {report.figures.units} "
             f"blocks destroyed, {sum(count for _, count in report.figures.kept)} kept for others"
         )
+        for tier, copies in report.figures.copies:
+            print(
+                f"copies in `{tier}`: {copies.ended} ended, {copies.zeroed} zeroed, {copies.unlinked} unlinked, "
+                f"{copies.key_destroyed} with a destroyed key, {copies.waiting} waiting"
+            )
     else:
         for problem in report.problems:
             print(f"problem: {problem}")

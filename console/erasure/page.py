@@ -103,6 +103,9 @@ def _asked(asked: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+_EVIDENCE = ("zeroed", "unlinked", "key_destroyed", "waiting")
+
+
 def _done(body: dict[str, Any], figures: dict[str, Any]) -> list[tuple[str, str]]:
     population = body["population"]
     made = [
@@ -112,6 +115,9 @@ def _done(body: dict[str, Any], figures: dict[str, Any]) -> list[tuple[str, str]
     ]
     made += [(f"… verification `{level}`", str(count)) for level, count in figures["by_level"].items()]
     made += [(f"objects in tier `{name}`", str(count)) for name, count in figures["tiers"].items()]
+    for tier, copies in figures.get("copies", {}).items():
+        said = [f"{copies[name]} {name.replace('_', ' ')}" for name in _EVIDENCE if copies[name]]
+        made.append((f"copies ended in tier `{tier}`", ", ".join([str(copies["ended"]), *said])))
     return [
         *made,
         ("bytes overwritten, all shards", str(figures["bytes"])),

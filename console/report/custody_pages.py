@@ -266,6 +266,69 @@ def coverage_section(report: Report) -> Section:
     )
 
 
+def tiers_section(report: Report) -> Section:
+    """Copies off the device by tier: verdicts, evidence, identities, and what was decided about moving them."""
+    tiers = report.tiers
+    names = ("due", "covered", "late", "open", "unproven", "disputed", "zeroed", "unlinked", "key_destroyed")
+    blocks: list[Block] = [
+        Paragraph(
+            "Each copy that was due has one verdict. Open: no leaf says yet that it ended, or that its bytes are gone. "
+            "A copy whose key is destroyed opens for nobody; it may be unlinked later, and then has both."
+        ),
+        Table(
+            ("tier", "tenant", "classification", *(name.replace("_", " ") for name in names), "share"),
+            [
+                (*row[:3], *(count(getattr(row, name)) for name in names), percent(row.covered, row.due))
+                for row in tiers.rows
+            ],
+            left=3,
+        ),
+        Facts([("digest of the copies", tiers.digest)]),
+    ]
+    if tiers.balances:
+        blocks.append(
+            Table(
+                ("identity", "left side from", "right side from", "left", "right", "holds"),
+                [
+                    (
+                        *(item.name, item.left_source, item.right_source),
+                        *(count(item.left), count(item.right), "yes" if item.holds else "no"),
+                    )
+                    for item in tiers.balances
+                ],
+                left=3,
+                widths=(0.38, 0.18, 0.18, 0.1, 0.1, 0.06),
+                bad=frozenset(place for place, item in enumerate(tiers.balances) if not item.holds),
+            )
+        )
+    if tiers.decisions:
+        blocks.append(
+            Table(
+                (
+                    "tier",
+                    "action",
+                    "choice",
+                    "outcome",
+                    "decisions",
+                    "bytes",
+                    "moving, predicted",
+                    "recomputing",
+                    "took",
+                ),
+                [
+                    (
+                        *(item.tier, item.action, item.choice, item.outcome or "none"),
+                        *(count(item.decisions), size(item.bytes), duration(item.transfer_us)),
+                        *(duration(item.recompute_us), duration(item.actual_us)),
+                    )
+                    for item in tiers.decisions
+                ],
+                left=4,
+            )
+        )
+    return Section("Tiers", tuple(blocks))
+
+
 def _labels(starts_us: Sequence[int], period_us: int) -> list[str]:
     """When each part of the period begins: a day, a minute, or a second where parts are shorter than a minute."""
     if period_us > 2 * DAY_US:

@@ -6,7 +6,12 @@ from collections.abc import Iterable
 
 from kvcustody.audit.report.framework import SECTIONS, Control
 from kvcustody.audit.report.model import Report
-from kvcustody.console.report.custody_pages import boundary_section, coverage_section, population_section
+from kvcustody.console.report.custody_pages import (
+    boundary_section,
+    coverage_section,
+    population_section,
+    tiers_section,
+)
 from kvcustody.console.report.evidence_pages import (
     activity_section,
     exceptions_section,
@@ -71,6 +76,7 @@ def page_of(report: Report) -> Page:
             _controls(report),
             population_section(report),
             coverage_section(report),
+            *(() if report.tiers.is_empty else (tiers_section(report),)),
             _recount(report),
             sample_section(report),
             exceptions_section(report),

@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.5
 app = typer.Typer(
     no_args_is_help=True,
     help="Orphans: custody that two sources disagree about.",
-    epilog="A worker scans its own memory while it serves; docs/audit/deletion.md#orphans has the twelve classes.",
+    epilog="A worker scans its own memory while it serves; docs/audit/deletion.md#orphans has the fifteen classes.",
 )
 
 

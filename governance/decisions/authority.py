@@ -312,6 +312,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self._expires_us = min(self._expires_us, expires_us)
         self._decide_by(self.table, coming=table)
         self._bind(table, now_us, only_narrow=True)
+        self._narrow_tiers()
         self._ledger.submit_durable(self._activation(table, now_us, actor))
         self._outbox += documents_on_record(table, now_us)
         _log.info(

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvcustody.governance.erasure.selector import Selector
 
@@ -35,6 +35,27 @@ class TierEntry(NamedTuple):
 
     tenant: str
     since_us: int
+
+
+class HeldCopy(NamedTuple):
+    """A copy that can be found in a tier, by the number that its events give it. Times are boot times."""
+
+    name: bytes
+    number: int
+    tenant: str
+    classification: str
+    blocks: int
+    size: int
+    since_us: int
+    due_us: int
+
+
+@runtime_checkable
+class CopyCustody(Protocol):
+    """A tier whose copies have custody of their own in the ledger. Called on the owning thread."""
+
+    def copies(self) -> Sequence[HeldCopy]:
+        """Every copy that can be found; what happened to any of them was taken as events before."""
 
 
 class CopyStore(Protocol):

@@ -130,7 +130,7 @@ class Governor(Authority[BlockManager]):
         self._orphans = OrphanScans(GovernorScanSource(self), self._clock, self._emit)
         self.offload: Offloading | None = None
         if tiers is not None:
-            opened = tiers(TierRules(lambda: self.table, self.authorize))
+            opened = tiers(TierRules(lambda: (self.table, self._reuse.coming), self.authorize))
             self.offload = Offloading(opened, recompute or self.measures.cost, self._clock, self.block_tokens)
             self.erasures.tiers += opened
             pools.watch = self.offload.watch
@@ -155,13 +155,15 @@ class Governor(Authority[BlockManager]):
         trace: str = "",
         asked_us: int | None = None,
         is_resumed: bool = False,
+        takes_partial: bool = False,
     ) -> AdmissionOutcome:
         """Decide, look up, attach and allocate for one request.
 
         `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
         which it ends (`identity.extra_content.frame`). `trace`: the W3C trace id that the request came with, for its
         leaves alone. `asked_us`: when the request came, in boot time, where it waited before it was asked for here;
-        `is_resumed`: it was preempted after its first token, which is not counted again.
+        `is_resumed`: it was preempted after its first token, which is not counted again. `takes_partial`: what it left
+        when it was preempted by swap is told with the tokens of its last block, which is not full.
         Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
         that are not integers of 31 bits, a negative count, and extra content that is not framed.
         """
@@ -227,17 +229,20 @@ class Governor(Authority[BlockManager]):
         if crossed is not None:
             self._reuse.crossed(plan, crossed)
         self._outbox.append(opening)
-        if self.offload is not None and self._restore(manager, begun, prompt, now_us):
+        if self.offload is not None and self._restore(manager, begun, prompt, takes_partial, now_us):
             answer = _admission(begun, self.block_tokens)
         counters.count_start(plan.session, prompt.tokens if plan.has_keys else None, begun.hit_blocks)
         self._measure(begun, plan, found, counters, now_us)
         return answer
 
-    def _restore(self, manager: BlockManager, begun: RunningSequence, prompt: Prompt, now_us: int) -> int:
+    def _restore(
+        self, manager: BlockManager, begun: RunningSequence, prompt: Prompt, takes_partial: bool, now_us: int
+    ) -> int:
         """Fill blocks behind the hit from tiers. Where the device fails the request ends, as one that never was."""
         assert self.offload is not None
         try:
-            return self.offload.restore(manager, begun, prompt.limit, now_us)
+            come = self.offload.restore(manager, begun, prompt.limit, now_us)
+            return come + (self.offload.restore_tail(manager, begun, prompt) if takes_partial else 0)
         except Exception:
             self.release(begun.id, "failed")
             raise
@@ -336,7 +341,7 @@ class Governor(Authority[BlockManager]):
                 self._record_joins(manager)
 
     def _has_first_token(self, sequence: RunningSequence, now_us: int) -> None:
-        attached = (sequence.hit_blocks + sequence.restored_blocks) * self.block_tokens
+        attached = (sequence.hit_blocks + sequence.restored_blocks) * self.block_tokens + sequence.tail_tokens
         began_us = sequence.residency.opened_us
         self.measures.first_token(
             sequence.prompt_tokens - attached, attached, now_us - sequence.asked_us, now_us - began_us
@@ -485,9 +490,22 @@ class Governor(Authority[BlockManager]):
         """A client cancelled or disconnected: release now."""
         return self.release(request_id, "aborted")
 
-    def preempt(self, request_id: Hashable) -> bool:
-        """Give a request's blocks up to be recomputed: what is computed stays CACHED under its own hold."""
-        return self.release(request_id, "preempted")
+    def preempt(self, request_id: Hashable, *, swap: bool = False) -> bool:
+        """Give a request's blocks up: what is computed stays CACHED under its own hold, to be computed again or found.
+
+        `swap`: with tiers, all of it goes to one now, its last block that is not full too, to be brought back by an
+        admission of all its tokens that `takes_partial`.
+        """
+        sequence = self._live.get(request_id)
+        if not swap or sequence is None or self.offload is None:
+            return self.release(request_id, "preempted")
+        manager = self._pools.managers[sequence.pool]
+        manager.commit(sequence, int(manager.decode.computed[sequence.slot]), self._clock.now_us())
+        leaf = sequence.leaf
+        self.offload.keep_tail(manager, sequence)
+        self.release(request_id, "preempted")
+        self.offload.keep_path(manager, leaf)
+        return True
 
     def fence(self, request_ids: Sequence[Hashable]) -> int:
         """A device step that reads or writes these requests' blocks is in flight; returns its id for `retire`."""
@@ -553,6 +571,8 @@ class Governor(Authority[BlockManager]):
                 for scrubbed in launches:
                     self._launch += 1
                     outbox += scrub_receipts(scrubbed, self._launch, number, size, now_us)
+        if self.offload is not None:
+            outbox += self.offload.leaves()
         if outbox:
             self._ledger.submit(outbox)
 
@@ -588,6 +608,11 @@ class Governor(Authority[BlockManager]):
     def _limit(self, table: DecisionTable) -> None:
         self._pools.limit(quotas_of(table))
         self._keep_sums(table)
+
+    def _forget_tenant(self, tenant: str) -> None:
+        super()._forget_tenant(tenant)
+        if self.offload is not None:
+            self.offload.forget_tenant(tenant)
 
     def _narrow_tiers(self) -> None:
         if self.offload is not None:
@@ -685,7 +710,8 @@ class Governor(Authority[BlockManager]):
             manager.pool.synchronize()
         self._drain(self._clock.now_us())
         running = ((self._pools.managers[sequence.pool], sequence) for sequence in self._live.values())
-        return pool_counts(self._pools.managers, running)
+        tiers = () if self.offload is None else self.offload.counts()
+        return pool_counts(self._pools.managers, running)._replace(tiers=tiers)
 
     @property
     def managers(self) -> list[BlockManager]:
@@ -720,8 +746,8 @@ class Governor(Authority[BlockManager]):
 
 
 def _admission(begun: RunningSequence, block_tokens: int) -> Admission:
-    there = begun.hit_blocks + begun.restored_blocks
-    return Admission(begun.id, there * block_tokens, _block_table(begun), begun.slot)
+    there = (begun.hit_blocks + begun.restored_blocks) * block_tokens + begun.tail_tokens
+    return Admission(begun.id, there, _block_table(begun), begun.slot)
 
 
 def _block_table(sequence: RunningSequence) -> Blocks:

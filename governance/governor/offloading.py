@@ -10,11 +10,13 @@
    not come is computed; no request waits for a tier longer than the tier's own deadline.
 3. Each movement, and each one that was decided against, is on record with what both ways were expected to take.
 4. A tier that is slower than computing is left alone; between steps, now and then, one read says whether it still is.
-5. In one step of the engine no more than `step_bytes` leave the device: the rest of what is evicted is not kept.
+5. A request that is preempted by swap leaves also its last block, which is not full, and comes back with it.
+6. In one step of the engine no more than `step_bytes` leave the device: the rest of what is evicted is not kept.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
@@ -23,15 +25,19 @@ from typing import Protocol, cast
 import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import Memory
+from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
+from kvcustody.audit.coverage.conservation import TierCounts
+from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.tiers.copy_event import TransferDecision
+from kvcustody.governance.tiers.copy_leaves import copy_leaves, decision_leaves
 from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
 from kvcustody.governance.tiers.transfer_rates import LinkWatch, TierUse, TransferRates
 
@@ -327,6 +333,67 @@ class Offloading:
         )
         return came
 
+    # -- swap -----------------------------------------------------------------------------------------------------
+
+    def keep_tail(self, manager: BlockManager, sequence: RunningSequence) -> bool:
+        """Keep the block that the sequence has begun and not filled: it is never published, and no prompt finds it."""
+        size, slot = self._block_tokens, sequence.slot
+        whole, tokens = divmod(int(manager.decode.computed[slot]), size)
+        if not (tokens and len(sequence.spans) == 1 and sequence.published == whole):
+            return False
+        span, memory = sequence.spans[0], cast(CopyableMemory, manager.pool.memory)
+        domain, now_us = span.domain, self._clock.now_us()
+        if not (domain.cacheable and domain.is_open and sequence.residency.may_hold):
+            return False
+        before = sequence.leaf
+        if before is not None and before.domain is not domain:
+            before = None
+        parent = before.keys[-KEY_BYTES:] if before is not None else _NO_KEY
+        ceiling_us = min(now_us + domain.absolute_us, before.ceiling_us if before is not None else NEVER_US)
+        born_us = before.born_us if before is not None else now_us
+        key = _tail_key(parent, manager.decode.pending[slot, :tokens].tobytes())
+        label, block = label_of(domain), sequence.table[whole : whole + 1]
+        due_us = min(ceiling_us, now_us + domain.idle_us)
+        run = PublishedRun(label, key, parent, span.start, born_us, ceiling_us, due_us)
+
+        def read(first: int, count: int, into: memoryview) -> None:
+            _read(memory, block, into)
+
+        return any(way.tier.admits(label) and bool(way.tier.store(run, read)) for way in self._ways)
+
+    def keep_path(self, manager: BlockManager, leaf: Node | None) -> None:
+        """Keep what was published of a path that nobody refers to now; it stays in the pool while there is room."""
+        while leaf is not None:
+            if leaf.refs == 0:
+                self._demote(manager, leaf, 0)
+            leaf = leaf.parent
+
+    def restore_tail(self, manager: BlockManager, sequence: RunningSequence, prompt: Prompt) -> int:
+        """Bring back the block that a preempted request had begun, for all but its last token; how many tokens."""
+        size = self._block_tokens
+        whole, tokens = divmod(prompt.tokens - 1, size)
+        if not (tokens and len(sequence.spans) == 1 and sequence.published == whole):
+            return 0
+        span = sequence.spans[0]
+        before = _chain_before(sequence, span)
+        parent = before[-KEY_BYTES:] or _NO_KEY
+        data = prompt.data[4 * size * whole : 4 * (size * whole + tokens)]
+        keys = before + _tail_key(parent, data)
+        label, memory = label_of(span.domain), cast(CopyableMemory, manager.pool.memory)
+        if len(keys) != KEY_BYTES * (span.start + 1):
+            return 0
+
+        def write(at: int, count: int, skip: int, data: memoryview) -> None:
+            _write(memory, sequence.table[whole : whole + 1], skip, data)
+
+        for way in self._ways:
+            found = way.tier.lookup(label, keys, span.start)
+            if found and way.tier.load(label, keys, span.start, found, write):
+                manager.decode.computed[sequence.slot] = whole * size + tokens
+                sequence.tail_tokens = tokens
+                return tokens
+        return 0
+
     # -- time -----------------------------------------------------------------------------------------------------
 
     def step(self, now_us: int) -> None:
@@ -351,10 +418,30 @@ class Offloading:
         for way in self._ways:
             way.tier.narrow()
 
+    def forget_tenant(self, tenant: str) -> None:
+        """A tenant that nobody listed has left: what it had in tiers ends."""
+        for way in self._ways:
+            way.tier.end_tenant(tenant)
+
+    def leaves(self) -> list[Event]:
+        """What began, ended and was decided since the last call, for the ledger."""
+        found: list[Event] = []
+        for way in self._ways:
+            events = way.tier.take_events()
+            if events:
+                found += copy_leaves(way.tier.name, events, way.tier.within_us)
+        if self._decisions:
+            found += decision_leaves(self.take_decisions())
+        return found
+
     def take_decisions(self) -> list[TransferDecision]:
         """What was decided since the last call."""
         decisions, self._decisions = self._decisions, []
         return decisions
+
+    def counts(self) -> tuple[TierCounts, ...]:
+        """Each tier's own counters for conservation, when everything that happened was handed over."""
+        return tuple(TierCounts(way.tier.name, *way.tier.counts[:-1]) for way in self._ways)
 
     def uses(self) -> list[TierUse]:
         """What each tier did."""
@@ -440,6 +527,11 @@ def _key_before(node: Node, position: int) -> bytes:
         return node.keys[KEY_BYTES * (position - 1) : KEY_BYTES * position]
     parent = node.parent
     return parent.keys[-KEY_BYTES:] if parent is not None and parent.domain is node.domain else _NO_KEY
+
+
+def _tail_key(parent: bytes, tokens: bytes) -> bytes:
+    """The key of a block that is not full, after the block with the key `parent`: the key of no whole block."""
+    return hashlib.blake2b(parent + tokens, digest_size=KEY_BYTES, person=b"kvcustody tail").digest()
 
 
 def _chain_before(sequence: RunningSequence, span: Span) -> bytes:

@@ -1,7 +1,7 @@
 """A finding: custody that two sources disagree about, and what repairs it.
 
 - A finding is a disagreement between two sources that are counted apart; a scan changes nothing until it is told to.
-- Every finding is of one of the twelve classes and has a repair; blocks that failed to verify are listed beside them.
+- Every finding is of one of the fifteen classes and has a repair; blocks that failed to verify are listed beside them.
   What cannot be explained is ended, never kept; what a fence holds is contained until the fence retires.
 """
 
@@ -27,9 +27,12 @@ CLASSES = (
     "ledger gap",
     "tier object without index",
     "index without tier object",
+    "copy without custody",
+    "custody without copy",
+    "copy past its ceiling",
 )
 FAILED_VERIFICATION = "failed verification"
-"""Listed beside the twelve, as all that is QUARANTINED is: no two sources disagree about it, and nothing repairs it.
+"""Listed beside the fifteen, as all that is QUARANTINED is: no two sources disagree about it, and nothing repairs it.
 
 Its blocks did not become zero; they stay out of use until the pool is torn down.
 """

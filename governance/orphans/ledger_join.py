@@ -6,26 +6,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import structlog
+from sqlalchemy import Connection
 
-from kvcustody.audit.events import CustodyEnded, Event, ResidencyReleased
+from kvcustody.audit.copies.copy_rows import HeldCopies, differing_copies, was_stored
+from kvcustody.audit.events import END_UNRECORDED, CustodyEnded, Event, ResidencyReleased
 from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.audit.query.orphans import (
     Disagreements,
     LostUnits,
     disagreements,
     gap_cause,
+    incarnation_row,
     latest_incarnation,
 )
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.errors import LedgerUnavailable
+from kvcustody.governance.erasure.tier_protocol import HeldCopy
 from kvcustody.governance.orphans.finding import Finding, RepairableFinding
-from kvcustody.governance.orphans.scan_protocol import Held, LedgerJoin
+from kvcustody.governance.orphans.scan_protocol import Held, LedgerJoin, TierCopies
 from kvcustody.governance.orphans.scans import Scanned
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.copy_leaves import copy_leaves
 
-ENDED_BY_SCAN = "orphan: its end was not recorded"
+ENDED_BY_SCAN = END_UNRECORDED
 _WITHIN_US = 1_000_000
 _log = structlog.get_logger(__name__)
 
@@ -44,7 +50,9 @@ class WriterJoin:
             found = disagreements(
                 connection, self._writer.incarnation, held.residencies, held.live, held.unlisted
             )
+            copies = [finding for tier in held.tiers for finding in self._copies(connection, tier, now_us)]
         return [
+            *copies,
             *self._residencies(found, now_us),
             *self._units(found, now_us),
             *self._processes(found, now_us),
@@ -88,6 +96,25 @@ class WriterJoin:
                 made.append(self._finding(finding, "end recorded", _End(lost, now_us)))
         return made
 
+    def _copies(self, connection: Connection, tier: TierCopies, now_us: int) -> Iterator[RepairableFinding]:
+        """Copies of one tier that leaves have open and it has not, and the other way round."""
+        life = incarnation_row(connection, self._writer.incarnation)
+        by_key = {(copy.number, copy.name.hex()): copy for copy in tier.copies}
+        found = differing_copies(connection, life, HeldCopies(tier.tier, frozenset(by_key)))
+        for lost in found.lost:
+            count = len(lost.numbers)
+            cause = f"in tier `{tier.tier}`: {count} copies that the ledger has and the tier has not"
+            event = lost.end(now_us, END_UNRECORDED, now_us, _WITHIN_US)
+            finding = Finding("custody without copy", lost.tenant, cause, ())
+            yield self._finding(finding, "end recorded", lambda event=event: [event])  # type: ignore[misc]
+        for key in found.unrecorded:
+            copy = by_key[key]
+            known = was_stored(connection, life, tier.tier, copy.number)
+            said = "its end is on record" if known else "no leaf says that it was stored"
+            cause = f"in tier `{tier.tier}`, {copy.blocks} blocks: {said}"
+            finding = Finding("copy without custody", copy.tenant, cause, (), max(0, now_us - copy.since_us))
+            yield RepairableFinding(finding, _EndCopy(self._writer, tier, copy, known, now_us))
+
     def _processes(self, found: Disagreements, now_us: int) -> list[RepairableFinding]:
         made = []
         utc_us = now_us + self._writer.offset_us
@@ -114,6 +141,26 @@ def recover(scan: Callable[[LedgerJoin | None], Scanned], writer: object) -> Sca
         except LedgerUnavailable as problem:
             _log.warning("scanned without the ledger", reason=problem.message)
     return scan(None)
+
+
+class _EndCopy:
+    """The end of a copy that the ledger does not know; that it was there goes on record first."""
+
+    def __init__(
+        self, writer: EventWriter, tier: TierCopies, copy: HeldCopy, known: bool, now_us: int
+    ) -> None:
+        self.writer = writer
+        self.tier = tier
+        self.copy = copy
+        self.known = known
+        self.now_us = now_us
+
+    def __call__(self) -> tuple[str, str]:
+        copy = self.copy
+        if not self.known:
+            begun = CopyEvent("stored", *copy[:6], copy.since_us, copy.due_us)
+            self.writer.submit(copy_leaves(self.tier.tier, [begun]))
+        return "destroyed", "recovered" if self.tier.destroy([copy.name]) else "gone before"
 
 
 class _End:

@@ -5,26 +5,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.governance.erasure.tier_protocol import CopyStore
+from kvcustody.governance.erasure.tier_protocol import CopyStore, HeldCopy
 from kvcustody.governance.orphans.finding import RepairableFinding
 from kvcustody.governance.orphans.slices import Slices
+
+
+class TierCopies(NamedTuple):
+    """What a tier has by its own books, and what ends copies of it by name."""
+
+    tier: str
+    copies: Sequence[HeldCopy]
+    destroy: Callable[[Collection[bytes]], int]
 
 
 class Held(NamedTuple):
     """What one process has, for the join with the ledger: open residencies, and custody as (pool, generation).
 
-    `live` is custody whose end is not on record yet: ACTIVE, CACHED, or waiting for a fence.
+    `live` is custody whose end is not on record yet: ACTIVE, CACHED, or waiting for a fence. `tiers`: of those whose
+    copies have custody of their own.
     """
 
     residencies: frozenset[int]
     live: dict[int, NDArray[np.int64]]
     unlisted: int  # of `live`, what no leaf lists before its request ends
+    tiers: tuple[TierCopies, ...] = ()
 
 
 class LedgerJoin(Protocol):

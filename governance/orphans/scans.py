@@ -19,10 +19,13 @@ import structlog
 from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
 from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.clock import Clock
-from kvcustody.governance.erasure.tier_protocol import CopyStore
+from kvcustody.governance.erasure.tier_protocol import CopyCustody, CopyStore, HeldCopy
 from kvcustody.governance.orphans.finding import DRIFT, Finding, RepairableFinding, repair_all
-from kvcustody.governance.orphans.scan_protocol import LedgerJoin, ScanSource
+from kvcustody.governance.orphans.scan_protocol import Held, LedgerJoin, ScanSource, TierCopies
 from kvcustody.governance.orphans.slices import Slices
+
+PAST_US = 1_000_000  # a copy that is due is ended by the next step, which may be as late
+PAST_CEILING = "copy past its ceiling"
 
 
 class Scanned(NamedTuple):
@@ -74,12 +77,21 @@ class OrphanScans:
     def _findings(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[RepairableFinding], int]:
         """The ledger answers on a thread of its own meanwhile: its database works without the interpreter."""
         with ThreadPoolExecutor(1, "orphan-scan") as beside:
-            joined = None if ledger is None else beside.submit(ledger.findings, self._books.held(), now_us)
+            joined = None if ledger is None else beside.submit(ledger.findings, self._held(), now_us)
             found, compared = self._books.findings(now_us)
             found += tier_findings(self._books.tiers(), now_us)
             if joined is not None:
                 found += joined.result()
         return found, compared
+
+    def _held(self) -> Held:
+        """What the process has, copies in its tiers too; they are counted here, on the owning thread."""
+        copies = (
+            TierCopies(tier.name, tier.copies(), tier.destroy)
+            for tier in self._books.tiers()
+            if isinstance(tier, CopyCustody)
+        )
+        return self._books.held()._replace(tiers=tuple(copies))
 
     # -- slices -------------------------------------------------------------------------------------------------------
 
@@ -145,7 +157,7 @@ class OrphanScans:
 
 
 def tier_findings(tiers: Iterable[CopyStore], now_us: int) -> list[RepairableFinding]:
-    """Objects that no index names, and index entries without an object."""
+    """Objects that no index names, index entries without an object, and copies that can be found past their ceiling."""
     made: list[RepairableFinding] = []
     for tier in tiers:
         objects, index = tier.objects(), tier.index()
@@ -158,6 +170,18 @@ def tier_findings(tiers: Iterable[CopyStore], now_us: int) -> list[RepairableFin
                 age_us = max(0, now_us - one[key].since_us)
                 finding = Finding(orphan, one[key].tenant, f"in tier `{tier.name}`", (), age_us)
                 made.append(RepairableFinding(finding, _TierRepair(repair, key, action)))
+        if isinstance(tier, CopyCustody):
+            made += _past_ceiling(tier, tier.copies(), now_us)
+    return made
+
+
+def _past_ceiling(tier: CopyStore, copies: Iterable[HeldCopy], now_us: int) -> list[RepairableFinding]:
+    made = []
+    for copy in copies:
+        if copy.due_us + PAST_US < now_us:
+            cause = f"in tier `{tier.name}`, {copy.blocks} blocks"
+            finding = Finding(PAST_CEILING, copy.tenant, cause, (), now_us - copy.due_us)
+            made.append(RepairableFinding(finding, _TierRepair(tier.destroy, copy.name, "destroyed")))
     return made
 
 

@@ -1,7 +1,4 @@
-"""What happened to copies in tiers, and what was decided of them: what a tier tells, before governance writes it down.
-
-Times are boot-time microseconds of the process; those ahead are as they stood when the event was made.
-"""
+"""What a tier says of its copies and of decisions to move them, as it happens: `copy_leaves` puts it on record."""
 
 from __future__ import annotations
 
@@ -9,11 +6,13 @@ from typing import NamedTuple
 
 
 class CopyEvent(NamedTuple):
-    """One step of one copy: `stored`, `ended` (nothing finds it from then on) or `destroyed`.
+    """One step of one copy. Its number is never given twice in one tier of one process; a name may be.
 
-    `number` tells the copies of one tier and process apart, whatever names they lie under. `cause` is why it ended, or
-    what shows that it is gone: `zeroed`, `unlinked`, `absent`, `key-destroyed`; of one that an earlier process stored,
-    `found`. A copy may be destroyed twice: its key at once, and its bytes when the store is there again.
+    `step`: stored; ended (nothing finds it any more); destroyed (its bytes are gone, or nobody can open them). A copy
+    may be destroyed twice: its key at once, its bytes later. `at_us` and `due_us`, by when it must have ended, are boot
+    times; every step has both. `cause` is of an end: ceiling, evicted, erased, lost, broken, orphan, teardown or
+    policy; and of destruction the evidence: zeroed, unlinked or key-destroyed. `erasure` is what ended it, where
+    `cause` is erased. Number 0: what a process before left in the store, destroyed at start; nothing tells whose.
     """
 
     step: str
@@ -26,12 +25,15 @@ class CopyEvent(NamedTuple):
     at_us: int
     due_us: int
     cause: str = ""
+    erasure: str = ""
 
 
 class TransferDecision(NamedTuple):
-    """Blocks were to be moved, or not: what both ways were expected to take, what was chosen, and what it took.
+    """Whether copies of a tier were moved, what either way was predicted to take, and what came of it.
 
-    `action` is `store` or `restore`, `choice` `transfer` or `recompute`, `outcome` empty, `done`, `partial`, `failed`.
+    `action`: store or restore. `choice`: transfer, recompute or none (nothing was there, or it was not worth it).
+    `outcome`: done, partial, failed or empty. `residency`: whom it was restored for; 0 for a store at eviction.
+    `actual_us` is measured: 0 where nothing moved.
     """
 
     action: str

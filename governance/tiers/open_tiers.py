@@ -105,8 +105,10 @@ def open_tiers(
     with _setting("tier_staging_buffers"):
         staging = Staging(plan.staging_buffers, plan.object_blocks * block_bytes)
     stack.callback(staging.close)
-    opened = []
-    for setting, kept in stores.items():
+    tiers: list[SealedTier] = []
+    for setting, kept in reversed(
+        stores.items()
+    ):  # the lowest first: it takes what the one above has no room for
         terms = TierTerms(
             shape.layout,
             block_bytes,
@@ -116,10 +118,11 @@ def open_tiers(
             rules.tenants,
             plan.object_blocks,
         )
+        lower = tiers[0] if tiers else None
         with _setting(setting):
-            opened.append(SealedTier(kept, keys, shred, staging, clock, terms))
+            tiers.insert(0, SealedTier(kept, keys, shred, staging, clock, terms, lower))
     opening.pop_all()  # from now on each is its tier's
-    return opened
+    return tiers
 
 
 def _check_root_key(keys: SealKeys, path: Path) -> None:

@@ -16,6 +16,7 @@
 5. Of what an earlier process left, the index is made again from facts that were sealed with it; what is overdue, is of
    another layout, or whose tenant is not known any more ends. Whose it is shows when its domain first asks.
 6. A tenant never has more than its share's cap; where there is no room, whoever is furthest over its share gives way.
+   What leaves for that goes to the tier below, where there is one, as it is sealed.
 7. `take_events` says what began and ended since the last call, each with its cause.
 
 Called on the owning thread. Times that come in and go out are boot time, in microseconds.
@@ -23,9 +24,11 @@ Called on the owning thread. Times that come in and go out are boot time, in mic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +37,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector, may_hold
-from kvcustody.governance.erasure.tier_protocol import TierEntry, TierErased
+from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry, TierErased
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.tiers.copy_event import CopyEvent
@@ -51,12 +54,13 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier_clock import TierClock
-from kvcustody.governance.tiers.tier_index import CopyRow, TierIndex
+from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex
 
 KEY_BYTES = 32
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
+_HAND_DOWN = 4  # objects, where another tier takes what leaves: nobody waits for more at a time
 _KNOWN_MIN = 1024  # domains and shred keys that are known before those of nothing are forgotten
-_NEVER_US = 1 << 62
+_NEVER_US, _REMEMBERED = 1 << 62, 1000
 _ASK_AGAIN_US = 100_000  # of a store that could not delete
 _BEGINNING = HEADER_BYTES + FACTS_BYTES + TAG_BYTES
 
@@ -128,17 +132,20 @@ class Restored(NamedTuple):
     ceiling_us: int
 
 
-class TierCounts(NamedTuple):
-    """What a tier did and has, by its own books: copies, and sealed bytes."""
+class CopyCounts(NamedTuple):
+    """What a tier did and has, by its own books: copies, and sealed bytes.
+
+    `evidence` counts every piece of it, of which a copy may have two; `waiting` ended and have none yet.
+    """
 
     stored: int
     ended: int
     destroyed: int
+    evidence: int
     living: int
     waiting: int
     living_bytes: int
-    restored_blocks: int
-    stored_blocks: int
+    waiting_bytes: int
     refused: int
 
 
@@ -152,10 +159,11 @@ class _Ended(NamedTuple):
     size: int
     due_us: int
     shreds: tuple[bytes, ...] = ()
+    erasure: str = ""
     is_destroyed: bool = False
 
 
-class _Whose(NamedTuple):
+class CopyOwner(NamedTuple):
     """Whose the copies of one domain are; `label` None: an earlier process stored them, and nobody asked yet."""
 
     tenant: str
@@ -175,25 +183,33 @@ class SealedTier:
         staging: Staging,
         clock: Clock,
         terms: TierTerms,
+        lower: SealedTier | None = None,
     ) -> None:
+        """`lower`: the tier that takes what this one has no room for, as it is sealed."""
         self._store = store
+        self._lower = lower
+        self._encloses = store.outlives or lower is not None
         self._keys = keys
         self._shred = shred
         self._staging = staging
         self._clock = TierClock(clock)
         self._terms = terms
         self._index = TierIndex()
-        self._owners: list[_Whose] = []
+        self._owners: list[CopyOwner] = []
         self._domains: dict[DomainSpec, int] = {}
         self._unclaimed: dict[bytes, int] = {}  # by domain digest
         self._shreds: list[bytes] = [NO_SHRED]
         self._shred_numbers: dict[bytes, int] = {NO_SHRED: 0}
         self._events: list[CopyEvent] = []
         self._waiting: dict[bytes, _Ended | None] = {}  # not found any more, and still in the store
-        self._erased: dict[str, tuple[int, int]] = {}
+        self._lost: dict[
+            bytes, _Ended
+        ] = {}  # nor in the store: the end of a key will prove that nobody opens them
+        self._adopted: set[bytes] = set()  # of what is here, what an earlier process stored
+        self._erased: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._held: dict[str, int] = {}  # bytes of the store by tenant
-        self._numbered = self._ended = self._destroyed = 0
-        self._stored_blocks = self._restored_blocks = self._refused = 0
+        self._numbered = self._ended = self._destroyed = self._evidence = 0
+        self._refused = 0
         self._due_us, self._ask_again_us, self._shreds_seen = _NEVER_US, 0, shred.changes()
         self.found_at_start, self.ended_at_start = self._find_what_is_there()
 
@@ -208,19 +224,26 @@ class SealedTier:
         return self._store.capacity_bytes
 
     @property
-    def counts(self) -> TierCounts:
+    def counts(self) -> CopyCounts:
         """Since the start, and now."""
-        return TierCounts(
+        waiting = [one for one in self._unproven() if not one.is_destroyed]
+        return CopyCounts(
             self._numbered,
             self._ended,
             self._destroyed,
+            self._evidence,
             len(self._index),
-            sum(one is not None and not one.is_destroyed for one in self._waiting.values()),
+            len(waiting),
             self._index.size,
-            self._restored_blocks,
-            self._stored_blocks,
+            sum(one.size for one in waiting),
             self._refused,
         )
+
+    def _unproven(self) -> Iterator[_Ended]:
+        """Copies that ended, and whose bytes the store may have or has lost."""
+        for ended in chain(self._waiting.values(), self._lost.values()):
+            if ended is not None and ended.number:
+                yield ended
 
     def __len__(self) -> int:
         """Copies that can be found."""
@@ -289,7 +312,6 @@ class SealedTier:
             if self._store_object(part, label.spec, limit.bucket_us, partial(read, at, blocks)):
                 stored += blocks
             at += blocks
-        self._stored_blocks += stored
         return stored
 
     def lookup(self, label: DomainLabel, keys: bytes, depth: int) -> list[Found]:
@@ -340,7 +362,6 @@ class SealedTier:
             if not self._load_object(name, row, label, keys, depth, end, write):
                 break
             self._index.note_use(row)
-            self._restored_blocks += blocks
             one = Restored(blocks, *map(self._clock.to_boot, times))
             if come and come[-1][1:] == one[1:]:
                 one = Restored(come.pop().blocks + blocks, *one[1:])
@@ -365,7 +386,7 @@ class SealedTier:
             if name in self._waiting:
                 return False  # an older one has not ended yet
         content = blocks * self._terms.block_bytes
-        size = object_bytes(content, enclosed=self._store.outlives, checked=False)
+        size = object_bytes(content, enclosed=self._encloses, checked=False)
         try:
             subject = self._subject(label)
             bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
@@ -383,7 +404,7 @@ class SealedTier:
                     return False
                 read(plain)
                 facts = self._facts(spec, part, subject, bucket)
-                enclosing = self._keys.catalogue() if self._store.outlives else None
+                enclosing = self._keys.catalogue() if self._encloses else None
                 seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing)
                 into.release()
                 self._store.complete_store(name)
@@ -396,7 +417,7 @@ class SealedTier:
                 raise
         self._begin(
             name,
-            CopyRow(
+            IndexRow(
                 self._numbered + 1,
                 part.born_us,
                 part.ceiling_us,
@@ -412,7 +433,7 @@ class SealedTier:
         )
         return True
 
-    def _begin(self, name: bytes, row: CopyRow, cause: str = "") -> None:
+    def _begin(self, name: bytes, row: IndexRow) -> None:
         """A copy is here from now on."""
         owner = self._owners[row.domain]
         self._numbered = row.number
@@ -420,13 +441,13 @@ class SealedTier:
         self._due_us = min(self._due_us, row.due_us)
         self._held[owner.tenant] = self._held.get(owner.tenant, 0) + self._store.taken(row.size)
         copy = _Ended(row.number, owner.tenant, owner.classification, row.blocks, row.size, row.due_us)
-        self._tell("stored", name, copy, cause)
+        self._tell("stored", name, copy)
 
-    def _tell(self, step: str, name: bytes, what: _Ended, cause: str) -> None:
-        number, tenant, classification, blocks, size, due_us, *_ = what
+    def _tell(self, step: str, name: bytes, what: _Ended, cause: str = "") -> None:
+        number, tenant, classification, blocks, size, due_us, _, erasure, _ = what
         at_us, due_us = self._clock.boot_us(), self._clock.to_boot(due_us)
         self._events.append(
-            CopyEvent(step, name, number, tenant, classification, blocks, size, at_us, due_us, cause)
+            CopyEvent(step, name, number, tenant, classification, blocks, size, at_us, due_us, cause, erasure)
         )
 
     def _give_up(self, name: bytes) -> None:
@@ -464,7 +485,59 @@ class SealedTier:
         numbers = [number for number, owner in enumerate(self._owners) if owner.tenant == tenant]
         theirs = np.isin(self._index.column("domain"), numbers)
         count = max(1, len(self._index) // _EVICT_SHARE)
-        self._end(self._index.least_used(count, theirs), "evicted")
+        if self._lower is not None:
+            count = min(count, _HAND_DOWN)
+        rows = self._index.least_used(count, theirs)
+        for row in rows if self._lower is not None else ():
+            self._hand_down(self._index.name(row), self._index.row(row))
+        self._end(rows, "evicted")
+
+    def _hand_down(self, name: bytes, known: IndexRow) -> None:
+        owner = self._owners[known.domain]
+        assert self._lower is not None
+        with suppress(StoreError):
+            sealed = self._store.prepare_load(name)
+            if sealed is None:
+                return
+            try:
+                shreds = (self._shreds[known.subject], self._shreds[known.bucket])
+                self._lower.take_over(name, known, owner, shreds, sealed)
+            finally:
+                sealed.release()
+                self._store.complete_load(name)
+
+    def take_over(
+        self, name: bytes, known: IndexRow, owner: CopyOwner, shreds: tuple[bytes, bytes], sealed: memoryview
+    ) -> bool:
+        """Keep an object of another tier as it is sealed, where policy lets it be here, no longer than there."""
+        label, now_us = owner.label, self._clock.now_us()
+        limit = self._terms.limit(owner.tenant, owner.classification)
+        due_us = min(known.due_us, now_us + limit.absolute_us)
+        if label is None or label.spec is None or due_us <= now_us or name in self._waiting:
+            return False
+        if self._index.find(name) >= 0:
+            return True
+        try:
+            into = self._room(name, known.size, owner.tenant)
+            if into is None:
+                self._refused += 1
+                return False
+            into[: known.size] = sealed
+            into.release()
+            self._store.complete_store(name)
+        except StoreError:
+            self._give_up(name)
+            self._refused += 1
+            return False
+        here = known._replace(
+            number=self._numbered + 1,
+            due_us=due_us,
+            domain=self._domain(label.spec, label),
+            subject=self._shred_number(shreds[0]),
+            bucket=self._shred_number(shreds[1]),
+        )
+        self._begin(name, here)
+        return True
 
     def _load_object(
         self,
@@ -538,7 +611,7 @@ class SealedTier:
         if dead:  # by an erasure elsewhere, or by whoever has the file
             theirs = np.isin(index.column("subject"), dead) | np.isin(index.column("bucket"), dead)
             ended = self._end_with_key(index.rows(theirs))
-        if gone and self._waiting:
+        if gone:
             self._tell_destroyed(gone)
         self._keys.look()
         self._delete([])
@@ -577,11 +650,20 @@ class SealedTier:
                     self._due_us = min(self._due_us, now_us + absolute_us)
         return ended
 
+    def end_tenant(self, tenant: str) -> int:
+        """A tenant is not here any more: its copies make room; how many."""
+        numbers = [number for number, owner in enumerate(self._owners) if owner.tenant == tenant]
+        rows = self._index.rows(np.isin(self._index.column("domain"), numbers))
+        self._end(rows, "evicted")
+        return len(rows)
+
     def _end_with_key(self, rows: list[int]) -> int:
         """An epoch was destroyed: nobody opens these, whatever becomes of their bytes."""
         names = self._forget_rows(rows, "key-destroyed")
         for name in names:
-            self._destroyed_of(name, "key-destroyed")
+            ended = self._waiting[name]
+            assert ended is not None
+            self._waiting[name] = self._destroyed_of(name, ended, "key-destroyed")
         self._delete([])
         return len(names)
 
@@ -615,10 +697,13 @@ class SealedTier:
         objects += len(rows)
         size += sum(self._index.value("size", row) for row in rows)
         self._erased[erasure] = (objects, size)
+        self._erased.move_to_end(erasure)
+        while len(self._erased) > _REMEMBERED:
+            self._erased.popitem(last=False)
         subjects = {self._owners[number].subject for number in chosen} - {NO_SHRED}
         if whose is not None:
             subjects = {whose} - {NO_SHRED}
-        self._forget_rows(rows, "erased")
+        self._forget_rows(rows, "erased", erasure)
         if selector.subject is not None or selector == Selector(tenant=selector.tenant):
             living = {id_ for id_ in subjects if self._shred.is_living(id_)}
             for id_ in living:
@@ -626,7 +711,7 @@ class SealedTier:
             self._tell_destroyed(living)
         self._keys.look()
         self._delete([])
-        return TierErased(objects, size, waiting=len(self._waiting))
+        return TierErased(objects, size, waiting=len(self._waiting) + len(self._lost))
 
     def objects(self) -> Mapping[bytes, TierEntry]:
         """Every object that the store says it has; whose an unknown one is, nothing tells."""
@@ -642,6 +727,21 @@ class SealedTier:
     def index(self) -> Mapping[bytes, TierEntry]:
         """Every copy that can be found."""
         return {name: self._entry(row) for name, row in self._index.names()}
+
+    def copies(self) -> Sequence[HeldCopy]:
+        """Every copy that can be found."""
+        found: list[HeldCopy] = []
+        for name, row in self._index.names():
+            known = self._index.row(row)
+            owner = self._owners[known.domain]
+            since_us, due_us = self._clock.to_boot(known.born_us), self._clock.to_boot(known.due_us)
+            whose = (owner.tenant, owner.classification)
+            found.append(HeldCopy(name, known.number, *whose, known.blocks, known.size, since_us, due_us))
+        return found
+
+    def within_us(self, tenant: str, classification: str) -> int:
+        """How long after it is due a copy's bytes may still be here, by policy."""
+        return self._terms.limit(tenant, classification).within_us
 
     def destroy(self, keys: Collection[bytes]) -> int:
         """End these objects, known or not; how many the store had."""
@@ -662,16 +762,23 @@ class SealedTier:
         return events
 
     def close(self) -> None:
-        """Let the store go. What does not outlive the process ends here; the rest is found by the next."""
-        if not self._store.outlives:
-            self._end([row for _, row in self._index.names()], "teardown")
+        """Let the store go. What outlives the process is found by nobody until the next; the rest ends here."""
+        rows = [row for _, row in self._index.names()]
+        names = self._forget_rows(rows, "teardown")
+        if self._store.outlives:
+            for name in names:
+                ended = self._waiting.pop(name)
+                assert ended is not None
+                self._lost[name] = ended
+        else:
+            self._delete([])
         self._store.close()
 
     def _end(self, rows: list[int], cause: str) -> None:
         self._forget_rows(rows, cause)
         self._delete([])
 
-    def _forget_rows(self, rows: list[int], cause: str) -> list[bytes]:
+    def _forget_rows(self, rows: list[int], cause: str, erasure: str = "") -> list[bytes]:
         """Nothing finds these any more; their bytes wait for the store."""
         names, index = [], self._index
         for row in rows:
@@ -686,6 +793,7 @@ class SealedTier:
                 known.size,
                 min(known.due_us, self._clock.now_us()),
                 shreds,
+                erasure,
             )
             self._tell("ended", name, ended, cause)
             self._ended += 1
@@ -707,23 +815,33 @@ class SealedTier:
             return 0
         absent, failed = set(gone.absent), set(gone.failed)
         for name in [name for name in self._waiting if name not in failed]:
-            self._destroyed_of(name, "absent" if name in absent else self._store.ends_by)
-            del self._waiting[name]
+            ended = self._waiting.pop(name)
+            if ended is None:
+                continue
+            if name not in absent:
+                self._destroyed_of(name, ended, self._store.ends_by)
+            elif not ended.is_destroyed:
+                self._lost[name] = ended
         return gone.objects
 
     def _tell_destroyed(self, shreds: set[bytes]) -> None:
         """Keys are destroyed: what waits under them cannot be opened by anybody any more."""
-        for name, ended in self._waiting.items():
-            if ended is not None and not shreds.isdisjoint(ended.shreds):
-                self._destroyed_of(name, "key-destroyed")
+        for where in (self._waiting, self._lost):
+            for name, ended in list(where.items()):
+                if ended is not None and not shreds.isdisjoint(ended.shreds) and not ended.is_destroyed:
+                    where[name] = self._destroyed_of(name, ended, "key-destroyed")
+        self._lost = {name: ended for name, ended in self._lost.items() if not ended.is_destroyed}
 
-    def _destroyed_of(self, name: bytes, evidence: str) -> None:
-        ended = self._waiting[name]
-        if ended is None:
-            return
+    def _destroyed_of(self, name: bytes, ended: _Ended, evidence: str) -> _Ended:
         self._tell("destroyed", name, ended, evidence)
-        self._destroyed += not ended.is_destroyed
-        self._waiting[name] = ended._replace(is_destroyed=True)
+        if ended.number:
+            self._evidence += 1
+            self._destroyed += not ended.is_destroyed
+            if name in self._adopted:  # what the process before stored under this name is proved with it
+                self._tell("destroyed", name, ended._replace(number=0), evidence)
+                if evidence == self._store.ends_by:
+                    self._adopted.discard(name)
+        return ended._replace(is_destroyed=True)
 
     # -- what an earlier process left -----------------------------------------------------------------------------
 
@@ -731,16 +849,15 @@ class SealedTier:
         """Index what may stay, end the rest; how many of each."""
         found, after = 0, b""
         tenants = {self._shred.pseudonym(name.encode()): name for name in self._terms.tenants}
-        ending: list[bytes] = []
         while page := self._store.page(after, 1000):
             for one in page:
                 facts = self._facts_of(one.name, one.size)
                 if facts is None or not self._adopt(one.name, one.size, facts, tenants):
-                    ending.append(one.name)
+                    self._waiting[one.name] = _Ended(0, "", "", 0, one.size, self._clock.now_us())
                 else:
                     found += 1
             after = page[-1].name
-        return found, self._delete(ending)
+        return found, self._delete([])
 
     def _facts_of(self, name: bytes, size: int) -> ObjectFacts | None:
         if not self._store.outlives:
@@ -768,8 +885,8 @@ class SealedTier:
         number = self._unclaimed.get(facts.domain)
         if number is None:
             number = self._unclaimed[facts.domain] = len(self._owners)
-            self._owners.append(_Whose(tenant, facts.classification, facts.subject, None))
-        row = CopyRow(
+            self._owners.append(CopyOwner(tenant, facts.classification, facts.subject, None))
+        row = IndexRow(
             self._numbered + 1,
             facts.born_us,
             facts.ceiling_us,
@@ -782,7 +899,8 @@ class SealedTier:
             self._shred_number(facts.subject),
             self._shred_number(facts.bucket),
         )
-        self._begin(name, row, "found")
+        self._adopted.add(name)
+        self._begin(name, row)
         return True
 
     # -- what things are called -----------------------------------------------------------------------------------
@@ -842,7 +960,7 @@ class SealedTier:
         if number is None:
             number = self._domains[spec] = len(self._owners)
             subject = self._subject(label)
-            self._owners.append(_Whose(label.tenant, label.classification, subject, label))
+            self._owners.append(CopyOwner(label.tenant, label.classification, subject, label))
         return number
 
     def _subject(self, label: DomainLabel) -> bytes:
@@ -879,7 +997,7 @@ def _whose(tenant: str, subject: str) -> bytes:
     return f"{tenant}\0{subject}".encode()
 
 
-def _may_be_of(owner: _Whose, selector: Selector, subject: bytes | None) -> bool:
+def _may_be_of(owner: CopyOwner, selector: Selector, subject: bytes | None) -> bool:
     """Whether copies of a domain may have what somebody inside the selector wrote.
 
     Of one that an earlier process stored only its tenant and its subject's key are known: `subject` is the selector's.

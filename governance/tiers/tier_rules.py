@@ -14,52 +14,57 @@ from kvcustody.policies.table.model import Decision
 
 _KNOWN_MAX = 10_000
 NOT_HERE = CopyLimit(0, 1)
+Tables = tuple[DecisionTable, DecisionTable | None]
 
 
 class TierRules:
-    """`table` gives the active revision; `authorize` has a permit on record before the first copy."""
+    """`tables` gives the active revision, and one that is not on record yet: where there is one, both must permit.
+
+    `authorize` has a permit on record before the first copy.
+    """
 
     def __init__(
-        self, table: Callable[[], DecisionTable], authorize: Callable[[Action, OwnData], Decision]
+        self, tables: Callable[[], Tables], authorize: Callable[[Action, OwnData], Decision]
     ) -> None:
-        self._table = table
+        self._tables = tables
         self._authorize = authorize
         self._known: dict[tuple[Tier, str, str], CopyLimit] = {}
-        self._known_of: DecisionTable | None = None
+        self._known_of: Tables | None = None
 
     @property
     def tenants(self) -> tuple[str, ...]:
         """Whom the policy names."""
-        return tuple(tenant.id for tenant in quotas_of(self._table()).policy.tenants)
+        return tuple(tenant.id for tenant in quotas_of(self._tables()[0]).policy.tenants)
 
     def limit(self, tier: Tier, tenant: str, classification: str) -> CopyLimit:
         """How long copies may be in `tier`; not at all where they may not, or the permit is not on record."""
-        table = self._table()
-        if table is not self._known_of or len(self._known) > _KNOWN_MAX:
-            self._known, self._known_of = {}, table
+        tables = self._tables()
+        if tables != self._known_of or len(self._known) > _KNOWN_MAX:
+            self._known, self._known_of = {}, tables
         key = (tier, tenant, classification)
         known = self._known.get(key)
         if known is None:
-            levels = table.policy.classifications
-            if classification not in levels:
-                return NOT_HERE
-            level = levels.index(classification)
-            known = self._known[key] = self._limit(table, tier, OwnData(tenant, level, classification))
+            each = [self._limit(table, tier, tenant, classification) for table in tables if table is not None]
+            known = self._known[key] = CopyLimit(*(min(values) for values in zip(*each, strict=True)))
         return known
 
-    def _limit(self, table: DecisionTable, tier: Tier, own: OwnData) -> CopyLimit:
-        duty = table.tier_duty(own.tenant, own.level, tier)
+    def _limit(self, table: DecisionTable, tier: Tier, tenant: str, classification: str) -> CopyLimit:
+        levels = table.policy.classifications
+        if classification not in levels:
+            return NOT_HERE
+        level = levels.index(classification)
+        duty = table.tier_duty(tenant, level, tier)
         if not duty.absolute_us:
             return NOT_HERE
         try:
-            permitted = self._authorize(Action.OFFLOAD, own).permitted
+            permitted = self._authorize(Action.OFFLOAD, OwnData(tenant, level, classification)).permitted
         except LedgerUnavailable:
             return NOT_HERE
         return CopyLimit(duty.absolute_us, duty.bucket_us, duty.within_us) if permitted else NOT_HERE
 
     def share(self, tenant: str) -> TierShare:
         """A tenant's part of a tier is that of the pools: where tenants are kept apart, no more than its guarantee."""
-        base = quotas_of(self._table())
+        base = quotas_of(self._tables()[0])
         entry = base.tenant(tenant)
         if entry is None:
             return TierShare(0.0, 0.0)

@@ -13,21 +13,27 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, MetaData, Table, delete, func, insert, select, text
 
+from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
-from kvcustody.audit.database.monthly_partitions import FIRST, MONTHS_AHEAD, REST, partitions
+from kvcustody.audit.database.monthly_partitions import FIRST, MONTHS_AHEAD, REST, partitions, size_bytes
 from kvcustody.audit.events import (
+    CopiesDestroyed,
+    CopiesEnded,
+    CopiesStored,
     CustodyEnded,
     Event,
     KeyEvent,
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
+    TransferDecided,
     WorkerStarted,
     WorkerStopped,
 )
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.query.events import EventFilter, find_events
 from kvcustody.audit.schema.all_tables import MONTHLY, every_table
+from kvcustody.audit.schema.copies import copy_steps, transfer_decisions
 from kvcustody.audit.schema.ledger import events, logs, releases
 from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, tree_nodes
@@ -195,12 +201,14 @@ def test_traces_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
             assert connection.execute(_RIGHTS, {"table": "event_traces"}).all() == rights
             walls = "SELECT tablename FROM pg_policies WHERE policyname = 'of_tenant' ORDER BY 1"
             walled = [
+                "copy_steps",
                 "counter_deltas",
                 "counters",
                 "coverage_hours",
                 "event_traces",
                 "events",
-            ]  # 0022 adds three
+                "transfer_decisions",
+            ]  # 0022 adds three, 0026 two
             assert connection.exec_driver_sql(walls).scalars().all() == walled
             for table in ("logs", "workers", "incarnations"):  # the rows came with their ids
                 numbers = (
@@ -220,7 +228,9 @@ def test_traces_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
 def test_rows_by_month_are_the_rows_that_were_there(earlier: Engine) -> None:
     """0023: no row, leaf, root or right is lost; each row has its leaf's time, and lies in its leaf's month."""
     upgrade(earlier, "0022")
-    derived = [table for table in every_table() if table.name in MONTHLY and table is not events]
+    later = {"copy_steps", "transfer_decisions"}  # 0026
+    names = MONTHLY.keys() - later - {"events"}
+    derived = [table for table in every_table() if table.name in names]
     whole = (events, logs, tree_nodes, root_leaves, checkpoints)
 
     def rows(table: Table) -> list[Any]:
@@ -289,3 +299,49 @@ def _roles_of_0014(engine: Engine) -> Any:
             "CREATE POLICY of_tenant ON events FOR SELECT TO kvcustody_reader USING (log = (SELECT kvcustody_log()))"
         )
         return connection.execute(_RIGHTS, {"table": "decisions"}).all()
+
+
+def test_copies_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) -> None:
+    """0026: nothing that is there changes; the tables have their months and rights, and the next writer fills them."""
+    upgrade(earlier, "0025")
+    on_postgres = earlier.dialect.name == "postgresql"
+    tables = [table for table in every_table() if table.name not in ("copy_steps", "transfer_decisions")]
+    everything = [select(table).order_by(*table.primary_key.columns) for table in tables]
+    with earlier.connect() as connection:
+        before = [connection.execute(query).all() for query in everything]
+    assert sum(map(len, before)) > 10_000
+    rights = _roles_of_0014(earlier) if on_postgres else []
+    assert upgrade(earlier) == SCHEMA_REVISION
+    with earlier.connect() as connection:
+        assert [connection.execute(query).all() for query in everything] == before
+        assert connection.scalar(select(func.count()).select_from(copy_steps)) == 0
+        if on_postgres:
+            for name in ("copy_steps", "transfer_decisions"):
+                assert connection.execute(_RIGHTS, {"table": name}).all() == rights
+                assert size_bytes(connection, partitions(connection)[0], (name,)) > 0
+            for table in ("logs", "workers", "incarnations"):  # the rows came with their ids
+                connection.exec_driver_sql(
+                    f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), (SELECT max(id) FROM {table}))"
+                )
+            connection.commit()
+    lists = (("0f",), (1,), (4,), (400,))
+    told: list[Event] = [
+        WorkerStarted(5, "d", 64, 1, 4096, "cpu", "test"),
+        CopiesStored(5, "nvme", "tenant-1", "low", *lists, (9,), (5,), 1),
+        CopiesEnded(9, "nvme", "tenant-1", "low", "ceiling", *lists, (9,), (9,), 1),
+        CopiesDestroyed(9, "nvme", "tenant-1", "low", "unlinked", *lists, (9,)),
+        TransferDecided(9, "store", "nvme", "tenant-1", 0, 4, 400, 5, 6, "transfer", "done", 5, "faster"),
+    ]
+    builders.record(earlier, tmp_path / "spill", told, worker="d")
+    with earlier.connect() as connection:
+        [row] = copy_coverage(connection).rows
+        assert (row.tier, row.tenant, row.due, row.covered) == ("nvme", "tenant-1", 1, 1)
+        assert connection.scalar(select(func.count()).select_from(transfer_decisions)) == 1
+        assert fsck(connection).problems == []
+        if on_postgres:  # a row lies in its leaf's month, which is no rest
+            rest = connection.exec_driver_sql(f"SELECT count(*) FROM copy_steps_{REST}").scalar()
+            assert rest == 0
+            mine = [log for log in connection.scalars(select(copy_steps.c.log)) if log == 1]
+            connection.exec_driver_sql("GRANT USAGE ON SCHEMA public TO kvcustody_reader")
+            connection.exec_driver_sql("SET ROLE kvcustody_reader")
+            assert connection.scalars(select(copy_steps.c.log)).all() == mine

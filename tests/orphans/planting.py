@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import builders
+from custody_tier import LIFE_US, CustodyTier
 from custody_world import CustodyWorld
 from file_tier import FileTier
 from sqlalchemy import Engine, insert, select
@@ -20,6 +21,8 @@ from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.writer.append_leaves import register
 from kvcustody.clock import Clock
 from kvcustody.governance.orphans.ledger_join import WriterJoin
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.copy_leaves import copy_leaves
 
 Planted = Counter[str]
 
@@ -44,6 +47,7 @@ class Garden:
 
     def __init__(self, store: Engine, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)
+        self.names = random.Random(seed + 1)
         self.dropping: tuple[type, ...] = ()
         self.world = CustodyWorld(store, folder, seed=seed, blocks=160, chosen=self._chosen)
         self.world.break_a_block = lambda: None  # type: ignore[method-assign]
@@ -51,7 +55,8 @@ class Garden:
         self.folder = folder
         self.tier = FileTier(folder / "tier")
         self.governor = self.world.governor
-        self.governor.erasures.tiers.append(self.tier)
+        self.copies = CustodyTier(folder / "copies", self.world.clock, self.world.writer.submit)
+        self.governor.erasures.tiers += [self.tier, self.copies]
         self.manager = self.governor.managers[0]
         self.join = WriterJoin(self.world.writer)
         self.serial = 0
@@ -72,13 +77,21 @@ class Garden:
             "release lost": self.dropped_release,
             "tier object without index": self.stray_object,
             "index without tier object": self.stray_entry,
+            "copy without custody": self.unrecorded_copy,
+            "copy whose end is on record": self.ended_copy,
+            "custody without copy": self.lost_copy,
+            "copies lost and unrecorded": self.swapped_copies,
+            "copy past its ceiling": self.late_copy,
         }
 
     def _chosen(self, event: Event) -> bool:
         return isinstance(event, self.dropping)
 
     def quiet(self) -> None:
-        """Some running requests, some cache, nothing on its way."""
+        """Some running requests, some cache, nothing on its way; and copies that are not due."""
+        self.copies.expire()
+        while len(self.copies.held) < 3:
+            self.copies.keep(self.names.randbytes(32), "gamma", 10 * LIFE_US)
         for fence in self.world.fences:
             self.governor.retire(fence)
         self.world.fences.clear()
@@ -248,6 +261,35 @@ class Garden:
         self.tier.store(key, "beta", self.world.clock.now_us())
         self.tier.destroy([key])
         return Counter({"index without tier object": 1})
+
+    def unrecorded_copy(self) -> Planted:
+        self.copies.telling = False
+        self.copies.keep(self.names.randbytes(32), "alpha")
+        self.copies.telling = True
+        return Counter({"copy without custody": 1})
+
+    def ended_copy(self) -> Planted:
+        """Its end went on record, and it is found all the same."""
+        copy = self.copies.keep(self.names.randbytes(32), "beta")
+        at_us = self.world.clock.now_us()
+        ended = CopyEvent("ended", *copy[:6], at_us, copy.due_us, "ceiling")
+        self.world.writer.submit(copy_leaves("host", [ended]))
+        return Counter({"copy without custody": 1})
+
+    def lost_copy(self) -> Planted:
+        copy = self.copies.keep(self.names.randbytes(32), "alpha")
+        self.copies.telling = False
+        self.copies.destroy([copy.name])
+        self.copies.telling = True
+        return Counter({"custody without copy": 1})
+
+    def swapped_copies(self) -> Planted:
+        """As many are lost as are not recorded: counts alone are equal."""
+        return self.lost_copy() + self.unrecorded_copy()
+
+    def late_copy(self) -> Planted:
+        self.copies.keep(self.names.randbytes(32), "beta", -2_000_000)
+        return Counter({"copy past its ceiling": 1})
 
 
 def _path(leaf: Node | None):  # type: ignore[no-untyped-def]

@@ -216,7 +216,7 @@ def test_positive_control_what_is_planted_stays_without_recovery(field: Field, n
     assert first and [one.orphan for one in field.world.port.scan()] == first
 
 
-def test_blocks_that_did_not_become_zero_are_listed_beside_the_twelve(field: Field) -> None:
+def test_blocks_that_did_not_become_zero_are_listed_beside_the_fifteen(field: Field) -> None:
     world = field.world
     while not field.running("gamma"):  # whose blocks are all read back
         world.act()

@@ -51,13 +51,14 @@ from kvcustody.governance.tiers.open_tiers import BlockShape, TierPlan, open_tie
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.policies.document.model import Policy, Tier
+from kvcustody.policies.document.model import Offload, Policy, Tier, TierLimit
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.tenants import Issuers
 
 WORKER = "replay"
 CLOSE_SECONDS = 5.0
+_WITHIN_US = 1_000_000  # after a copy in the tier was due
 PLACEHOLDER = 64 * "0"
 """The digest of a library policy's example segment; a replay declares its house prompt in its place."""
 
@@ -165,8 +166,11 @@ def open_environment(
 
 
 def _offloading(policy: Policy) -> Policy:
-    """The policy, with a host tier for all but the strictest classification."""
-    here = [replace(one, tiers=(Tier.HOST,), encrypt=True) for one in policy.offload[:-1]]
+    """The policy, with a host tier for all but the strictest classification, for as long as blocks may be kept."""
+    here = [
+        Offload((Tier.HOST,), True, (TierLimit(Tier.HOST, kept.absolute_us, _WITHIN_US),))
+        for kept in policy.retention[:-1]
+    ]
     return replace(policy, offload=(*here, policy.offload[-1]))
 
 

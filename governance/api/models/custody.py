@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from kvcustody.audit.copies.copy_coverage import CopyRow
 from kvcustody.audit.counters import hourly_coverage, read_figures
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.query import custody as queries
@@ -53,6 +54,7 @@ Gaps = page_of(shown(queries.Gap), "Gaps")
 Findings = page_of(shown(queries.OrphanFinding), "Findings")
 BlockHistory = page_of(shown(queries.BlockLeaf), "BlockHistory")
 CoverageRows = shown(CoverageRow)
+CopyRows = shown(CopyRow)
 EventCounts = page_of(shown(read_figures.EventCount), "EventCounts")
 
 
@@ -111,7 +113,10 @@ class LiveResidencies(BaseModel):
 
 
 class CoverageAnswer(BaseModel):
-    """Deletion coverage: rows by tenant and classification, their total, and the lag to the last receipt."""
+    """Deletion coverage: rows by tenant and classification, their total, and the lag to the last receipt.
+
+    `copies` are those off the device that were due, by tier too.
+    """
 
     rows: list[CoverageRows]  # type: ignore[valid-type]
     total: CoverageRows  # type: ignore[valid-type]
@@ -120,6 +125,7 @@ class CoverageAnswer(BaseModel):
     lag_us_max: int
     since_us: int
     until_us: int
+    copies: list[CopyRows]  # type: ignore[valid-type]
 
 
 def facts(rows: Any) -> list[dict[str, Any]]:

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
+from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.counters.hourly_coverage import by_hour, judged_state
 from kvcustody.audit.counters.read_figures import denials_by_rule, event_counts, tenant_totals
+from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.live_residencies import live_residencies
@@ -173,7 +175,11 @@ def covered(
         str | None, Query(pattern=r"^([0-9a-f]{16}|unknown)$", description="As leaves name it.")
     ] = None,
     tier: Annotated[
-        str | None, Query(pattern=r"^device$", description="The only one on record today.")
+        str | None,
+        Query(
+            pattern=r"^(device|host|nvme|remote)$",
+            description="`device`: blocks alone; another: copies in that tier alone.",
+        ),
     ] = None,
 ) -> dict[str, Any]:
     """Deletion coverage of the custody that was due in a period, by tenant and classification."""
@@ -192,9 +198,12 @@ def covered(
             model=model,
             tier=tier,
         )
+        chosen = CustodySelection(since_us, until_us, mine, classification, model, tier)
+        copies = copy_coverage(connection, chosen, with_system=mine is None)
     period = {"since_us": since_us, "until_us": until_us}
     lag = {name: getattr(found, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
-    return {"rows": facts(found.rows), "total": found.total._asdict(), **lag, **period}
+    rows = {"rows": facts(found.rows), "copies": facts(copies.rows)}
+    return {**rows, "total": found.total._asdict(), **lag, **period}
 
 
 def covered_by_hour(

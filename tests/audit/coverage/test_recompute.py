@@ -176,12 +176,13 @@ def test_parts_add_up_to_the_whole(store: Engine, world: Any) -> None:
     assert [a + b for a, b in zip(halves[0][2:-1], halves[1][2:-1], strict=True)] == list(whole[2:-1])
 
 
-def test_a_tier_that_nothing_records_is_an_error(store: Engine) -> None:
+def test_a_tier_that_there_is_none_of_is_an_error(store: Engine) -> None:
     with store.connect() as connection:
-        with pytest.raises(LedgerError, match="tier `host`"):
-            coverage(connection, tier="host")
-        with pytest.raises(LedgerError, match="tier `host`"):
-            list(units_of(LeafRecord(()), CustodySelection(tier="host"), now_us=0))
+        with pytest.raises(LedgerError, match="tier `hots` is none of"):
+            coverage(connection, tier="hots")
+        with pytest.raises(LedgerError, match="tier `hots` is none of"):
+            list(units_of(LeafRecord(()), CustodySelection(tier="hots"), now_us=0))
+        assert coverage(connection, tier="host").rows == ()  # blocks are in no tier off the device
 
 
 def test_what_was_let_go_of_and_attached_again_was_used_until_the_second_time(store: Engine) -> None:

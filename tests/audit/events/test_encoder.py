@@ -85,11 +85,36 @@ def held(kind: Any) -> st.SearchStrategy[Any]:
 BY_TYPE |= {tuple[kind, ...]: held(kind) for kind in FOLDED.values()}  # type: ignore[valid-type]
 
 
+COUNTS = ("numbers", "blocks_each", "bytes_each")
+
+
+@st.composite
+def copies(draw: st.DrawFn, kind: Any, fields: dict[str, Any]) -> Any:
+    """Lists of copies belong together, and mostly are of one length."""
+    count = draw(st.integers(1, 3))
+    lists = {
+        name for name in fields if name in (*COUNTS, "names") or name in ("due_us", "stored_us", "ended_us")
+    }
+    lists |= {"destroyed_us"} & fields.keys()
+    for name in lists if draw(st.integers(0, 5)) else ():
+        each = (
+            st.sampled_from(["0f" * 32, "a1"])
+            if name == "names"
+            else st.integers(0, 2**53 - 1)
+            if name in COUNTS
+            else numbers
+        )
+        fields[name] = st.lists(each, min_size=count, max_size=count).map(tuple)
+    return draw(st.builds(kind, **fields))
+
+
 def events_of(kind: Any) -> st.SearchStrategy[Any]:
     fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)}
     fields |= {"at_us": st.integers(0, 2**52)} | (
         {"tenant": st.just("acme")} if kind is CustodyChanged else {}
     )
+    if "names" in fields:
+        return copies(kind, fields)
     return st.builds(kind, **fields)
 
 

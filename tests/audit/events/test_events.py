@@ -82,6 +82,13 @@ def events_of(kind: Any) -> st.SearchStrategy[Event]:
     fields["at_us"] = st.integers(0, 2**52)
     if kind is CustodyChanged:
         fields["tenant"] = st.just("acme")
+    if "names" in fields:  # lists of copies are equally long
+        small = st.integers(0, 2**40)
+        name = st.text("0123456789abcdef", min_size=1, max_size=64)
+        pairs = {tuple[int, ...]: st.tuples(small, small), tuple[str, ...]: st.tuples(name, name)}
+        fields |= {
+            field.name: pairs[field.type] for field in msgspec.structs.fields(kind) if field.type in pairs
+        }
     return st.builds(kind, **fields)
 
 

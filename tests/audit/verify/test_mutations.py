@@ -31,6 +31,9 @@ from sqlalchemy.exc import IntegrityError
 from kvcustody.audit.counters.fold import fold
 from kvcustody.audit.counters.judge_hours import judge
 from kvcustody.audit.events import (
+    CopiesDestroyed,
+    CopiesEnded,
+    CopiesStored,
     CustodyOverdue,
     DecisionRecorded,
     ErasureApplied,
@@ -49,6 +52,7 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     RetentionPurged,
     SubjectUnlinked,
+    TransferDecided,
     WorkerStarted,
     WorkerStopped,
 )
@@ -77,6 +81,7 @@ from kvcustody.signed_document import digest
 KEY = SigningKey.generate("ledger.test")
 WITNESS = SigningKey.generate("witness.test", KeyKind.COSIGNATURE)
 TRACE = "ab" * 16
+COPIES = (("aa", "bb"), (1, 2), (4, 5), (400, 500))
 LISTED = {(entry.table, name) for entry in NOT_EVIDENCE for name in entry.columns}
 Make = Callable[..., Any]
 
@@ -114,6 +119,10 @@ def lived(world: Any) -> list[Event]:
         CustodyOverdue(at, 0, 1, at),
         LegalHoldChanged(at, "hold-1", tenant, "placed", "case", "counsel"),
         RetentionPurged(at, f"tenant/{tenant}", 0, 0, 1, "sha256:2", "one", "two", "age"),
+        CopiesStored(at, "nvme", tenant, "low", *COPIES, (at + 9, at + 8), (at, at), 5),
+        CopiesEnded(at, "nvme", tenant, "low", "erased", *COPIES, (at, at), (at, at), 5, "e-1"),
+        CopiesDestroyed(at, "nvme", tenant, "low", "unlinked", *COPIES, (at, at)),
+        TransferDecided(at, "restore", "nvme", tenant, 3, 4, 5, 6, 7, "transfer", "done", 8, "faster"),
     ]
     return events + made
 

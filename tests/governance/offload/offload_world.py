@@ -43,13 +43,13 @@ audit: {on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}}
 class World:
     """A worker with tiers, and an engine that writes bytes that its prompt's tokens say."""
 
-    def __init__(self, folder: Path, tiers: str) -> None:
+    def __init__(self, folder: Path, tiers: str, *, host_bytes: int = 1 << 20) -> None:
         self.folder = folder
         self.clock = VirtualClock()
         self.policy = POLICY
         self.set: dict[str, object] = {}
         if "host" in tiers:
-            self.set["host_tier_bytes"] = 1 << 20
+            self.set["host_tier_bytes"] = host_bytes
         if "nvme" in tiers:
             self.set |= {"nvme_tier_path": folder / "tier", "nvme_tier_bytes": 1 << 20}
         self.open()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from offload_world import MODEL, POLICY, World, prompt, who
 
-from kvcustody.errors import DeviceError
+from kvcustody.errors import DeviceError, LedgerUnavailable
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
@@ -167,3 +167,61 @@ def test_random_requests_are_answered_as_by_a_cache_that_lasts(world: World) -> 
     assert world.worker.governor.offload is not None
     restored = sum(use.restored_blocks for use in world.worker.governor.offload.uses())
     assert hits and restored > 100, "void: nothing came from a tier"
+
+
+def test_what_the_host_has_no_room_for_goes_to_the_disk_as_it_is_sealed(tmp_path: Path) -> None:
+    """A host tier of a few objects over a large folder: hits come from both, and never live longer."""
+    world = World(tmp_path, "host nvme", host_bytes=8 * 8192)
+    prompts = [prompt(number, 10) for number in range(8)]
+    for number, tokens in enumerate(prompts):
+        world.serve("acme", tokens)
+        world.crowd(number)
+    host, nvme = world.tiers
+    assert len(host) and len(nvme) and host.counts.ended > 0
+    assert world.serve("beta", prompts[0]) == 0
+    world.crowd(9)
+    hits = sum(world.serve("acme", tokens) for tokens in prompts)
+    assert world.worker.governor.offload is not None
+    uses = {use.tier: use.restored_blocks for use in world.worker.governor.offload.uses()}
+    assert hits > 500 and uses["host"] + uses["nvme"] > 30 and uses["nvme"] > 0, (hits, uses)
+    world.clock.advance(600_000_000)
+    world.worker.governor.step()
+    assert world.serve("acme", prompts[0]) == 0
+    world.worker.close()
+
+
+def test_what_a_policy_narrows_ends_even_where_it_cannot_be_recorded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.serve("acme", prompt(1, 10))
+    world.crowd()
+    assert sum(map(len, world.tiers)) > 0
+    text = POLICY.replace("internal: {tiers: [host, nvme], encrypt: required}", "internal: never")
+    table = compile_policy(load_policy(text, name="tiers"), revision=9)
+    governor = world.worker.governor
+
+    def down(*_: object) -> int:
+        raise LedgerUnavailable("the ledger is away")
+
+    monkeypatch.setattr(governor._ledger, "submit_durable", down)
+    with pytest.raises(LedgerUnavailable):
+        governor.activate(table, actor="test")
+    assert sum(map(len, world.tiers)) == 0
+    monkeypatch.undo()
+
+
+def test_a_tenant_that_nobody_listed_takes_its_copies_along(tmp_path: Path) -> None:
+    world = World(tmp_path, "host")
+    world.worker.close()
+    world.policy = POLICY.replace(
+        "  beta:", "  default: {quota: {guaranteed: 0%, cap: 100%}, tenants_max: 1}\n  beta:"
+    )
+    world.open()
+    (tier,) = world.tiers
+    world.serve("stranger", prompt(1, 10))
+    for number in range(3):
+        world.serve("acme", prompt(20 + number, 16))
+    assert {"stranger"} <= {entry.tenant for entry in tier.index().values()}
+    world.serve("another", prompt(2, 4))
+    assert "stranger" not in {entry.tenant for entry in tier.index().values()}
+    world.worker.close()

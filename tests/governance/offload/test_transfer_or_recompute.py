@@ -18,6 +18,20 @@ def offloading(world: World) -> Offloading:
     return world.worker.governor.offload
 
 
+def watched(offload: Offloading) -> list[TransferDecision]:
+    """What is decided from now on, as the ledger gets it."""
+    found: list[TransferDecision] = []
+    take = offload.take_decisions
+
+    def taking() -> list[TransferDecision]:
+        taken = take()
+        found.extend(taken)
+        return taken
+
+    offload.take_decisions = taking  # type: ignore[method-assign]
+    return found
+
+
 def restores(decided: list[TransferDecision]) -> list[TransferDecision]:
     return [one for one in decided if one.action == "restore"]
 
@@ -25,11 +39,10 @@ def restores(decided: list[TransferDecision]) -> list[TransferDecision]:
 def test_a_tier_that_is_faster_is_used_and_both_numbers_are_on_record(tmp_path: Path) -> None:
     world = World(tmp_path, "host")
     offloading(world)._cost = DeclaredRate(1.0)  # a second a token
-    decided: list[TransferDecision] = []
+    decided = watched(offloading(world))
     for number in range(6):
         world.serve("acme", prompt(1, 10))
         world.crowd(number)
-        decided += offloading(world).take_decisions()
     found = restores(decided)
     assert len(found) >= 4 and {one.choice for one in found} == {"transfer"}
     first, *others = found
@@ -45,11 +58,10 @@ def test_a_tier_that_is_always_slower_is_not_used_after_its_first_samples(tmp_pa
     world = World(tmp_path, "host")
     offload = offloading(world)
     offload._cost = DeclaredRate(1e12)
-    decided: list[TransferDecision] = []
+    decided = watched(offload)
     for number in range(12):
         world.serve("acme", prompt(1, 10))
         world.crowd(number)
-        decided += offload.take_decisions()
     found = restores(decided)
     assert found[0].choice == "transfer", "the first sample"
     assert {one.choice for one in found[1:]} <= {"recompute"}
@@ -93,9 +105,9 @@ def test_one_step_moves_no_more_than_its_share(tmp_path: Path) -> None:
     offload = offloading(world)
     offload._step_bytes = offload._left = 4 * world.size
     world.serve("acme", prompt(1, 10))
-    offload.take_decisions()
+    found = watched(offload)
     world.serve("beta", prompt(2, 22))
-    decided = [one for one in offload.take_decisions() if one.action == "store"]
+    decided = [one for one in found if one.action == "store"]
     moved = sum(one.blocks for one in decided if one.choice == "transfer")
     assert moved <= 4 and "busy" in {one.reason for one in decided}
     world.worker.close()

@@ -1,0 +1,1 @@
+"""Copies off the device: their rows, and their coverage by tier."""

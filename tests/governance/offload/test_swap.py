@@ -1,0 +1,93 @@
+"""Preemption by swap: a running request goes to a tier with its last, partial block, and goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from offload_world import MODEL, TOKENS, World, prompt, who
+
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.erasure.selector import Selector
+
+
+@pytest.fixture(params=["host", "nvme"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, request.param)
+    yield made
+    made.worker.close()
+
+
+def run(world: World, tokens: list[int], made: list[int], whose: str = "acme") -> Admission:
+    """A request that has decoded `made`, of which the last has no K/V yet; every byte it computed says what it is."""
+    governor = world.worker.governor
+    admitted = governor.admit(who(whose), MODEL, tokens)
+    assert isinstance(admitted, Admission)
+    governor.commit([admitted.request_id], [len(tokens)])
+    for token in made:
+        assert governor.extend_many([admitted.request_id], [token]) == ()
+    for block, index in enumerate(governor.blocks(admitted.request_id).tolist()):
+        world.memory.write(0, np.array([index]), memoryview(bytearray(content(world, tokens + made, block))))
+    return admitted
+
+
+def content(world: World, tokens: list[int], block: int) -> bytes:
+    seed = hash(tuple(tokens[: TOKENS * block])) & 0xFFFFFFFF
+    return np.random.default_rng(seed).bytes(world.size)
+
+
+def resumed(world: World, tokens: list[int], whose: str = "acme", *, partial: bool = True) -> int:
+    """How many tokens the request has when it is admitted again; the blocks under them are checked."""
+    governor = world.worker.governor
+    admitted = governor.admit(who(whose), MODEL, tokens, is_resumed=True, takes_partial=partial)
+    assert isinstance(admitted, Admission)
+    for block in range(-(-admitted.hit_tokens // TOKENS)):
+        read = bytearray(world.size)
+        world.memory.read(0, admitted.blocks[block : block + 1].copy(), memoryview(read))
+        assert bytes(read) == content(world, tokens, block), block
+    governor.commit([admitted.request_id], [len(tokens)])
+    governor.release(admitted.request_id)
+    governor.step()
+    assert governor.check() == []
+    return admitted.hit_tokens
+
+
+@pytest.mark.parametrize("decoded", [1, 5, 15, 16, 17, 30])
+def test_it_goes_on_where_it_was(world: World, decoded: int) -> None:
+    tokens, made = prompt(1, 6, 3), prompt(2, 0, decoded)
+    request = run(world, tokens, made)
+    assert world.worker.governor.preempt(request.request_id, swap=True)
+    world.crowd()
+    assert resumed(world, tokens + made) == len(tokens) + decoded - 1, "all but the last token"
+
+
+def test_without_swap_the_last_block_is_computed_again(world: World) -> None:
+    """The control."""
+    tokens, made = prompt(1, 6, 3), prompt(2, 0, 5)
+    request = run(world, tokens, made)
+    assert world.worker.governor.preempt(request.request_id)
+    world.crowd()
+    assert resumed(world, tokens + made) == 6 * TOKENS
+
+
+def test_nobody_else_gets_the_tail_and_no_prompt_finds_it(world: World) -> None:
+    tokens, made = prompt(1, 6, 3), prompt(2, 0, 5)
+    request = run(world, tokens, made)
+    assert world.worker.governor.preempt(request.request_id, swap=True)
+    world.crowd()
+    assert resumed(world, tokens + made, "beta") == 0
+    assert resumed(world, tokens + made, partial=False) == 6 * TOKENS
+    assert resumed(world, [*tokens, *made[:-1], made[-1] + 1]) == len(tokens) + 4, "the last has none yet"
+    assert resumed(world, [*tokens, *made[:-2], made[-2] + 1, 7]) == 6 * TOKENS, "other tokens"
+
+
+def test_an_erasure_ends_what_was_swapped_out(world: World) -> None:
+    tokens, made = prompt(1, 6, 3), prompt(2, 0, 5)
+    request = run(world, tokens, made)
+    assert world.worker.governor.preempt(request.request_id, swap=True)
+    world.crowd()
+    world.worker.governor.erase(Selector("acme"))
+    world.worker.governor.step()
+    assert resumed(world, tokens + made) == 0
