@@ -387,8 +387,12 @@ class SealedTier:
                 return False  # an older one has not ended yet
         content = blocks * self._terms.block_bytes
         size = object_bytes(content, enclosed=self._encloses, checked=False)
-        subject = self._subject(label)
-        bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
+        try:
+            subject = self._subject(label)
+            bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
+        except KeyringError:  # no room for another key
+            self._refused += 1
+            return False
         with self._staging.take(content) as plain:
             if plain is None:
                 self._refused += 1
