@@ -4,8 +4,9 @@
    end that claims a later one is disputed, and covers nothing.
 2. It is covered where nothing found it any more, and the first evidence that its bytes are gone (zeroed, unlinked) or
    cannot be opened (its key destroyed) came, by `due` and the tier's `within`. Evidence of another name is none.
-3. Of a process that died, its end was not seen: the evidence alone counts. In memory there never is any; what lay in
-   files, the next process of the worker finds by its name, destroys, and says so (number 0).
+3. Of a process that died, its end was not seen: the evidence alone counts. In memory there never is any. What lay in
+   files, the next process of the worker finds by its name, ends at once or as a copy of its own, and says of the name
+   what it says of that one (number 0). So it is of what an orderly stop left in files, which has no end on record.
 4. Every copy that is due has one verdict: covered, late, open (no end or no evidence on record yet), unproven (its
    process died, or no leaf says that it was stored) or disputed. Copies that live and are not due are in no figure.
 5. Leaves are read through their rows (`read_copies`), or alone (`LeafRecord.copies`); the arithmetic is one.
@@ -111,8 +112,11 @@ def copy_coverage(
     *,
     as_of: AsOf | None = None,
     as_of_us: int | None = None,
+    with_system: bool = True,
 ) -> CopyCoverage:
     """Coverage of copies; open ones without an end are those due before `as_of_us` (UTC; the last event).
+
+    `with_system`: with what stands in the system log (rule 3), which a tenant that reads its own log does not see.
 
     Nothing says which model a copy is of: selected by model there is none. Raises `LedgerError` for an unknown tier.
     """
@@ -120,12 +124,12 @@ def copy_coverage(
     if not _may_have_copies(chosen):
         return CopyCoverage()
     lives = {life.uuid: CopyLife(life.offset_us, "") for life in lives_of(connection)}
-    kind = events.c.kind == "worker-started"
+    kind = events.c.kind == ("worker-started" if with_system else "")
     for leaf in connection.scalars(select(events.c.leaf).where(kind, is_in(as_of, events))):
         body = orjson.loads(leaf)
         if body["incarnation"] in lives:
             lives[body["incarnation"]] = lives[body["incarnation"]]._replace(worker=body["worker"])
-    return judge_copies(_read(connection, chosen, as_of), lives, chosen, now_us)
+    return judge_copies(_read(connection, chosen, as_of, with_system), lives, chosen, now_us)
 
 
 def copies_from_leaves(record: LeafRecord, chosen: CustodySelection, now_us: int) -> CopyCoverage:
@@ -141,9 +145,13 @@ def _may_have_copies(chosen: CustodySelection) -> bool:
     return chosen.model is None and chosen.tier != DEVICE_TIER
 
 
-def _read(connection: Connection, chosen: CustodySelection, as_of: AsOf | None) -> list[Body]:
+def _read(
+    connection: Connection, chosen: CustodySelection, as_of: AsOf | None, with_system: bool
+) -> list[Body]:
     """The leaves of the chosen copies, and of what was found that nobody could say the owner of."""
     column, where = copy_steps.c, [is_in(as_of, copy_steps)]
+    if not with_system:
+        where.append(column.tenant.is_not(None))
     if chosen.tier is not None:
         where.append(column.tier == chosen.tier)
     for each, wanted in ((column.tenant, chosen.tenant), (column.classification, chosen.classification)):
@@ -207,7 +215,7 @@ def judge_copies(
     found: dict[tuple[str, str], dict[str, list[Body]]] = {}
     left: dict[tuple[str, str], list[tuple[str, str, int, str]]] = {}
     for body in leaves:
-        if body["kind"] == _DESTROYED and body["tenant"] is None:
+        if body["kind"] == _DESTROYED and not any(body["numbers"]):
             _take_left(left, body, lives)
             continue
         about = body.get("of_incarnation") or body["incarnation"]
@@ -286,7 +294,10 @@ def _judge(
     # Copies whose end is on record come first, then those that are due and have none; then all by number.
     causes = ended.said("cause")
     died = np.array([cause in UNPROVEN_CAUSES for cause in causes], np.bool_)
+    promised = np.array(stored.said("within_us"), np.int64)
     within = np.array(ended.said("within_us"), np.int64)
+    if died.any():
+        within = np.where(died & is_stored, promised[place] if len(promised) else within, within)
     said = np.where(is_stored, stored.due[place] if len(stored.due) else ended.due, ended.due)
     due = np.concatenate((np.minimum(said, ended.due), stored.due[overdue]))
     numbers = np.concatenate((ended.numbers, stored.numbers[overdue]))
@@ -296,9 +307,13 @@ def _judge(
     died = np.concatenate((died, nothing))
     known = np.concatenate((is_stored, ~nothing))
     proof, first = _evidence(steps.get(_DESTROYED, []), uuid, numbers, names)
-    if died.any():
-        _found_later(left, life, numbers, names, died, proof, first)
-    by = due + np.concatenate((within, np.zeros(len(overdue), np.int64)))
+    unseen = died | ~is_ended
+    if left:
+        since = np.concatenate((stored.at[place] if len(stored.at) else ended.at, stored.at[overdue]))
+        _found_later(left, life, names, np.where(unseen & known, since, _NEVER), proof, first)
+        is_left = unseen & (first < _NEVER)
+        is_ended, died = is_ended | is_left, died | is_left
+    by = due + np.concatenate((within, promised[overdue]))
     ended_by = np.concatenate((ended.at, np.full(len(overdue), _NEVER)))
     in_time = (first <= by) & (died | (ended_by <= by))
     proved = first < _NEVER
@@ -345,22 +360,24 @@ def _evidence(
 def _found_later(
     left: list[tuple[str, str, int, str]],
     life: CopyLife,
-    numbers: Int64s,
     names: NDArray[np.bytes_],
-    died: Flags,
+    since: Int64s,
     proof: dict[str, Flags],
     first: Int64s,
 ) -> None:
-    """What a later process of the worker destroyed under the name of a copy whose process died (rule 3)."""
+    """What a later process of the worker destroyed under the name of a copy whose own process did not (rule 3).
+
+    `since`: when the copy was stored; never for one that is not asked about.
+    """
     known: dict[str, list[tuple[int, str]]] = {}
     for name, _, at_us, cause in left:
         known.setdefault(name, []).append((at_us - life.offset_us, cause))
-    for place in np.flatnonzero(died & (first == _NEVER)).tolist():
-        found = known.get(names[place].decode(), [])
-        for at, cause in sorted(found)[:1]:
+    for place in np.flatnonzero((since < _NEVER) & (first == _NEVER)).tolist():
+        later = sorted(one for one in known.get(names[place].decode(), ()) if one[0] >= since[place])
+        for at, cause in later:
             if cause in proof:
                 proof[cause][place] = True
-                first[place] = at
+                first[place] = min(at, first[place])
 
 
 def _selected(judged: _Judged, life: CopyLife, chosen: CustodySelection) -> _Judged:

@@ -132,9 +132,10 @@ def _count_copies(found: Figures, group: LeafGroup, who: Sequence[_Who]) -> None
     sizes = {COPIES: map(len, columns["numbers"])}
     sizes |= {measure: map(sum, columns[f"{measure}_each"]) for measure in (BLOCKS, BYTES)}
     for measure, values in sizes.items():
-        each = zip(who, columns["tier"], values, strict=True)
-        for (log, hour, outcome, classification), tier, value in each:
-            if value:
+        own = map(any, columns["numbers"])  # not what an earlier process left
+        each = zip(who, columns["tier"], values, own, strict=True)
+        for (log, hour, outcome, classification), tier, value, counts in each:
+            if value and counts:
                 found[log, (hour, kind, measure, outcome, tier, classification)] += value
 
 

@@ -14,7 +14,10 @@ EVIDENCE = (ZEROED, UNLINKED, KEY_DESTROYED)  # of the end of a copy's bytes
 
 
 class CopiesStored(LifecycleEvent, frozen=True, tag="copies-stored"):
-    """Copies began (class B): each holds `blocks_each` blocks sealed in `bytes_each` bytes, and ends by `due_us`."""
+    """Copies began (class B): each holds `blocks_each` blocks sealed in `bytes_each` bytes, and ends by `due_us`.
+
+    What proves that its bytes are gone has to follow by then and `within_us`, as the policy says now.
+    """
 
     tier: str
     tenant: str
@@ -25,6 +28,7 @@ class CopiesStored(LifecycleEvent, frozen=True, tag="copies-stored"):
     bytes_each: tuple[int, ...]
     due_us: tuple[int, ...]
     stored_us: tuple[int, ...]
+    within_us: int
 
 
 class CopiesEnded(LifecycleEvent, frozen=True, tag="copies-ended"):
@@ -52,8 +56,8 @@ class CopiesEnded(LifecycleEvent, frozen=True, tag="copies-ended"):
 class CopiesDestroyed(LifecycleEvent, frozen=True, tag="copies-destroyed"):
     """Bytes of copies are gone, or nobody can open them any more (class B): `cause` is one of `EVIDENCE`.
 
-    A copy may have more than one: the first ends it. Of number 0 is what a process before left under that name; whose
-    it was, nothing tells its successor (`tenant` None).
+    A copy may have more than one: the first ends it. A leaf of numbers 0 is of what a process before left under those
+    names; `tenant` None: nothing tells whose it was.
     """
 
     tier: str

@@ -1,9 +1,10 @@
 """Events of the ledger from what a tier says: several copies of one tenant, classification and cause are one leaf.
 
-    emit(copy_leaves("host", tier.take_events(), within_us))
+    emit(copy_leaves(tier.name, tier.take_events(), tier.within_us))
     emit(decision_leaves(decisions))
 
-A copy's steps stay in their order: what it was stored by is a leaf before the one that ends it.
+A copy's steps stay in their order: what it was stored by is a leaf before the one that ends it. What an earlier process
+left (number 0) stands in leaves of its own: it is no copy of this one.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ def copy_leaves(
     `within_us(tenant, classification)`: how long after it was due a copy may be proved destroyed, by the tier's policy.
     """
     assert all(event.step in _STEPS for event in events), "a copy is stored, ended or destroyed"
-    groups: dict[tuple[str, ...], list[CopyEvent]] = {}
+    groups: dict[tuple[str | bool, ...], list[CopyEvent]] = {}
     for step in _STEPS:
         for event in events:
             if event.step == step:
-                key = (step, event.tenant, event.classification, event.cause, event.erasure)
+                whose = (event.tenant, event.classification, event.number > 0)
+                key = (step, *whose, event.cause, event.erasure)
                 groups.setdefault(key, []).append(event)
     return [
         _leaf(tier, group[start : start + COPIES_A_LEAF], within_us)
@@ -68,8 +70,9 @@ def _leaf(tier: str, group: list[CopyEvent], within_us: Callable[[str, str], int
     blocks, sizes = tuple(one.blocks for one in group), tuple(one.size for one in group)
     now_us, tenant, classification = max(at_us), first.tenant, first.classification
     if first.step == "stored":
+        within = within_us(tenant, classification)
         return CopiesStored(
-            now_us, tier, tenant, classification, names, numbers, blocks, sizes, due_us, at_us
+            now_us, tier, tenant, classification, names, numbers, blocks, sizes, due_us, at_us, within
         )
     if first.step == "ended":
         return CopiesEnded(

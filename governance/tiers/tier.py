@@ -54,7 +54,7 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier_clock import TierClock
-from kvcustody.governance.tiers.tier_index import CopyRow, TierIndex
+from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex
 
 KEY_BYTES = 32
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
@@ -387,8 +387,12 @@ class SealedTier:
                 return False  # an older one has not ended yet
         content = blocks * self._terms.block_bytes
         size = object_bytes(content, enclosed=self._encloses, checked=False)
-        subject = self._subject(label)
-        bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
+        try:
+            subject = self._subject(label)
+            bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
+        except KeyringError:  # no room for another key
+            self._refused += 1
+            return False
         with self._staging.take(content) as plain:
             if plain is None:
                 self._refused += 1
@@ -413,7 +417,7 @@ class SealedTier:
                 raise
         self._begin(
             name,
-            CopyRow(
+            IndexRow(
                 self._numbered + 1,
                 part.born_us,
                 part.ceiling_us,
@@ -429,7 +433,7 @@ class SealedTier:
         )
         return True
 
-    def _begin(self, name: bytes, row: CopyRow) -> None:
+    def _begin(self, name: bytes, row: IndexRow) -> None:
         """A copy is here from now on."""
         owner = self._owners[row.domain]
         self._numbered = row.number
@@ -488,7 +492,7 @@ class SealedTier:
             self._hand_down(self._index.name(row), self._index.row(row))
         self._end(rows, "evicted")
 
-    def _hand_down(self, name: bytes, known: CopyRow) -> None:
+    def _hand_down(self, name: bytes, known: IndexRow) -> None:
         owner = self._owners[known.domain]
         assert self._lower is not None
         with suppress(StoreError):
@@ -503,7 +507,7 @@ class SealedTier:
                 self._store.complete_load(name)
 
     def take_over(
-        self, name: bytes, known: CopyRow, owner: CopyOwner, shreds: tuple[bytes, bytes], sealed: memoryview
+        self, name: bytes, known: IndexRow, owner: CopyOwner, shreds: tuple[bytes, bytes], sealed: memoryview
     ) -> bool:
         """Keep an object of another tier as it is sealed, where policy lets it be here, no longer than there."""
         label, now_us = owner.label, self._clock.now_us()
@@ -758,16 +762,9 @@ class SealedTier:
         return events
 
     def close(self) -> None:
-        """Let the store go. What outlives the process is found by nobody until the next; the rest ends here."""
-        rows = [row for _, row in self._index.names()]
-        names = self._forget_rows(rows, "teardown")
-        if self._store.outlives:
-            for name in names:
-                ended = self._waiting.pop(name)
-                assert ended is not None
-                self._lost[name] = ended
-        else:
-            self._delete([])
+        """Let the store go. What outlives the process is the next one's to find and to end; the rest ends here."""
+        if not self._store.outlives:
+            self._end([row for _, row in self._index.names()], "teardown")
         self._store.close()
 
     def _end(self, rows: list[int], cause: str) -> None:
@@ -882,7 +879,7 @@ class SealedTier:
         if number is None:
             number = self._unclaimed[facts.domain] = len(self._owners)
             self._owners.append(CopyOwner(tenant, facts.classification, facts.subject, None))
-        row = CopyRow(
+        row = IndexRow(
             self._numbered + 1,
             facts.born_us,
             facts.ceiling_us,

@@ -4,6 +4,8 @@ No leaf of theirs is from before, so the tables are empty. On PostgreSQL they ha
 the roles are set up they get their rights.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -34,7 +36,7 @@ def upgrade() -> None:
     in_file = connection.dialect.name == "sqlite"
     for table, columns in _TABLES.items():
         key = ("log", "idx") if in_file else ("log", "idx", "at_us")
-        options = {} if in_file else {"postgresql_partition_by": "RANGE (at_us)"}
+        options: dict[str, Any] = {} if in_file else {"postgresql_partition_by": "RANGE (at_us)"}
         op.create_table(
             table,
             *_place(),

@@ -14,7 +14,7 @@ from custody_world import CustodyWorld
 from sqlalchemy import Engine, update
 
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening, statement_text
-from kvcustody.audit.erasure.figures_from_leaves import figures_of
+from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.events import ReceiptRecorded, WorkerStarted
 from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -248,7 +248,7 @@ def copies_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_it_lists_copies_by_tier_and_is_complete_once_each_has_evidence(
-    store: Engine, tmp_path: Path
+    store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two keys are destroyed at once; one file could not be unlinked, and has no key of its own: it waits."""
     case = Case(store, tmp_path, copies=[*BEGUN, *ERASED, *KEYS], later=GONE)
@@ -269,6 +269,9 @@ def test_it_lists_copies_by_tier_and_is_complete_once_each_has_evidence(
     # The first one, called complete by who has the key, is refused for the copy that waits.
     claimed = tampered(case.document, lambda body: body.update(outcome="complete"), again=True)
     assert any("1 copies without evidence" in problem for problem in verify(claimed, VKEYS).problems)
+    with monkeypatch.context() as patch:  # the control: with this one defence off, it passes
+        patch.setattr(ErasureFigures, "waiting_copies", 0)
+        assert verify(claimed, VKEYS).ok
 
 
 def without(kind: str) -> Callable[[dict[str, Any]], None]:

@@ -327,7 +327,7 @@ def test_copies_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
     lists = (("0f",), (1,), (4,), (400,))
     told: list[Event] = [
         WorkerStarted(5, "d", 64, 1, 4096, "cpu", "test"),
-        CopiesStored(5, "nvme", "tenant-1", "low", *lists, (9,), (5,)),
+        CopiesStored(5, "nvme", "tenant-1", "low", *lists, (9,), (5,), 1),
         CopiesEnded(9, "nvme", "tenant-1", "low", "ceiling", *lists, (9,), (9,), 1),
         CopiesDestroyed(9, "nvme", "tenant-1", "low", "unlinked", *lists, (9,)),
         TransferDecided(9, "store", "nvme", "tenant-1", 0, 4, 400, 5, 6, "transfer", "done", 5, "faster"),

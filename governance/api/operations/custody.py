@@ -199,7 +199,7 @@ def covered(
             tier=tier,
         )
         chosen = CustodySelection(since_us, until_us, mine, classification, model, tier)
-        copies = copy_coverage(connection, chosen)
+        copies = copy_coverage(connection, chosen, with_system=mine is None)
     period = {"since_us": since_us, "until_us": until_us}
     lag = {name: getattr(found, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
     rows = {"rows": facts(found.rows), "copies": facts(copies.rows)}

@@ -112,6 +112,9 @@ def test_what_the_next_process_destroys_in_time_is_proved(
     heir = make_writer(any_store, worker="gone", spill_directory=tmp_path / "heir")
     found_us = world.now + 100 * SECOND + writer.offset_us - heir.offset_us
     record(heir, [start("gone"), *copy_leaves("nvme", left_behind(world, found_us))])
+    with any_store.connect() as connection:  # the system log says so, which a tenant does not see
+        [own] = copy_coverage(connection, as_of_us=FAR, with_system=False).by_tier()
+        assert (own.covered, own.unproven) == (0, 20)
     [row] = rows(any_store).values()
     assert (row.covered, row.late, row.unproven, row.unlinked) == (10, 10, 0, 20)
     assert (

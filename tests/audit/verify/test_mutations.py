@@ -119,7 +119,7 @@ def lived(world: Any) -> list[Event]:
         CustodyOverdue(at, 0, 1, at),
         LegalHoldChanged(at, "hold-1", tenant, "placed", "case", "counsel"),
         RetentionPurged(at, f"tenant/{tenant}", 0, 0, 1, "sha256:2", "one", "two", "age"),
-        CopiesStored(at, "nvme", tenant, "low", *COPIES, (at + 9, at + 8), (at, at)),
+        CopiesStored(at, "nvme", tenant, "low", *COPIES, (at + 9, at + 8), (at, at), 5),
         CopiesEnded(at, "nvme", tenant, "low", "erased", *COPIES, (at, at), (at, at), 5, "e-1"),
         CopiesDestroyed(at, "nvme", tenant, "low", "unlinked", *COPIES, (at, at)),
         TransferDecided(at, "restore", "nvme", tenant, 3, 4, 5, 6, 7, "transfer", "done", 8, "faster"),

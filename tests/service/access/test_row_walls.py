@@ -11,6 +11,7 @@ import pytest
 from builders import walled_postgres
 from service_world import OFFSET_US, Worker, register, ship
 
+from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.counters.judge_hours import judge
 from kvcustody.audit.coverage import summary as coverage_module
 from kvcustody.audit.processes.work_periods import read_work_periods
@@ -19,6 +20,8 @@ from kvcustody.governance.api.operations import audit as audit_api
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import erasures as erasures_api
 from kvcustody.governance.api.operations import event_stream as stream_api
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.copy_leaves import copy_leaves
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"  # of requests of both tenants
 FORGETFUL: dict[str, tuple[Any, str, Any]] = {}  # by path: what to replace, and by what
@@ -49,6 +52,12 @@ _forgets(
 )
 _forgets(
     "/v1/custody/coverage?since=1", custody_api, "coverage", _without(coverage_module.coverage, "tenant")
+)
+_forgets(
+    "/v1/custody/coverage?since=1&tier=nvme",
+    custody_api,
+    "copy_coverage",
+    lambda connection, chosen, **how: copy_coverage(connection, chosen._replace(tenant=None), **how),
 )
 _forgets("/v1/erasures", erasures_api.ledger, "requests", _without(erasures_api.ledger.requests, "tenant"))
 _forgets("/v1/audit/logs", audit_api, "log_of", lambda tenant: _Everything())
@@ -93,6 +102,14 @@ def opened(database: str, tmp_path_factory, opened_in, make_client, make_people)
     register(opened.client, key, worker)
     events = [worker.started(), *worker.request("acme"), *worker.request("labs"), *worker.request("labs")]
     events += [worker.request("acme")[0], worker.request("labs")[0]]  # these run
+    name = bytes(range(32))
+    for tenant in ("acme", "labs"):
+        told = [("stored", 1, ""), ("ended", 9, "ceiling"), ("destroyed", 9, "unlinked")]
+        number = 1 if tenant == "acme" else 2
+        copies = [CopyEvent(step, name, number, tenant, "low", 4, 100, at, 9, why) for step, at, why in told]
+        events += copy_leaves("nvme", copies)
+    left = CopyEvent("destroyed", name, 0, "", "", 0, 100, 9, 0, "unlinked")
+    events += copy_leaves("nvme", [left])
     traced = [
         event._replace(trace=TRACE) if "trace" in event.__struct_fields__ else event for event in events
     ]
