@@ -1,7 +1,8 @@
 """A sealed secondary tier for a vLLM that nobody governs: what its own `TieringOffloadingSpec` demotes rests sealed.
 
-    "secondary_tiers": [{"type": "CustodyTier", "module_path": "kvcustody.integrations.vllm.tiers.custody_tier",
-                         "owner": "acme", "seconds": 1800, "path": "/var/lib/kvcustody/tier", "bytes": 200000000000}]
+    "secondary_tiers": [
+      {"type": "CustodyTier", "module_path": "kvcustody.integrations.vllm.tiers.custody_tier",
+       "owner": "acme", "seconds": 1800, "path": "/var/lib/kvcustody/tier", "size_bytes": 200000000000}]
 
 1. A chunk is sealed under the owner's epoch secret and the shred key of its time bucket; it is due after `seconds`, and
    then neither it nor its key is left. Destroying the owner's epoch (`kvcustody keys`) ends all of them at once.
@@ -67,7 +68,7 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         *,
         owner: str,
         seconds: float,
-        bytes: int,
+        size_bytes: int,
         path: str | None = None,
         backpressure_detector: Any = None,
         locality: str | None = None,
@@ -88,9 +89,9 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         keyring.ensure([tenant_owner(_ISSUER, owner)])
         shred = ShredKeys.open(settings.shred_keys_path, root, clock)
         self._stack.callback(shred.close)
-        store: TierStore = HostArena(bytes)
+        store: TierStore = HostArena(size_bytes)
         if path is not None:
-            store = GuardedStore(FileStore(Path(path), bytes), seconds=1.0, clock=clock)
+            store = GuardedStore(FileStore(Path(path), size_bytes), seconds=1.0, clock=clock)
         config = offloading_spec.config
         layout = _digest(
             config.model.name, config.model.dtype, str(config.kv_cache_layout), str(self._slots.shape[1:])

@@ -42,7 +42,7 @@ class Primary:
                 "module_path": "kvcustody.integrations.vllm.tiers.custody_tier",
                 "owner": "acme",
                 "seconds": 60,
-                "bytes": 1 << 22,
+                "size_bytes": 1 << 22,
                 **given,
             },
             memoryview(self.slots),
