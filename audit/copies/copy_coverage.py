@@ -49,7 +49,7 @@ _STORED, _ENDED, _DESTROYED = COPY_STEPS
 _NEVER = np.int64(1) << 62
 
 
-class CopyRow(NamedTuple):
+class CopyCoverageRow(NamedTuple):
     """Copies of one tenant and classification in one tier that were due: how many have which verdict, and evidence.
 
     `waiting` of `open` have ended. A copy may have more than one kind of evidence. `bytes` are sealed ones, of copies
@@ -81,10 +81,10 @@ class CopyRow(NamedTuple):
 class CopyCoverage(NamedTuple):
     """Rows by tier, tenant and classification, and the digest of what was counted (rule 6)."""
 
-    rows: tuple[CopyRow, ...] = ()
+    rows: tuple[CopyCoverageRow, ...] = ()
     digest: str = hashlib.sha256().hexdigest()
 
-    def by_tier(self) -> tuple[CopyRow, ...]:
+    def by_tier(self) -> tuple[CopyCoverageRow, ...]:
         """One row for each tier."""
         tiers = dict.fromkeys(row.tier for row in self.rows)
         return tuple(add_copy_rows(tier, (row for row in self.rows if row.tier == tier)) for tier in tiers)
@@ -97,13 +97,13 @@ class CopyLife(NamedTuple):
     worker: str
 
 
-def add_copy_rows(tier: str, rows: Iterable[CopyRow]) -> CopyRow:
+def add_copy_rows(tier: str, rows: Iterable[CopyCoverageRow]) -> CopyCoverageRow:
     """One row that adds up others of a tier; of lags it keeps the longest."""
-    total = [0] * (len(CopyRow._fields) - 3)
+    total = [0] * (len(CopyCoverageRow._fields) - 3)
     for row in rows:
         *counts, lag = row[3:]
         total = [*(one + more for one, more in zip(total, counts, strict=False)), max(total[-1], lag)]
-    return CopyRow(tier, "*", "*", *total)
+    return CopyCoverageRow(tier, "*", "*", *total)
 
 
 def copy_coverage(
@@ -220,7 +220,7 @@ def judge_copies(
             continue
         about = body.get("of_incarnation") or body["incarnation"]
         found.setdefault((about, body["tier"]), {}).setdefault(body["kind"], []).append(body)
-    digest, rows = hashlib.sha256(), dict[tuple[str, str, str], list[CopyRow]]()
+    digest, rows = hashlib.sha256(), dict[tuple[str, str, str], list[CopyCoverageRow]]()
     for uuid, tier in sorted(found):
         life = lives.get(uuid, CopyLife(0, ""))
         later = left.get((life.worker, tier), []) if life.worker else []
@@ -395,7 +395,7 @@ def _selected(judged: _Judged, life: CopyLife, chosen: CustodySelection) -> _Jud
     return judged if kept.all() else judged.at(np.flatnonzero(kept))
 
 
-def _rows(judged: _Judged) -> Iterable[CopyRow]:
+def _rows(judged: _Judged) -> Iterable[CopyCoverageRow]:
     codes = {who: code for code, who in enumerate(dict.fromkeys(judged.who))}
     code = np.array([codes[who] for who in judged.who], np.int64)
     is_proved = np.logical_or.reduce([judged.proof[kind] for kind in EVIDENCE])
@@ -405,7 +405,7 @@ def _rows(judged: _Judged) -> Iterable[CopyRow]:
             name: int((mine & (judged.verdict == place)).sum()) for place, name in enumerate(VERDICTS)
         }
         proofs = {kind.replace("-", "_"): int((mine & flags).sum()) for kind, flags in judged.proof.items()}
-        yield CopyRow(
+        yield CopyCoverageRow(
             judged.tier,
             tenant,
             classification,

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 from test_tier import ABSOLUTE_US, Place
 
-from kvcustody.audit.copies.copy_coverage import CopyRow, copies_from_leaves, copy_coverage
+from kvcustody.audit.copies.copy_coverage import CopyCoverageRow, copies_from_leaves, copy_coverage
 from kvcustody.audit.coverage.conservation import PoolCounts, TierCounts, conservation
 from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.coverage.leaf_record import LeafRecord
@@ -73,7 +73,7 @@ class Recorded(Place):
         assert len(mine) == 8
         return [one.name for one in mine if one.difference]
 
-    def row(self) -> CopyRow:
+    def row(self) -> CopyCoverageRow:
         """What was due by now."""
         now_us = self.world.clock.utc_us()
         with self.database.connect() as connection:
@@ -81,7 +81,7 @@ class Recorded(Place):
             record = LeafRecord(leaves_in_database(connection))
             assert found == copies_from_leaves(record, CustodySelection(), now_us)
             assert fsck(connection).problems == []
-        return next(iter(found.by_tier()), CopyRow("", "", ""))
+        return next(iter(found.by_tier()), CopyCoverageRow("", "", ""))
 
     def orphans(self) -> list[str]:
         """What a scan finds."""
