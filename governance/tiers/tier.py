@@ -54,7 +54,7 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier_clock import TierClock
-from kvcustody.governance.tiers.tier_index import CopyRow, TierIndex
+from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex
 
 KEY_BYTES = 32
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
@@ -413,7 +413,7 @@ class SealedTier:
                 raise
         self._begin(
             name,
-            CopyRow(
+            IndexRow(
                 self._numbered + 1,
                 part.born_us,
                 part.ceiling_us,
@@ -429,7 +429,7 @@ class SealedTier:
         )
         return True
 
-    def _begin(self, name: bytes, row: CopyRow) -> None:
+    def _begin(self, name: bytes, row: IndexRow) -> None:
         """A copy is here from now on."""
         owner = self._owners[row.domain]
         self._numbered = row.number
@@ -488,7 +488,7 @@ class SealedTier:
             self._hand_down(self._index.name(row), self._index.row(row))
         self._end(rows, "evicted")
 
-    def _hand_down(self, name: bytes, known: CopyRow) -> None:
+    def _hand_down(self, name: bytes, known: IndexRow) -> None:
         owner = self._owners[known.domain]
         assert self._lower is not None
         with suppress(StoreError):
@@ -503,7 +503,7 @@ class SealedTier:
                 self._store.complete_load(name)
 
     def take_over(
-        self, name: bytes, known: CopyRow, owner: CopyOwner, shreds: tuple[bytes, bytes], sealed: memoryview
+        self, name: bytes, known: IndexRow, owner: CopyOwner, shreds: tuple[bytes, bytes], sealed: memoryview
     ) -> bool:
         """Keep an object of another tier as it is sealed, where policy lets it be here, no longer than there."""
         label, now_us = owner.label, self._clock.now_us()
@@ -882,7 +882,7 @@ class SealedTier:
         if number is None:
             number = self._unclaimed[facts.domain] = len(self._owners)
             self._owners.append(CopyOwner(tenant, facts.classification, facts.subject, None))
-        row = CopyRow(
+        row = IndexRow(
             self._numbered + 1,
             facts.born_us,
             facts.ceiling_us,

@@ -1,7 +1,7 @@
 """Which objects a tier has: by name, in flat columns, at most 200 bytes each.
 
     index = TierIndex()
-    index.add(name, CopyRow(...))
+    index.add(name, IndexRow(...))
     at = index.find(name)                  # a row, or -1
     rows = index.rows(index.column("due_us") <= now_us)
 
@@ -40,7 +40,7 @@ _COLUMNS = (
 )
 
 
-class CopyRow(NamedTuple):
+class IndexRow(NamedTuple):
     """What is known of one object, in the order of the columns. Times are the tier's UTC, in microseconds.
 
     `due_us` may become sooner than what was sealed with the object.
@@ -85,7 +85,7 @@ class TierIndex:
             at = (at + 1) & mask
         return -1
 
-    def add(self, name: bytes, what: CopyRow) -> int:
+    def add(self, name: bytes, what: IndexRow) -> int:
         """A new object, which must not be there; returns its row."""
         if 2 * (self._filled + 1) > len(self._table):
             self._rebuild()
@@ -98,9 +98,9 @@ class TierIndex:
         self.size += what.size
         return row
 
-    def row(self, row: int) -> CopyRow:
+    def row(self, row: int) -> IndexRow:
         """All that is known of a living row."""
-        return CopyRow(*(self._columns[name][row] for name in CopyRow._fields))
+        return IndexRow(*(self._columns[name][row] for name in IndexRow._fields))
 
     def note_use(self, row: int) -> None:
         """It was used: it is evicted after all that was not since."""

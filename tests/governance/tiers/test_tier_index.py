@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from kvcustody.governance.tiers.tier_index import CopyRow, TierIndex
+from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex
 
 
 def add(index: TierIndex, name: bytes, **changed: int) -> int:
@@ -16,7 +16,7 @@ def add(index: TierIndex, name: bytes, **changed: int) -> int:
         "due_us": 9, "sealed_due_us": 9,
         "depth": 6, "blocks": 7,
     } | changed  # fmt: skip
-    return index.add(name, CopyRow(**values))
+    return index.add(name, IndexRow(**values))
 
 
 def test_it_is_as_a_dictionary_has_it() -> None:
