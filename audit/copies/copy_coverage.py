@@ -6,7 +6,8 @@
    cannot be opened (its key destroyed) came, by `due` and the tier's `within`. Evidence of another name is none.
 3. Of a process that died, its end was not seen: the evidence alone counts. In memory there never is any. What lay in
    files, the next process of the worker finds by its name, ends at once or as a copy of its own, and says of the name
-   what it says of that one (number 0). So it is of what an orderly stop left in files, which has no end on record.
+   what it says of that one (number 0). So it is of what an orderly stop left in files: it is due when it was, and in no
+   figure before.
 4. Every copy that is due has one verdict: covered, late, open (no end or no evidence on record yet), unproven (its
    process died, or no leaf says that it was stored) or disputed. Copies that live and are not due are in no figure.
 5. Leaves are read through their rows (`read_copies`), or alone (`LeafRecord.copies`); the arithmetic is one.
@@ -35,7 +36,7 @@ from kvcustody.audit.coverage.custody_units import (
 )
 from kvcustody.audit.coverage.leaf_record import COPY_STEPS, LeafRecord
 from kvcustody.audit.database.snapshot import AsOf, is_in
-from kvcustody.audit.events import END_UNRECORDED, EVIDENCE, PROCESS_DEATH
+from kvcustody.audit.events import END_UNRECORDED, EVIDENCE, ORDERLY_STOP, PROCESS_DEATH
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.copies import copy_steps
@@ -299,7 +300,6 @@ def _judge(
     if died.any():
         within = np.where(died & is_stored, promised[place] if len(promised) else within, within)
     said = np.where(is_stored, stored.due[place] if len(stored.due) else ended.due, ended.due)
-    due = np.concatenate((np.minimum(said, ended.due), stored.due[overdue]))
     numbers = np.concatenate((ended.numbers, stored.numbers[overdue]))
     names = np.concatenate((ended.names, stored.names[overdue])) if len(numbers) else np.array([], np.bytes_)
     is_ended = np.arange(len(numbers)) < len(ended.numbers)
@@ -307,11 +307,13 @@ def _judge(
     died = np.concatenate((died, nothing))
     known = np.concatenate((is_stored, ~nothing))
     proof, first = _evidence(steps.get(_DESTROYED, []), uuid, numbers, names)
-    unseen = died | ~is_ended
+    stopped = np.array([cause == ORDERLY_STOP for cause in causes], np.bool_)
+    stayed = stopped & (first[: len(stopped)] == _NEVER)
+    due = np.concatenate((np.where(stayed, said, np.minimum(said, ended.due)), stored.due[overdue]))
     if left:
         since = np.concatenate((stored.at[place] if len(stored.at) else ended.at, stored.at[overdue]))
-        _found_later(left, life, names, np.where(unseen & known, since, _NEVER), proof, first)
-        is_left = unseen & (first < _NEVER)
+        _found_later(left, life, names, np.where(known, since, _NEVER), proof, first)
+        is_left = ~is_ended & (first < _NEVER)
         is_ended, died = is_ended | is_left, died | is_left
     by = due + np.concatenate((within, promised[overdue]))
     ended_by = np.concatenate((ended.at, np.full(len(overdue), _NEVER)))
@@ -328,7 +330,9 @@ def _judge(
     lag = np.where(proved, np.maximum(0, first - due), 0)
     waiting = (verdict == VERDICTS.index("open")) & is_ended
     judged = _Judged(tier, uuid, who, numbers, due, verdict, waiting, proof, sizes, lag)
-    return judged.at(np.argsort(numbers, kind="stable"))
+    later = np.concatenate((stayed, nothing)) & ~proved & (due >= now_us - life.offset_us)
+    order = np.argsort(numbers, kind="stable")
+    return judged.at(order[~later[order]])
 
 
 def _leaves_of(ended: _Listed, stored: _Listed, overdue: Int64s) -> Iterable[Body]:

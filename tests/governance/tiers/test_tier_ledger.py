@@ -155,6 +155,20 @@ def test_a_restart_hands_what_is_in_files_over(store: Engine, tmp_path: Path) ->
         writer.close()
 
 
+def test_what_a_stop_leaves_and_nobody_takes_over_is_open_once_it_is_due(
+    store: Engine, tmp_path: Path
+) -> None:
+    place = Recorded(tmp_path, "nvme", store)
+    fill(place)
+    stored = place.tier.counts.stored
+    place.stop()
+    assert place.row().due == 0
+    place.world.clock.advance(2 * ABSOLUTE_US)
+    row = place.row()
+    assert (row.due, row.open, row.waiting, row.covered) == (stored, stored, stored, 0)
+    place.writer.close()
+
+
 def test_a_crash_is_unproven_until_the_next_process_ends_what_it_left(store: Engine, tmp_path: Path) -> None:
     place = Recorded(tmp_path, "nvme", store)
     fill(place)
