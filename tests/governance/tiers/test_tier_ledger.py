@@ -165,7 +165,7 @@ def test_what_a_stop_leaves_and_nobody_takes_over_is_open_once_it_is_due(
     assert place.row().due == 0
     place.world.clock.advance(2 * ABSOLUTE_US)
     row = place.row()
-    assert (row.due, row.open, row.waiting, row.covered) == (stored, stored, stored, 0)
+    assert (row.due, row.open, row.covered) == (stored, stored, 0)
     place.writer.close()
 
 
