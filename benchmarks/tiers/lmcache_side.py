@@ -1,8 +1,8 @@
-"""LMCache's local CPU backend, storing and restoring runs of 1 MiB in clear: run by `against_lmcache.py` in its environment.
+"""LMCache's local CPU backend, with runs of 1 MiB in clear: run by `against_lmcache.py` in its own environment.
 
-A line on stdin is one round; the answer is GB/s by what was done. `bytes`: memory in one piece into the backend and back,
-through `allocate`, `submit_put_task` and `get_blocking`. `engine`: tokens in a paged pool through `LMCacheEngine`, whose
-connector gathers and scatters slots.
+A line on stdin is one round; the answer is GB/s by what was done. `bytes`: memory in one piece into the backend and
+back, through `allocate`, `submit_put_task` and `get_blocking`. `engine`: tokens in a paged pool through
+`LMCacheEngine`, whose connector gathers and scatters slots.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import logging
 import os
 import sys
 import time
-
-logging.disable(logging.CRITICAL)
 
 import torch
 from lmcache.utils import CacheEngineKey
@@ -135,6 +133,7 @@ def gbps(run) -> float:  # type: ignore[no-untyped-def]
 
 
 def main() -> None:
+    logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else it prints
