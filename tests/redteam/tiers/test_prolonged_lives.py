@@ -113,5 +113,6 @@ def test_a_round_trip_that_began_a_new_life_would_be_found(
     with pytest.raises(AssertionError, match="lives on"):
         for trip in range(9):
             world.ask("acme", mine)
-            world.crowd(trip)
+            if not trip:
+                world.crowd()
             world.wait(500 * SECOND_US)
