@@ -222,19 +222,6 @@ def test_a_copy_ends_when_its_blocks_would_have_without_a_request(tiered: LocalE
     assert tiered.ask(mine, tenant="brief").cached_tokens == 0
 
 
-def test_no_way_through_a_tier_makes_anything_live_longer(tiered: LocalEngine):
-    mine, before = prompt(34), tier(tiered)["restored_blocks"]
-    began = time.monotonic()
-    tiered.ask(mine, tenant="short")
-    displace(tiered, rounds=3)
-    assert tiered.ask(mine, tenant="short").cached_tokens == PREFIX * BLOCK
-    assert tier(tiered)["restored_blocks"] - before >= PREFIX - OBJECT, "not from the device"
-    time.sleep(max(0.0, began + 5.5 - time.monotonic()))
-    assert tiered.ask(mine, tenant="short").cached_tokens == PREFIX * BLOCK, "in use, and before its ceiling"
-    time.sleep(max(0.0, began + 10.5 - time.monotonic()))  # used 5 s ago, of 6, restored 9 s ago, of 10
-    assert tiered.ask(mine, tenant="short").cached_tokens == 0
-
-
 def test_what_the_policy_keeps_on_the_device_never_leaves_it(tiered: LocalEngine):
     before = tier(tiered)["steps"].get("stored", 0)
     for _ in range(2):
