@@ -762,16 +762,9 @@ class SealedTier:
         return events
 
     def close(self) -> None:
-        """Let the store go. What outlives the process is found by nobody until the next; the rest ends here."""
-        rows = [row for _, row in self._index.names()]
-        names = self._forget_rows(rows, "teardown")
-        if self._store.outlives:
-            for name in names:
-                ended = self._waiting.pop(name)
-                assert ended is not None
-                self._lost[name] = ended
-        else:
-            self._delete([])
+        """Let the store go. What outlives the process is the next one's to find and to end; the rest ends here."""
+        if not self._store.outlives:
+            self._end([row for _, row in self._index.names()], "teardown")
         self._store.close()
 
     def _end(self, rows: list[int], cause: str) -> None:
