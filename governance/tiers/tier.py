@@ -11,7 +11,8 @@
 2. A copy is due when what held its blocks on the device would have let them go, or at the tier's own `absolute`, where
    that is sooner. What is restored from it lives no longer than its ceiling: no way through a tier prolongs anything.
 3. Nothing is found any more from the moment its end is decided; then its key goes, where it is its own; then its bytes.
-   What the store could not delete is asked for again, and waits until then.
+   An erasure of a subject ends the key of the tenant's wider domains with it. What the store could not delete is asked
+   for again, and waits until then.
 4. A store that fails, is full, or lies gives misses, and so does a key that is destroyed. What does not open is ended.
 5. Of what an earlier process left, the index is made again from facts that were sealed with it; what is overdue, is of
    another layout, or whose tenant is not known any more ends. Whose it is shows when its domain first asks.
@@ -687,11 +688,11 @@ class SealedTier:
         Copies that were stored after `before_us` end too: a cache may always be emptied sooner. So do those of wider
         domains of the tenant: who wrote a block of them is known to the ledger, not to a tier.
         """
-        whose = None
+        ids: set[bytes] | None = None  # of the keys that what may be the selector's is sealed under
         if selector.subject is not None and selector.tenant is not None:
-            found = self._shred.find_subject(_whose(selector.tenant, selector.subject))
-            whose = NO_SHRED if found is None else found.id
-        chosen = [number for number, owner in enumerate(self._owners) if _may_be_of(owner, selector, whose)]
+            names = (_whose(selector.tenant, selector.subject), _whose(selector.tenant, None))
+            ids = {key.id for key in map(self._shred.find_subject, names) if key is not None}
+        chosen = [number for number, owner in enumerate(self._owners) if _may_be_of(owner, selector, ids)]
         rows = self._index.rows(np.isin(self._index.column("domain"), chosen))
         objects, size = self._erased.get(erasure, (0, 0))
         objects += len(rows)
@@ -700,12 +701,10 @@ class SealedTier:
         self._erased.move_to_end(erasure)
         while len(self._erased) > _REMEMBERED:
             self._erased.popitem(last=False)
-        subjects = {self._owners[number].subject for number in chosen} - {NO_SHRED}
-        if whose is not None:
-            subjects = {whose} - {NO_SHRED}
+        ids = {self._owners[number].subject for number in chosen} if ids is None else ids
         self._forget_rows(rows, "erased", erasure)
         if selector.subject is not None or selector == Selector(tenant=selector.tenant):
-            living = {id_ for id_ in subjects if self._shred.is_living(id_)}
+            living = {id_ for id_ in ids if self._shred.is_living(id_)}
             for id_ in living:
                 self._shred.destroy(id_)
             self._tell_destroyed(living)
@@ -957,8 +956,7 @@ class SealedTier:
         return number
 
     def _subject(self, label: DomainLabel) -> bytes:
-        if label.subject is None:
-            return NO_SHRED
+        """The shred key of whose the domain is: its subject's, or one of all its tenant's people together."""
         return self._shred.of_subject(_whose(label.tenant, label.subject)).id
 
     def _shred_number(self, id_: bytes) -> int:
@@ -985,18 +983,18 @@ class _Part(NamedTuple):
     due_us: int
 
 
-def _whose(tenant: str, subject: str) -> bytes:
-    """A subject's name among all tenants'."""
-    return f"{tenant}\0{subject}".encode()
+def _whose(tenant: str, subject: str | None) -> bytes:
+    """A subject's name among all tenants'; None: all of the tenant's together."""
+    return tenant.encode() if subject is None else f"{tenant}\0{subject}".encode()
 
 
-def _may_be_of(owner: CopyOwner, selector: Selector, subject: bytes | None) -> bool:
+def _may_be_of(owner: CopyOwner, selector: Selector, keys: set[bytes] | None) -> bool:
     """Whether copies of a domain may have what somebody inside the selector wrote.
 
-    Of one that an earlier process stored only its tenant and its subject's key are known: `subject` is the selector's.
+    Of one that an earlier process stored only its tenant and its shred key are known: `keys` are the selector's.
     """
     if owner.label is not None:
         return may_hold(selector, owner.label)
     return (selector.tenant is None or selector.tenant == owner.tenant) and (
-        subject is None or owner.subject in (NO_SHRED, subject)
+        keys is None or owner.subject in keys
     )
