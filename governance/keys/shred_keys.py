@@ -286,8 +286,12 @@ class ShredKeys:
     def _grow(self) -> None:
         have = (len(self._map) - _HEADER_BYTES) // _RECORD_BYTES
         more = max(_GROWTH, have)
-        os.ftruncate(self._file, _HEADER_BYTES + (have + more) * _RECORD_BYTES)
-        os.fsync(self._file)
+        try:
+            _reserve(self._file, _HEADER_BYTES + (have + more) * _RECORD_BYTES)
+        except OSError as error:
+            raise KeyringError(
+                f"shred keys `{self.path}`: no room for another ({error.strerror})", path=self.path
+            ) from None
         self._map.close()
         self._map = mmap.mmap(self._file, 0)
         self._free = list(range(have + more - 1, have - 1, -1))
@@ -396,18 +400,25 @@ def _prepare(path: Path, descriptor: int) -> None:
     _check(path, descriptor)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     begun = os.pread(descriptor, len(_MAGIC), 0)
-    if not begun:
-        os.ftruncate(descriptor, _HEADER_BYTES + _GROWTH * _RECORD_BYTES)
-        os.fsync(descriptor)
+    if begun in (b"", bytes(len(_MAGIC))):  # new, or its making was cut short
+        _reserve(descriptor, _HEADER_BYTES + _GROWTH * _RECORD_BYTES)
         os.pwrite(descriptor, _MAGIC, 0)  # last: a file without it holds no key
         os.fsync(descriptor)
         sync_path(path.parent)
-    elif begun == bytes(len(_MAGIC)):  # its making was cut short
-        os.pwrite(descriptor, _MAGIC, 0)
-        os.fsync(descriptor)
     elif begun != _MAGIC:
         raise KeyringError(f"shred keys `{path}`: is no file of shred keys; give another path", path=path)
     fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Give the file that many bytes of the disk: to write into a mapped hole of a full disk ends the process."""
+    before = os.fstat(descriptor).st_size
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        os.ftruncate(descriptor, before)
+        raise
+    os.fsync(descriptor)
 
 
 def _order(key: ShredKey) -> tuple[str, int, int, bytes]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from kvcustody.clock import Clock
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, CustodyError, KeyringError
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import WrappingPort
 from kvcustody.governance.keys.shred_keys import ShredKeys
@@ -82,31 +83,62 @@ def open_tiers(
     stack: ExitStack,
     rules: TierRules,
 ) -> list[SealedTier]:
-    """Open them; `stack` lets go of what they share. Raises `ConfigError` that says what cannot be had."""
-    stores: list[TierStore] = []
+    """Open them; `stack` lets go of what they share. Raises `ConfigError` that names the setting that cannot be had."""
+    stores: dict[str, TierStore] = {}
+    opening = stack.enter_context(ExitStack())  # what is open when another cannot be is closed again
     if plan.host_bytes:
-        stores.append(HostArena(plan.host_bytes))
+        with _setting("host_tier_bytes"):
+            stores["host_tier_bytes"] = HostArena(plan.host_bytes)
     if plan.nvme_path is not None:
-        files = FileStore(plan.nvme_path, plan.nvme_bytes)
-        stores.append(GuardedStore(files, seconds=plan.timeout_seconds, clock=clock))
-    shred = ShredKeys.open(plan.shred_keys, port, clock)
-    stack.callback(shred.close)
-    keys = SealKeys(keyring, shred)
-    stack.callback(keys.close)
+        with _setting("nvme_tier_path"):
+            files = FileStore(plan.nvme_path, plan.nvme_bytes)
+        store = GuardedStore(files, seconds=plan.timeout_seconds, clock=clock)
+        opening.callback(store.close)
+        stores["nvme_tier_path"] = store
+    with _setting("shred_keys_path"):
+        shred = ShredKeys.open(plan.shred_keys, port, clock)
+        stack.callback(shred.close)
+        keys = SealKeys(keyring, shred)
+        stack.callback(keys.close)
+        _check_root_key(keys, plan.shred_keys)
     block_bytes = shape.bytes_per_block * shape.shards
-    staging = Staging(plan.staging_buffers, plan.object_blocks * block_bytes)
+    with _setting("tier_staging_buffers"):
+        staging = Staging(plan.staging_buffers, plan.object_blocks * block_bytes)
     stack.callback(staging.close)
     tiers: list[SealedTier] = []
-    for store in reversed(stores):  # the lowest first: it takes what the one above has no room for
+    for setting, kept in reversed(
+        stores.items()
+    ):  # the lowest first: it takes what the one above has no room for
         terms = TierTerms(
             shape.layout,
             block_bytes,
             shape.block_tokens,
-            partial(rules.limit, Tier(store.kind)),
+            partial(rules.limit, Tier(kept.kind)),
             rules.share,
             rules.tenants,
             plan.object_blocks,
         )
         lower = tiers[0] if tiers else None
-        tiers.insert(0, SealedTier(store, keys, shred, staging, clock, terms, lower))
+        with _setting(setting):
+            tiers.insert(0, SealedTier(kept, keys, shred, staging, clock, terms, lower))
+    opening.pop_all()  # from now on each is its tier's
     return tiers
+
+
+def _check_root_key(keys: SealKeys, path: Path) -> None:
+    try:
+        keys.catalogue()
+    except KeyringError:
+        raise ConfigError(
+            f"shred keys `{path}`: do not open under this root key; give the file that belongs to it",
+            path=path,
+        ) from None
+
+
+@contextmanager
+def _setting(name: str) -> Iterator[None]:
+    """What cannot be had is told with the setting that asks for it."""
+    try:
+        yield
+    except CustodyError as error:
+        raise ConfigError(f"setting `{name}`: {error.message}", **error.operands) from None

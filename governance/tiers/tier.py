@@ -387,8 +387,12 @@ class SealedTier:
                 return False  # an older one has not ended yet
         content = blocks * self._terms.block_bytes
         size = object_bytes(content, enclosed=self._encloses, checked=False)
-        subject = self._subject(label)
-        bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
+        try:
+            subject = self._subject(label)
+            bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
+        except KeyringError:  # no room for another key
+            self._refused += 1
+            return False
         with self._staging.take(content) as plain:
             if plain is None:
                 self._refused += 1
@@ -758,16 +762,9 @@ class SealedTier:
         return events
 
     def close(self) -> None:
-        """Let the store go. What outlives the process is found by nobody until the next; the rest ends here."""
-        rows = [row for _, row in self._index.names()]
-        names = self._forget_rows(rows, "teardown")
-        if self._store.outlives:
-            for name in names:
-                ended = self._waiting.pop(name)
-                assert ended is not None
-                self._lost[name] = ended
-        else:
-            self._delete([])
+        """Let the store go. What outlives the process is the next one's to find and to end; the rest ends here."""
+        if not self._store.outlives:
+            self._end([row for _, row in self._index.names()], "teardown")
         self._store.close()
 
     def _end(self, rows: list[int], cause: str) -> None:

@@ -6,7 +6,7 @@ distribution and version behind kvcustody's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from kvcustody._version import __version__
@@ -25,10 +25,10 @@ class WorkerPlugins(NamedTuple):
     eviction: Extension | None
     tiers: tuple[Extension, ...]
 
-    def open_tiers(self, settings: Settings) -> list[CopyStore]:
-        """The tiers, each once; raises `ConfigError` for two of one name."""
+    def open_tiers(self, settings: Settings, ours: Sequence[str] = ()) -> list[CopyStore]:
+        """The tiers, each once; raises `ConfigError` for two of one name, `ours` among them."""
         made = [cast(CopyStore, tier.make(CopyStore, settings)) for tier in self.tiers]
-        names = [tier.name for tier in made]
+        names = [*ours, *(tier.name for tier in made)]
         if len(set(names)) < len(names):
             raise ConfigError(f"setting `tiers`: two tiers are named `{'`, `'.join(sorted(names))}`")
         return made

@@ -130,7 +130,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
         governor = Governor(
             pools, table, keyring, writer, clock=clock, expires_utc_us=standing.expires_utc_us, tiers=tiers
         )
-        governor.erasures.tiers += plugins.open_tiers(settings)
+        governor.erasures.tiers += plugins.open_tiers(settings, tier_names(settings))
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
         inbox.recover_pending(governor)

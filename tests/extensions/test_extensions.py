@@ -29,6 +29,7 @@ from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.worker.engine_worker import EnginePlan, open_engine_worker
+from kvcustody.governance.worker.plugins import load_plugins
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
 from kvcustody.testkit.tiny_model import tiny_model
 
@@ -312,6 +313,14 @@ def test_a_name_that_two_distributions_claim_is_refused(tmp_path: Path, acme: li
 def test_a_bare_name_among_tiers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="write `plugin:bucket`"):
         open_worker(settings(tmp_path, tiers="bucket"), MemoryPlan(memory, 64, 1, 1024))
+
+
+def test_an_extension_s_tier_is_not_named_as_one_of_ours(tmp_path: Path, acme: list[str]) -> None:
+    chosen = settings(tmp_path, tiers="plugin:bucket")
+    plugins = load_plugins(chosen)
+    assert [tier.name for tier in plugins.open_tiers(chosen, ["host"])] == ["remote"]
+    with pytest.raises(ConfigError, match="two tiers are named"):
+        plugins.open_tiers(chosen, ["host", "remote"])
 
 
 def test_the_wrapping_port_is_what_the_contract_says() -> None:

@@ -25,6 +25,7 @@ _MARK = "kvcustody-tier"
 _SPARES = 4  # buffers that are kept for the next object
 _DRAFT = ".draft"
 _FAN = re.compile("[0-9a-f]{2}")
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in an object's place holds nobody
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -108,7 +109,7 @@ class FileStore:
             return None
         file = name.hex()
         try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fan(file))
+            descriptor = os.open(file, _READ, dir_fd=self._fan(file))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -138,7 +139,7 @@ class FileStore:
         """The file's first bytes."""
         file = name.hex()
         try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fan(file))
+            descriptor = os.open(file, _READ, dir_fd=self._fan(file))
             try:
                 return os.pread(descriptor, size, 0)
             finally:
@@ -188,15 +189,25 @@ class FileStore:
             fan = f"{number:02x}"
             if not (self.folder / fan).is_dir():
                 continue
-            for file in sorted(_listed(self._fan(fan))):
-                name = _name_of(file)
-                if name is None or name <= after:
-                    continue
-                found.append(
-                    Listed(name, os.stat(file, dir_fd=self._fan(fan), follow_symlinks=False).st_size)
-                )
-                if len(found) == limit:
-                    return found
+            try:
+                found += self._page_of(fan, after, limit - len(found))
+            except OSError as error:
+                raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
+            if len(found) == limit:
+                break
+        return found
+
+    def _page_of(self, fan: str, after: bytes, limit: int) -> list[Listed]:
+        found: list[Listed] = []
+        for file in sorted(_listed(self._fan(fan))):
+            name = _name_of(file)
+            if name is None or name <= after or len(found) == limit:
+                continue
+            try:
+                size = os.stat(file, dir_fd=self._fan(fan), follow_symlinks=False).st_size
+            except FileNotFoundError:  # since it was listed
+                continue
+            found.append(Listed(name, size))
         return found
 
     def close(self) -> None:
@@ -218,26 +229,31 @@ class FileStore:
             raise ConfigError(
                 f"nvme tier `{folder}`: {error.strerror or error}; give a folder of its own, no link"
             ) from None
-        status = os.fstat(root)
-        present = set(_listed(root))
-        problem = ""
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            problem = f"has mode `{stat.S_IMODE(status.st_mode):04o}` or another owner; chmod 700 it"
-        elif present and _MARK not in present:
-            problem = "has something else in it; give an empty folder"
-        else:
-            mark = os.open(_MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=root)
-            try:
-                fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(mark)
-                problem = "is used by another process; give each its own"
-            else:
-                self._mark = mark
+        try:
+            problem = self._claim(root)
+        except OSError as error:
+            problem = f"{error.strerror or error}; give a folder of its own on a disk with room"
         if problem:
             os.close(root)
             raise ConfigError(f"nvme tier `{folder}`: {problem}")
         return root
+
+    def _claim(self, root: int) -> str:
+        """Lock the folder for this process; why it cannot be had, or nothing."""
+        status = os.fstat(root)
+        present = set(_listed(root))
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            return f"has mode `{stat.S_IMODE(status.st_mode):04o}` or another owner; chmod 700 it"
+        if present and _MARK not in present:
+            return "has something else in it; give an empty folder"
+        mark = os.open(_MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=root)
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(mark)
+            return "is used by another process; give each its own"
+        self._mark = mark
+        return ""
 
     def _find(self) -> None:
         self._used = 0

@@ -209,4 +209,4 @@ class HostArena:
 
 
 def _pages(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return max(1, -(-size // _ALIGNMENT)) * _ALIGNMENT  # an object of nothing has a place too

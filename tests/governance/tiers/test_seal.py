@@ -180,17 +180,6 @@ def test_random_flips_of_large_ones_are_found() -> None:
         data[bit // 8] ^= 1 << bit % 8
 
 
-@pytest.mark.soak
-def test_every_flipped_bit_of_a_hundred_objects() -> None:
-    for _ in range(100):
-        one, what = key(), facts()
-        data = sealed(one, NAME, what, os.urandom(4096))
-        for bit in range(len(data) * 8):
-            data[bit // 8] ^= 1 << bit % 8
-            assert not opens(one, NAME, what, data, 4096), bit
-            data[bit // 8] ^= 1 << bit % 8
-
-
 def test_a_header_s_numbers_move_nothing() -> None:
     """Lengths and flags of a lying store: refused before anything is allocated or opened."""
     data = sealed(key(), NAME, facts(), os.urandom(64))
