@@ -78,9 +78,10 @@ class TransferPage(NamedTuple):
 class TransferSummary(NamedTuple):
     """Stores or restores of one tier in a period.
 
-    `blocks` and `bytes` are of transfers that were done. `against` counts decisions after which nothing moved, by
-    their reason. `error` is what predictions were wrong by, as a share of what was measured: None where none was made.
-    `saved_us` is of restores: None for stores.
+    `blocks` and `bytes` are of transfers that were done. `predicted` of these had a prediction, of `predicted_us`
+    together, and took `predicted_actual_us`; `error` is what each was wrong by, as a share of that: None where there
+    was none. `against` counts decisions after which nothing moved, by reason. `saved_us` is of restores: None for
+    stores.
     """
 
     tier: str
@@ -94,6 +95,7 @@ class TransferSummary(NamedTuple):
     measured_us: int
     predicted: int
     predicted_us: int
+    predicted_actual_us: int
     error: float | None
     saved_us: int | None
     against: dict[str, int]
@@ -272,6 +274,7 @@ class _Sums:
             self.measured_us,
             self.predicted,
             self.predicted_us,
+            self.judged_us,
             self.wrong_us / self.judged_us if self.judged_us else None,
             self.saved_us if action == "restore" else None,
             dict(sorted(self.against.items())),

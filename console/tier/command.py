@@ -19,8 +19,8 @@ from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us, period_us
-from kvcustody.console.report.number_format import several, size
-from kvcustody.console.tier.wording import lines_of, predicted_text, time_text
+from kvcustody.console.report.number_format import several, size, time_text
+from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
 from kvcustody.times import DAY_US, readable
 
@@ -186,10 +186,8 @@ def explain(
             found = explain_request(connection, residency, incarnation=process, worker=worker, tenant=tenant)
             any_tier, place = has_tiers(connection, tenant=tenant), ledger
         items = [row._asdict() | {"decisions": [one._asdict() for one in row.decisions]} for row in found]
-    one = _only(items, residency, place)
-    if not any_tier:
-        raise ConfigError(f"`{place}`: {NO_TIER}", residency=residency)
-    lines = lines_of(one)
+    one = _only(items, residency, place, any_tier)
+    lines = lines_of(one) if any_tier else [*lines_of(one)[:1], NO_TIER]
     if as_json:
         print_json({"request": one, "explained": lines})
         return
@@ -197,14 +195,14 @@ def explain(
     print("\n".join(lines))
 
 
-def _only(items: list[dict[str, Any]], residency: int, place: str) -> dict[str, Any]:
+def _only(items: list[dict[str, Any]], residency: int, place: str, any_tier: bool) -> dict[str, Any]:
     """The one request that is meant; raises `ConfigError` where there is none, or several."""
     if not items:
-        raise ConfigError(
+        problem = (
             f"`{place}` has no request {residency} that fits; "
-            "`kvcustody audit query --kind residency-opened` shows those it has",
-            residency=residency,
+            "`kvcustody audit query --kind residency-opened` shows those it has"
         )
+        raise ConfigError(problem if any_tier else f"{problem}; {NO_TIER}", residency=residency)
     if len(items) > 1:
         processes = ", ".join(f"`{item['incarnation']}`" for item in items[:5])
         raise ConfigError(

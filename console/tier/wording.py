@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvcustody.console.report.number_format import several, size
+from kvcustody.console.report.number_format import several, size, time_text
 
 _WHY = {
     "faster": "that was predicted to be faster than computing them",
@@ -32,13 +32,6 @@ _OUTCOME = {
 }
 
 
-def time_text(value_us: int) -> str:
-    """A time as short as it may be, with a digit more than the unit."""
-    if value_us < 1000:
-        return f"{value_us} µs"
-    return f"{value_us / 1000:,.1f} ms" if value_us < 1_000_000 else f"{value_us / 1_000_000:,.1f} s"
-
-
 def predicted_text(one: dict[str, Any], name: str) -> str:
     """A prediction of a decision: 0 is none yet, where the decision does not say that it compared both."""
     if one[name]:
@@ -51,7 +44,7 @@ def why(reason: str) -> str:
     return _WHY.get(reason, reason)
 
 
-def lines_of(request: dict[str, Any], *, any_tier: bool = True) -> list[str]:
+def lines_of(request: dict[str, Any]) -> list[str]:
     """What is on record of one request's look-up in tiers, `ExplainedRequest` as a dictionary."""
     attached, handed = request["attached_blocks"], request["written_blocks"]
     lines = [
@@ -60,11 +53,7 @@ def lines_of(request: dict[str, Any], *, any_tier: bool = True) -> list[str]:
     ]
     decisions = request["decisions"]
     if not decisions:
-        lines.append(
-            "no tier had anything of what followed: it was computed"
-            if any_tier
-            else "nothing is on record of any tier: it was computed"
-        )
+        lines.append("no tier had anything of what followed: it was computed")
     for one in decisions:
         lines += decision_lines(one)
     moved = [one for one in decisions if one["choice"] == "transfer"]
