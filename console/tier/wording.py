@@ -25,8 +25,8 @@ _COMPARED = ("faster", "slower", "pays", "does not pay", "tried")
 _OUTCOME = {
     "restore": {
         "done": "all of it came",
-        "partial": "only a part came, and the rest was computed",
-        "failed": "nothing came, and it was computed",
+        "partial": "only a part came, and what is missing was looked for again, or computed",
+        "failed": "nothing came",
     },
     "store": {"done": "it is there", "failed": "the tier had no room for it or no buffer, or failed"},
 }
