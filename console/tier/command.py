@@ -17,7 +17,7 @@ from kvcustody.audit.copies.transfers import (
 )
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.opening import connect, reading
+from kvcustody.console.opening import connect, one_ledger, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us, period_us
 from kvcustody.console.report.number_format import several, size, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
@@ -71,6 +71,7 @@ _Incarnation = Annotated[
 
 @app.command(name="list", epilog="Example: `kvcustody tier list --from 2026-11-01 --tenant acme`")
 def list_tiers(
+    ctx: typer.Context,
     *,
     start: _From = None,
     end: _To = None,
@@ -84,6 +85,7 @@ def list_tiers(
     """Each tier's copies, and what stores and restores of a period moved, took, saved and were predicted to take."""
     since_us, until_us = period_us(start, end, span_us=DAY_US)
     if server is not None:
+        one_ledger(ctx)
         with connect(server, key_file, authority) as plane:
             items = plane.get("/v1/tiers", since=since_us, until=until_us, tenant=tenant)["items"]
     else:
@@ -105,6 +107,7 @@ def list_tiers(
     epilog="Example: `kvcustody tier transfers --tier nvme --outcome failed --from 2026-11-01 --json`",
 )
 def list_transfers(
+    ctx: typer.Context,
     *,
     start: Annotated[str | None, typer.Option("--from", help="From this UTC date or moment on.")] = None,
     end: Annotated[str | None, typer.Option("--to", help="Up to this one, not included.")] = None,
@@ -135,6 +138,7 @@ def list_transfers(
     since_us, until_us = moment_us(start, "--from"), moment_us(end, "--to")
     chosen = (tier, action, choice, outcome, residency, _process(incarnation), since_us, until_us)
     if server is not None:
+        one_ledger(ctx)
         names = ("tier", "action", "choice", "outcome", "residency", "incarnation", "since", "until")
         asked = dict(zip(names, chosen, strict=True))
         with connect(server, key_file, authority) as plane:
@@ -156,6 +160,7 @@ def list_transfers(
 
 @app.command(epilog="Example: `kvcustody tier explain 17 --worker gpu-0`")
 def explain(
+    ctx: typer.Context,
     residency: Annotated[
         int, typer.Argument(min=0, metavar="RESIDENCY", help="The request's number, as its process counts.")
     ],
@@ -176,6 +181,7 @@ def explain(
     """
     process = _process(incarnation)
     if server is not None:
+        one_ledger(ctx)
         with connect(server, key_file, authority) as plane:
             asked = {"residency": residency, "incarnation": process, "worker": worker, "tenant": tenant}
             answer = plane.get("/v1/tiers/requests", **asked)
