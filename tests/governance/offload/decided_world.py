@@ -7,10 +7,10 @@ from typing import Any
 
 from offload_world import World, prompt
 
+from kvcustody.clock import VirtualClock
+from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.prefill_cost import DeclaredRate
 from kvcustody.governance.tiers.copy_event import TransferDecision
-
-DAY_US = 86_400_000_000
 
 
 class DecidedWorld:
@@ -19,8 +19,8 @@ class DecidedWorld:
     `decisions` are taken at the Governor, before they are leaves. `mine` are acme's requests that were decided about.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.world = World(folder, "host")
+    def __init__(self, folder: Path, clock: VirtualClock | None = None) -> None:
+        self.world = World(folder, "host", clock=clock)
         self.url = f"sqlite:///{folder / 'ledger.db'}"
         self.decisions: list[TransferDecision] = []
         offload = self.world.worker.governor.offload
@@ -44,6 +44,7 @@ class DecidedWorld:
         self.offset_us = self.world.clock.utc_us() - self.world.clock.now_us()
         self.incarnation = self.world.worker.writer.incarnation
         self.uses = {use.tier: use for use in offload.uses()}
+        self.status = worker_status(self.world.worker.governor.stats(), 16)
         self.world.worker.close()
 
     def _serve(self, times: int, tokens_a_second: float) -> None:
