@@ -136,7 +136,7 @@ def transfers(
     """Decisions, newest first; `after` is the place of the last one of the page before."""
     column = transfer_decisions.c
     place = (column.at_us, column.log, column.idx)
-    query = select(incarnations.c.uuid, *(column[name] for name in _DECISION), *place)
+    query: Select[Any] = select(incarnations.c.uuid, *(column[name] for name in _DECISION), *place)
     query = _chosen(query.join(incarnations, incarnations.c.id == column.incarnation), wanted)
     if after is not None:
         query = query.where(column.at_us <= after[0], tuple_(*place) < after)
@@ -200,7 +200,7 @@ def explain_request(
 ) -> tuple[ExplainedRequest, ...]:
     """The requests of this number, newest first: one where the process is said, as each process counts its own."""
     column, life = residencies.c, incarnations.c
-    query = (
+    query: Select[Any] = (
         select(life.uuid, column.residency, column.tenant, column.classification, column.opened_us)
         .add_columns(column.attached_blocks, column.written_blocks)
         .join(incarnations, life.id == column.incarnation)

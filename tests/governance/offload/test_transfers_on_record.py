@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from decided_world import DecidedWorld
+from offload_world import World, prompt
 from sqlalchemy import Engine
 
+from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.audit.copies.transfers import (
     RecordedTransfer,
     TransferFilter,
@@ -21,6 +25,7 @@ from kvcustody.audit.copies.transfers import (
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import metadata
 from kvcustody.console.tier.wording import decision_lines, error_share, lines_of
+from kvcustody.governance.observability.prefill_cost import DeclaredRate
 
 ALL = (0, 1 << 60)
 
@@ -212,3 +217,60 @@ def test_pages_are_read_by_the_index(ledger: Engine) -> None:
     with ledger.connect() as connection:
         plan = " ".join(str(row) for row in connection.exec_driver_sql(query))
     assert "ix_transfer_decisions_at" in plan and "TEMP B-TREE" not in plan
+
+
+def stores_of(folder: Path, mine: Callable[[World], None]) -> list[RecordedTransfer]:
+    """Stores on record after a worker with a host tier did this and stopped."""
+    world = World(folder, "host")
+    mine(world)
+    world.worker.close()
+    engine = open_store(f"sqlite:///{folder / 'ledger.db'}", read_only=True)
+    found = every(engine, TransferFilter(action="store"), 1000)
+    engine.dispose()
+    return found
+
+
+def test_a_store_that_the_tier_did_not_take_is_on_record_as_failed(tmp_path: Path) -> None:
+    """Control: one that is there already is no decision, and what is taken is done."""
+    refused: list[int] = []
+
+    def full(world: World) -> None:
+        (tier,) = world.tiers
+
+        def store(run: Any, read: Any) -> int:
+            refused.append(len(run.keys) // KEY_BYTES)
+            return 0
+
+        tier.store = store  # type: ignore[method-assign]
+        for number in range(2):
+            world.serve("acme", prompt(1, 10))
+            world.crowd(number)
+
+    found = stores_of(tmp_path, full)
+    assert {(one.choice, one.outcome) for one in found} == {("transfer", "failed")}
+    assert sorted(one.blocks for one in found) == sorted(refused) != []
+    (tmp_path / "other").mkdir()
+
+    def twice(world: World) -> None:
+        for _ in range(3):
+            world.serve("acme", prompt(1, 10))
+            world.crowd()
+
+    assert {one.outcome for one in stores_of(tmp_path / "other", twice)} == {"done"}
+
+
+def test_one_in_sixteen_of_what_does_not_pay_says_that_it_was_tried(tmp_path: Path) -> None:
+    def slow(world: World) -> None:
+        assert world.worker.governor.offload is not None
+        for number in range(12):
+            if number == 2:  # both ways are measured
+                world.worker.governor.offload._cost = DeclaredRate(1e12)
+            world.serve("acme", prompt(1, 10))
+            world.crowd(number)
+
+    found = stores_of(tmp_path, slow)[::-1]
+    seems = [one.reason for one in found if one.reason in ("does not pay", "tried")]
+    assert len(seems) >= 32
+    assert 0 < seems.count("tried") <= len(seems) // 15, "what is there already is tried and is no decision"
+    assert {one.outcome for one in found if one.reason == "tried"} <= {"done", "failed"}
+    assert {one.choice for one in found if one.reason == "does not pay"} == {"recompute"}
