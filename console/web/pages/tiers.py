@@ -22,7 +22,7 @@ from kvcustody.times import DAY_US, SECOND_US
 
 _PERIODS = {"24h": 1, "7d": 7, "30d": 30}
 _PAGE = 50
-_EXPLAINED_MAX = 10
+_SHOWN_MAX = 10
 
 
 class _WorkerTier(NamedTuple):
@@ -124,7 +124,7 @@ def _explained(visit: PageRequest, tenant: str | None, residency: int) -> list[d
     found = tiers_api.explained(visit.caller, visit.service, residency, process, tenant=tenant)["items"]
     return [
         {"incarnation": one["incarnation"], "opened_us": one["opened_us"], "lines": lines_of(one)}
-        for one in found[:_EXPLAINED_MAX]
+        for one in found[:_SHOWN_MAX]
     ]
 
 
