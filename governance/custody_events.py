@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.pool.integrity import MismatchedBlocks
 from kvcustody.allocator.pool.records import ReleasedBlocks, Scrubbed
 from kvcustody.allocator.pool.residency import Residency
+from kvcustody.audit.coverage.conservation import TierCounts
 from kvcustody.audit.events import (
     BlocksReleased,
     CustodyEnded,
@@ -29,6 +30,7 @@ from kvcustody.audit.events import (
     ResidencyOpened,
     ResidencyReleased,
     Runs,
+    WorkerStopped,
 )
 from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.governance.decisions.access_plan import AdmissionFacts, DomainLabel, label_of
@@ -150,6 +152,28 @@ def scrub_receipts(
                 result=outcome,
                 runs=FlatRuns(part, numbers, pool),
             )
+
+
+def worker_stopped(
+    at_us: int,
+    worker: str,
+    cause: str,
+    allocated: int,
+    scrubbed: tuple[int, ...],
+    tiers: Sequence[TierCounts] = (),
+) -> WorkerStopped:
+    """A process ended in order: its own counters, and those of its tiers."""
+    return WorkerStopped(
+        at_us,
+        worker,
+        cause,
+        allocated,
+        scrubbed,
+        tuple(one.tier for one in tiers),
+        tuple(one.stored for one in tiers),
+        tuple(one.ended for one in tiers),
+        tuple(one.destroyed for one in tiers),
+    )
 
 
 def _verified(scrubbed: Scrubbed, blocks: int) -> int:

@@ -315,6 +315,16 @@ class ExternalPool:
             and (self.tag.take(blocks) == expected).all()
         )
 
+    def restored(self, residency: ExternalResidency, blocks: Blocks, born_us: int, ceiling_us: int) -> None:
+        """`blocks`, which it was handed, hold what was computed at `born_us` and may live until `ceiling_us`.
+
+        What the residency computes from them lives no longer (L8).
+        """
+        self.born_us[blocks] = np.minimum(self.born_us[blocks], born_us)
+        residency.ceiling_us = min(residency.ceiling_us, ceiling_us)
+        own = residency.handed_blocks()
+        self.ceiling_us[own] = np.minimum(self.ceiling_us[own], residency.ceiling_us)
+
     def are_clean(self, blocks: Sequence[int]) -> bool:
         """Every byte of these is zero and nobody uses them. There are few in a step: no array is worth its making."""
         state = self.state_bytes

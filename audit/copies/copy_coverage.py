@@ -6,7 +6,8 @@
    cannot be opened (its key destroyed) came, by `due` and the tier's `within`. Evidence of another name is none.
 3. Of a process that died, its end was not seen: the evidence alone counts. In memory there never is any. What lay in
    files, the next process of the worker finds by its name, ends at once or as a copy of its own, and says of the name
-   what it says of that one (number 0). So it is of what an orderly stop left in files, which has no end on record.
+   what it says of that one (number 0). So it is of what an orderly stop left in files: it is due when it was, and in no
+   figure before.
 4. Every copy that is due has one verdict: covered, late, open (no end or no evidence on record yet), unproven (its
    process died, or no leaf says that it was stored) or disputed. Copies that live and are not due are in no figure.
 5. Leaves are read through their rows (`read_copies`), or alone (`LeafRecord.copies`); the arithmetic is one.
@@ -35,7 +36,7 @@ from kvcustody.audit.coverage.custody_units import (
 )
 from kvcustody.audit.coverage.leaf_record import COPY_STEPS, LeafRecord
 from kvcustody.audit.database.snapshot import AsOf, is_in
-from kvcustody.audit.events import END_UNRECORDED, EVIDENCE, PROCESS_DEATH
+from kvcustody.audit.events import END_UNRECORDED, EVIDENCE, ORDERLY_STOP, PROCESS_DEATH
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.copies import copy_steps
@@ -49,7 +50,7 @@ _STORED, _ENDED, _DESTROYED = COPY_STEPS
 _NEVER = np.int64(1) << 62
 
 
-class CopyRow(NamedTuple):
+class CopyCoverageRow(NamedTuple):
     """Copies of one tenant and classification in one tier that were due: how many have which verdict, and evidence.
 
     `waiting` of `open` have ended. A copy may have more than one kind of evidence. `bytes` are sealed ones, of copies
@@ -81,10 +82,10 @@ class CopyRow(NamedTuple):
 class CopyCoverage(NamedTuple):
     """Rows by tier, tenant and classification, and the digest of what was counted (rule 6)."""
 
-    rows: tuple[CopyRow, ...] = ()
+    rows: tuple[CopyCoverageRow, ...] = ()
     digest: str = hashlib.sha256().hexdigest()
 
-    def by_tier(self) -> tuple[CopyRow, ...]:
+    def by_tier(self) -> tuple[CopyCoverageRow, ...]:
         """One row for each tier."""
         tiers = dict.fromkeys(row.tier for row in self.rows)
         return tuple(add_copy_rows(tier, (row for row in self.rows if row.tier == tier)) for tier in tiers)
@@ -97,13 +98,13 @@ class CopyLife(NamedTuple):
     worker: str
 
 
-def add_copy_rows(tier: str, rows: Iterable[CopyRow]) -> CopyRow:
+def add_copy_rows(tier: str, rows: Iterable[CopyCoverageRow]) -> CopyCoverageRow:
     """One row that adds up others of a tier; of lags it keeps the longest."""
-    total = [0] * (len(CopyRow._fields) - 3)
+    total = [0] * (len(CopyCoverageRow._fields) - 3)
     for row in rows:
         *counts, lag = row[3:]
         total = [*(one + more for one, more in zip(total, counts, strict=False)), max(total[-1], lag)]
-    return CopyRow(tier, "*", "*", *total)
+    return CopyCoverageRow(tier, "*", "*", *total)
 
 
 def copy_coverage(
@@ -220,7 +221,7 @@ def judge_copies(
             continue
         about = body.get("of_incarnation") or body["incarnation"]
         found.setdefault((about, body["tier"]), {}).setdefault(body["kind"], []).append(body)
-    digest, rows = hashlib.sha256(), dict[tuple[str, str, str], list[CopyRow]]()
+    digest, rows = hashlib.sha256(), dict[tuple[str, str, str], list[CopyCoverageRow]]()
     for uuid, tier in sorted(found):
         life = lives.get(uuid, CopyLife(0, ""))
         later = left.get((life.worker, tier), []) if life.worker else []
@@ -299,7 +300,6 @@ def _judge(
     if died.any():
         within = np.where(died & is_stored, promised[place] if len(promised) else within, within)
     said = np.where(is_stored, stored.due[place] if len(stored.due) else ended.due, ended.due)
-    due = np.concatenate((np.minimum(said, ended.due), stored.due[overdue]))
     numbers = np.concatenate((ended.numbers, stored.numbers[overdue]))
     names = np.concatenate((ended.names, stored.names[overdue])) if len(numbers) else np.array([], np.bytes_)
     is_ended = np.arange(len(numbers)) < len(ended.numbers)
@@ -307,11 +307,13 @@ def _judge(
     died = np.concatenate((died, nothing))
     known = np.concatenate((is_stored, ~nothing))
     proof, first = _evidence(steps.get(_DESTROYED, []), uuid, numbers, names)
-    unseen = died | ~is_ended
+    stopped = np.array([cause == ORDERLY_STOP for cause in causes], np.bool_)
+    stayed = stopped & (first[: len(stopped)] == _NEVER)
+    due = np.concatenate((np.where(stayed, said, np.minimum(said, ended.due)), stored.due[overdue]))
     if left:
         since = np.concatenate((stored.at[place] if len(stored.at) else ended.at, stored.at[overdue]))
-        _found_later(left, life, names, np.where(unseen & known, since, _NEVER), proof, first)
-        is_left = unseen & (first < _NEVER)
+        _found_later(left, life, names, np.where(known, since, _NEVER), proof, first)
+        is_left = ~is_ended & (first < _NEVER)
         is_ended, died = is_ended | is_left, died | is_left
     by = due + np.concatenate((within, promised[overdue]))
     ended_by = np.concatenate((ended.at, np.full(len(overdue), _NEVER)))
@@ -328,7 +330,9 @@ def _judge(
     lag = np.where(proved, np.maximum(0, first - due), 0)
     waiting = (verdict == VERDICTS.index("open")) & is_ended
     judged = _Judged(tier, uuid, who, numbers, due, verdict, waiting, proof, sizes, lag)
-    return judged.at(np.argsort(numbers, kind="stable"))
+    later = np.concatenate((stayed, nothing)) & ~proved & (due >= now_us - life.offset_us)
+    order = np.argsort(numbers, kind="stable")
+    return judged.at(order[~later[order]])
 
 
 def _leaves_of(ended: _Listed, stored: _Listed, overdue: Int64s) -> Iterable[Body]:
@@ -395,7 +399,7 @@ def _selected(judged: _Judged, life: CopyLife, chosen: CustodySelection) -> _Jud
     return judged if kept.all() else judged.at(np.flatnonzero(kept))
 
 
-def _rows(judged: _Judged) -> Iterable[CopyRow]:
+def _rows(judged: _Judged) -> Iterable[CopyCoverageRow]:
     codes = {who: code for code, who in enumerate(dict.fromkeys(judged.who))}
     code = np.array([codes[who] for who in judged.who], np.int64)
     is_proved = np.logical_or.reduce([judged.proof[kind] for kind in EVIDENCE])
@@ -405,7 +409,7 @@ def _rows(judged: _Judged) -> Iterable[CopyRow]:
             name: int((mine & (judged.verdict == place)).sum()) for place, name in enumerate(VERDICTS)
         }
         proofs = {kind.replace("-", "_"): int((mine & flags).sum()) for kind, flags in judged.proof.items()}
-        yield CopyRow(
+        yield CopyCoverageRow(
             judged.tier,
             tenant,
             classification,

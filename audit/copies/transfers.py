@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, case, func, select, tuple_
@@ -215,10 +214,9 @@ def explain_request(
         query = query.join(workers, workers.c.id == life.worker).where(workers.c.name == worker)
     if tenant is not None:
         query = query.where(of_tenant(tenant))
-    found: Sequence[Any] = connection.execute(query).all()
     return tuple(
-        ExplainedRequest(*row, decisions=transfers_of(connection, row.uuid, residency, tenant=tenant))
-        for row in found
+        ExplainedRequest(*row[:7], transfers_of(connection, row.uuid, residency, tenant=tenant))
+        for row in connection.execute(query).all()
     )
 
 

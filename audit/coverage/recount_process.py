@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import orjson
 from sqlalchemy import Connection, Engine, func, select
 
-from kvcustody.audit.copies.copy_coverage import CopyCoverage, CopyRow, copies_from_leaves
+from kvcustody.audit.copies.copy_coverage import CopyCoverage, CopyCoverageRow, copies_from_leaves
 from kvcustody.audit.coverage.custody_units import CustodySelection, units_of
 from kvcustody.audit.coverage.leaf_record import LeafRecord, Unaccounted
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
@@ -90,8 +90,8 @@ def copy_differences(tables: CopyCoverage, leaves: CopyCoverage) -> tuple[Differ
     sides = [{row[:3]: row for row in side.rows} for side in (tables, leaves)]
     made = []
     for key in sorted({*sides[0], *sides[1]}):
-        rows = [side.get(key, CopyRow(*key)) for side in sides]
-        for name in CopyRow._fields[3:]:
+        rows = [side.get(key, CopyCoverageRow(*key)) for side in sides]
+        for name in CopyCoverageRow._fields[3:]:
             one, other = (int(getattr(row, name)) for row in rows)
             if one != other:
                 made.append(Difference(key[1], key[2], f"{key[0]}: {name}", one, other))
@@ -214,7 +214,7 @@ def _to_bytes(made: RecountResult) -> bytes:
 def _from_bytes(data: bytes) -> RecountResult:
     leaves, as_of_us, rows, lags, missing, digest, copies = orjson.loads(data)
     figures = CoverageSummary(tuple(CoverageRow(*row) for row in rows), *lags)
-    of_tiers = CopyCoverage(tuple(CopyRow(*row) for row in copies[0]), copies[1])
+    of_tiers = CopyCoverage(tuple(CopyCoverageRow(*row) for row in copies[0]), copies[1])
     return RecountResult(leaves, as_of_us, figures, Unaccounted(*missing), digest, of_tiers)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvcustody.audit.events.event import LifecycleEvent
 
 END_UNRECORDED = "orphan: its end was not recorded"  # the cause of every end that a scan recorded
+ORDERLY_STOP = "teardown"  # the cause of every end that an orderly stop of the process made
 ZEROED, UNLINKED, KEY_DESTROYED = "zeroed", "unlinked", "key-destroyed"
 EVIDENCE = (ZEROED, UNLINKED, KEY_DESTROYED)  # of the end of a copy's bytes
 

@@ -130,7 +130,7 @@ def dead_incarnations(connection: Connection, *, but: str = "") -> tuple[DeadInc
     """
     query = select(workers.c.name, func.max(incarnations.c.id))
     query = query.join(incarnations, workers.c.id == incarnations.c.worker).group_by(workers.c.name)
-    newest = {name: row for name, row in connection.execute(query)}
+    newest = {name: int(row) for name, row in connection.execute(query)}
     periods = read_work_periods(connection)
     running = select(incarnations.c.uuid, incarnations.c.id).where(
         incarnations.c.uuid.in_(at_work(periods)), incarnations.c.uuid != but

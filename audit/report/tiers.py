@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.copies.copy_coverage import CopyCoverage, CopyRow
+from kvcustody.audit.copies.copy_coverage import CopyCoverage, CopyCoverageRow
 from kvcustody.audit.copies.copy_rows import CopyTotals, copy_totals
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.report.system_boundary import ReportedWorker
@@ -52,7 +52,7 @@ class DecisionTotal(NamedTuple):
 class TierFacts(NamedTuple):
     """All of it; `digest` is of every copy that was counted (`copies.copy_coverage`, rule 6)."""
 
-    rows: tuple[CopyRow, ...]
+    rows: tuple[CopyCoverageRow, ...]
     digest: str
     balances: tuple[TierBalance, ...]
     decisions: tuple[DecisionTotal, ...]

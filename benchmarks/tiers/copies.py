@@ -75,6 +75,14 @@ class Copies:
         self.back = memoryview(bytearray(RUNS * OBJECT))
         self.keys: list[bytes] = []
 
+    def take(self, at: int, into: memoryview) -> None:
+        """Bytes of the runs from there on, as from a device."""
+        into[:] = self.content[at : at + len(into)]
+
+    def put(self, at: int, data: memoryview) -> None:
+        """The same, back."""
+        self.back[at : at + len(data)] = data
+
     def store(self) -> None:
         """Keep every run anew."""
         self.tier.destroy(list(self.tier.index()))
@@ -84,7 +92,7 @@ class Copies:
             run = PublishedRun(self.label, keys, bytes(32), 0, now_us, now_us + DAY_US, now_us + DAY_US)
 
             def read(first: int, count: int, into: memoryview, at: int = number * OBJECT) -> None:
-                into[:] = self.content[at + first * BLOCK : at + (first + count) * BLOCK]
+                self.take(at + first * BLOCK, into)
 
             assert self.tier.store(run, read) == BLOCKS
 
@@ -93,7 +101,7 @@ class Copies:
         for number, keys in enumerate(self.keys):
 
             def write(first: int, count: int, skip: int, data: memoryview, at: int = number * OBJECT) -> None:
-                self.back[at + first * BLOCK : at + (first + count) * BLOCK] = data
+                self.put(at + first * BLOCK, data)
 
             found = self.tier.lookup(self.label, keys, 0)
             assert sum(one.blocks for one in self.tier.load(self.label, keys, 0, found, write)) == BLOCKS

@@ -72,9 +72,9 @@ def decision_lines(one: dict[str, Any]) -> Iterator[str]:
     transfer, again = (predicted_text(one, name) for name in ("transfer_us", "recompute_us"))
     yield f"  predicted: {transfer} to {'store' if stored else 'restore'} them, {again} to compute them"
     if one["choice"] != "transfer":
-        yield f"  chosen: left {'out' if stored else 'alone'}, as {why(one['reason'])}"
+        yield f"  chosen: not to {one['action']} them, as {why(one['reason'])}"
         return
-    yield f"  chosen: {'stored' if stored else 'restored'}, as {why(one['reason'])}"
+    yield f"  chosen: to {one['action']} them, as {why(one['reason'])}"
     yield f"  it took {time_text(one['actual_us'])}: {_judged(one)}"
 
 

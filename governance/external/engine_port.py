@@ -48,7 +48,7 @@ from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.longest_prefix import Prompt
-from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.audit.coverage.conservation import PoolCounts, TierCounts
 from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable
@@ -136,6 +136,8 @@ class EnginePort(Authority[ExternalPool]):
         self.evicted_blocks = EvictedBlocks(pool)
         self._thrash = ThrashWatch()
         self._tokens_of: Callable[[Hashable], int] | None = None
+        self.tier_counts: Callable[[], tuple[TierCounts, ...]] = tuple  # of the adapter's tiers
+        self.tenant_left: Callable[[str], None] = _nobody  # told to the adapter's tiers
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
@@ -151,6 +153,16 @@ class EnginePort(Authority[ExternalPool]):
         """As `Authority.activate`. Raises `ConfigError` for what an engine's own blocks cannot be held to."""
         self._refuse_integrity(table)
         super().activate(table, actor=actor, expires_utc_us=expires_utc_us)
+
+    @property
+    def tables(self) -> tuple[DecisionTable, DecisionTable | None]:
+        """The active revision, and one that is not on record yet: what narrows applies from both."""
+        return self.table, self._reuse.coming
+
+    @property
+    def keyring(self) -> Keyring:
+        """Whose epochs the port's keys come from: for what names copies by the same."""
+        return self._keyring
 
     def defer_calls(self, flush: Callable[[], None]) -> None:
         """The adapter makes its calls later, in order; `flush` makes it make all of them now."""
@@ -451,6 +463,21 @@ class EnginePort(Authority[ExternalPool]):
             self.pool.hand_out(residency, which, residency.domain, now_us)
         self._begin(residency, now_us)
 
+    def restored(
+        self, residency: ExternalResidency, blocks: Sequence[int], born_us: int, ceiling_us: int
+    ) -> None:
+        """A tier filled these blocks, which the request was handed: they are as old as the copies, and end with them.
+
+        Told before they are published.
+        """
+        if blocks:
+            self._flush_deferred()
+            self.pool.restored(residency, np.array(blocks, dtype=np.int64), born_us, ceiling_us)
+
+    def record_copies(self, leaves: Sequence[Event]) -> None:
+        """What became of copies off the device, for the ledger; it leaves with the next step."""
+        self._outbox += leaves
+
     def handed_out_each(self, residencies: Sequence[ExternalResidency], blocks: Sequence[int]) -> None:
         """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""
         if blocks:
@@ -737,6 +764,7 @@ class EnginePort(Authority[ExternalPool]):
                 return False
         self.evicted_blocks.keys.forget(tenant)
         self._forget_tenant(tenant)
+        self.tenant_left(tenant)
         return True
 
     def _limited_pools(self) -> Iterable[LimitedPool]:
@@ -868,7 +896,7 @@ class EnginePort(Authority[ExternalPool]):
         """The pool's own counters for conservation, after everything that happened went to the ledger."""
         self._flush_deferred()
         self._drain(self._clock.now_us())
-        return pool_counts(self.pool, self._running.values())
+        return pool_counts(self.pool, self._running.values())._replace(tiers=self.tier_counts())
 
     @property
     def running(self) -> Mapping[Hashable, ExternalResidency]:
@@ -955,6 +983,10 @@ class EnginePort(Authority[ExternalPool]):
 
     def _emit(self, events: Sequence[Event]) -> None:
         self._outbox += events
+
+
+def _nobody(_tenant: str) -> None:
+    """No tier has anything of it."""
 
 
 def _nothing() -> None:

@@ -652,6 +652,7 @@ class Governor(Authority[BlockManager]):
 
     def scan_and_recover(self, ledger: LedgerJoin | None = None, *, mode: str = "full") -> Scanned:
         """Scan, repair every finding, and put both on record. With `ledger`, that one is joined too."""
+        self._drain(self._clock.now_us())  # what happened is on its way before anybody compares
         blocks = sum(manager.pool.blocks for manager in self.managers)
         scanned = self._orphans.scan_and_recover(blocks, ledger, mode)
         self._drain(self._clock.now_us())

@@ -50,6 +50,7 @@ _OF_FILE = bytes(32)  # whose the secret is under which the file names
 _RECORD = struct.Struct(
     f"<B 3x I {ID_BYTES}s 32s Q Q {WRAPPED_BYTES}s 48s"
 )  # kind, CRC-32, id, whose, times, key, label
+_ID_AT = 8  # in a record, behind kind and checksum
 _LABEL_BYTES = 48
 _DERIVATION_SALT = b"kvcustody/v1/shred/derived-key"
 
@@ -305,7 +306,10 @@ class ShredKeys:
     def _is_there(self, id_: bytes) -> bool:
         """Whether the record is in its place still: what another process destroyed is not, whatever is known here."""
         slot = self._slots.get(id_)
-        return slot is not None and self._record(slot)[2] == id_
+        if slot is None:
+            return False
+        at = _at(slot) + _ID_AT
+        return self._map[at : at + ID_BYTES] == id_
 
     def _key(self, id_: bytes) -> ShredKey:
         kind, _, _, _, created_us, until_us, _, label = self._record(self._slots[id_])

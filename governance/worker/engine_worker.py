@@ -40,7 +40,10 @@ _log = structlog.get_logger(__name__)
 
 
 class EnginePlan(NamedTuple):
-    """The pool an engine brings. `reserved` blocks are never anybody's; `can_sum` as `EnginePort` takes it."""
+    """The pool an engine brings. `reserved` blocks are never anybody's; `can_sum` as `EnginePort` takes it.
+
+    `tiers`: where its adapter copies blocks to, as the policy names tiers.
+    """
 
     blocks: int
     block_tokens: int
@@ -50,6 +53,7 @@ class EnginePlan(NamedTuple):
     reserved: tuple[int, ...] = ()
     keep_last: bool = True
     can_sum: bool = False
+    tiers: tuple[str, ...] = ()
 
 
 class EngineWorker:
@@ -149,7 +153,7 @@ def open_engine_worker(
             bytes_per_block=plan.bytes_per_block,
             device=plan.device,
         )
-        warn_of_idle_fields(standing.table, PoolOwner.ENGINE)
+        warn_of_idle_fields(standing.table, PoolOwner.ENGINE, plan.tiers)
         pool = ExternalPool(
             plan.blocks,
             shards=plan.shards,

@@ -18,12 +18,12 @@ import structlog
 
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.options import PoolOptions
-from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.writer.event_writer import LedgerWriter
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.control_plane.agent import start_agent
+from kvcustody.governance.custody_events import worker_stopped
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.orphans.ledger_join import recover
@@ -82,7 +82,9 @@ class Worker:
         shards = max((len(pool.scrubbed) for pool in pools), default=0)
         scrubbed = tuple(sum(pool.scrubbed[shard] for pool in pools) for shard in range(shards))
         allocated = sum(pool.allocated for pool in pools)
-        self.writer.submit([WorkerStopped(self._clock.now_us(), self.name, "closed", allocated, scrubbed)])
+        tiers = self.governor.counts().tiers
+        now_us, tiers = self._clock.now_us(), self.governor.counts().tiers
+        self.writer.submit([worker_stopped(now_us, self.name, "closed", allocated, scrubbed, tiers)])
         _log.info("worker stopped", worker=self.name, blocks_allocated=allocated)
 
     def __enter__(self) -> Worker:

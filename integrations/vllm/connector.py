@@ -1,23 +1,29 @@
 """The connector that vLLM loads: one class for both roles, each delegating to its own half.
 
-1. It moves no block and loads none: for vLLM it is a connector that never has anything external, so nothing of the
-   model's path changes. What it needs of the connector interface is the order of calls.
+1. Without tiers it moves no block and loads none: for vLLM it is a connector that never has anything external, so
+   nothing of the model's path changes. What it needs of the connector interface is the order of calls.
 2. It supports hybrid managers, and does not ask vLLM to deliver or defer anything: `requires_kv_delivery` is False
    whatever role the command line names.
+3. With tiers, blocks that one brings back are loaded asynchronously in vLLM's own way: their request waits alone, and
+   what a load could not fill is told as failed, so that vLLM computes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvcustody.errors import ConfigError, IsolationError
 from kvcustody.governance.observability.logs import configure
+from kvcustody.governance.tiers.open_tiers import tier_plan
 from kvcustody.integrations.vllm import installed
 from kvcustody.integrations.vllm.open_custody import NULL_BLOCK, settings_of
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
+from kvcustody.integrations.vllm.tiers.worker_tiers import WorkerTiers
 from kvcustody.integrations.vllm.versions import check_version
 from kvcustody.integrations.vllm.worker.first_in_step import wrap_runners
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
@@ -32,6 +38,9 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+    from kvcustody.allocator.pool.tensor_memory import TensorMemory
+    from kvcustody.governance.settings import Settings
 
 
 class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -53,7 +62,10 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self.scheduler_side = SchedulerSide(vllm_config, kv_cache_config, settings)
         else:
             self.worker_side = WorkerSide(
-                _shard(vllm_config), tuning=settings.scrub_tuning_path, null_block=NULL_BLOCK
+                _shard(vllm_config),
+                tuning=settings.scrub_tuning_path,
+                null_block=NULL_BLOCK,
+                open_tiers=_tiers_opener(vllm_config, settings),
             )
             wrap_runners(self.worker_side.execute)
 
@@ -89,18 +101,21 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Nothing external; `None` for a request that must wait."""
-        return (None, False) if self._scheduler.must_wait(request) else (0, False)
+        """What a tier would bring; `None` for a request that must wait."""
+        if self._scheduler.must_wait(request):
+            return None, False
+        tokens = self._scheduler.restorable_tokens(request, num_computed_tokens)
+        return tokens, tokens > 0
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         """See the interface."""
-        if num_external_tokens:
+        if num_external_tokens and self._scheduler.tiers is None:
             raise IsolationError(
                 f"`{num_external_tokens}` tokens of another connector reached a governed pool"
             )
-        self._scheduler.after_allocation(request)
+        self._scheduler.after_allocation(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepOrder:
         """See the interface."""
@@ -153,16 +168,24 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """See the interface."""
         return self._worker.receipt()
 
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose load is over."""
+        return None, self._worker.finished_loads() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that a load could not fill."""
+        return self._worker.failed_blocks()
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Nothing is loaded."""
+        """Loads began with the step's order."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing is loaded."""
+        """No step waits for a load: its request does."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Nothing is saved."""
+        """Copies are made of published blocks, with the next step's order."""
 
     def wait_for_save(self) -> None:
         """Nothing is saved."""
@@ -178,6 +201,31 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         config = self._cache_config
         blocks = config.num_blocks if config is not None else self._vllm_config.cache_config.num_gpu_blocks
         return int(blocks)
+
+
+def _tiers_opener(config: VllmConfig, settings: Settings) -> Callable[[TensorMemory], WorkerTiers] | None:
+    """Makes a worker's tiers over its cache; None where nothing leaves the device."""
+    plan = tier_plan(settings)
+    if plan is None:
+        return None
+    shard, model = _shard(config), config.model_config
+
+    def open_tiers(memory: TensorMemory) -> WorkerTiers:
+        from vllm.version import __version__
+
+        stack = ExitStack()
+        return WorkerTiers(
+            settings,
+            plan,
+            memory,
+            shard=shard,
+            shards=config.parallel_config.world_size,
+            software=f"vllm {__version__} {model.dtype} {config.cache_config.cache_dtype}",
+            clock=settings.open_clock(None, stack),
+            stack=stack,
+        )
+
+    return open_tiers
 
 
 def _require_plugin() -> None:

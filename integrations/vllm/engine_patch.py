@@ -90,7 +90,9 @@ class EngineHandle:
     def last_order(self, order: ScrubOrder) -> None:
         """Have the workers do a last scrub and take their answers; logged where they no longer can."""
         output = SchedulerOutput.make_empty()
-        output.kv_connector_metadata = StepOrder(0, order, is_idle=True)
+        tiers = self.side.tiers
+        copies = () if tiers is None else tiers.closing_jobs()
+        output.kv_connector_metadata = StepOrder(0, order, is_idle=True, copies=copies)
         try:
             done = self._core.model_executor.execute_model(output)
             receipt = done.kv_connector_output.kv_connector_worker_meta
@@ -100,6 +102,8 @@ class EngineHandle:
         assert isinstance(receipt, StepReceipt)
         for answer in receipt.answers:
             self.side.port.scrubbed(answer.order, answer.shard, answer.results, answer.device_blocks)
+        if tiers is not None:
+            tiers.receive(receipt.copies)
 
     def close(self) -> None:
         """Before the workers end."""
@@ -161,10 +165,11 @@ def kvcustody_check(core: Any) -> list[str]:
 
 
 def kvcustody_stats(core: Any) -> dict[str, Any]:
-    """Counters: blocks by state and compared, requests, what serving looks like (`ServingMeasures`), and each tenant's
-    tally.
+    """Counters: blocks by state and compared, requests, what serving looks like (`ServingMeasures`), what each tier
+    did, and each tenant's tally.
     """
-    stats = _side(core).port.stats()
+    side = _side(core)
+    stats, tiers = side.port.stats(), side.tiers
     pool = stats.pools[0]
     return {
         "running": stats.running,
@@ -177,6 +182,7 @@ def kvcustody_stats(core: Any) -> dict[str, Any]:
         "residencies": pool.residencies,
         "integrity": {"checked": pool.checked_blocks, "mismatched": pool.mismatched_blocks},
         "serving": dict(stats.serving),
+        "tiers": {one.tier: one._asdict() for one in tiers.counts()} if tiers is not None else {},
         "tenants": {
             name: {
                 "requests": tally.requests,

@@ -63,7 +63,11 @@ def settings_of(config: VllmConfig) -> Settings:
 
 
 def plan_of(
-    config: VllmConfig, cache: KVCacheConfig, manager: KVCacheManager, block_tokens: int
+    config: VllmConfig,
+    cache: KVCacheConfig,
+    manager: KVCacheManager,
+    block_tokens: int,
+    tiers: tuple[str, ...] = (),
 ) -> EnginePlan:
     """The pool that vLLM brings; its null block is nobody's. Raises `ConfigError` where it is not the first."""
     null_block = manager.block_pool.null_block.block_id
@@ -84,6 +88,7 @@ def plan_of(
         device=str(config.device_config.device_type),
         reserved=(NULL_BLOCK,),
         can_sum=True,
+        tiers=tiers,
     )
 
 

@@ -1,6 +1,7 @@
 """What travels between the scheduler's side and the workers: one order a step there, receipts back.
 
-1. Both ways everything is numbers and names of methods: no tokens, no keys, no identity.
+1. Both ways everything is numbers and names of methods: no tokens, no keys, no identity. Where copies go to tiers, jobs
+   about them say whose they are and under which index keys they are found (`tiers.tier_messages`, rule 1).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from kvcustody.allocator.external.block_sums import SumOrder
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, CopyReply
 
 if TYPE_CHECKING:
     from kvcustody.allocator.pool.block_state import Blocks
@@ -26,6 +28,7 @@ class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
     is_idle: no request computes in this step, so a worker may wait for scrubs that are still on the device.
     must_follow: this step hands out a block whose scrub has not been answered, so its writes follow every scrub so far.
     sums: blocks to checksum, and blocks to compare with theirs, where a policy asks for that.
+    copies: what to do in tiers; stores among it are made before the scrubs.
     """
 
     step: int
@@ -33,22 +36,26 @@ class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
     is_idle: bool = False
     must_follow: bool = True
     sums: SumOrder | None = None
+    copies: tuple[CopyJob, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Once a step, on the engine's thread: numbers and bytes are a third of the work of a dataclass and arrays."""
         order, sums = self.order, self.sums
         packed = None if sums is None else (sums.number, sums.record.tobytes(), sums.compare.tobytes())
         if order is None:
-            return _without_scrubs, (self.step, self.is_idle, self.must_follow, packed)
+            return _without_scrubs, (self.step, self.is_idle, self.must_follow, packed, self.copies)
         batches = [(share, blocks.tobytes()) for share, blocks in order.batches]
-        return _with_scrubs, (self.step, order.number, batches, self.is_idle, self.must_follow, packed)
+        flags = (self.is_idle, self.must_follow)
+        return _with_scrubs, (self.step, order.number, batches, *flags, packed, self.copies)
 
 
 _PackedSums: TypeAlias = tuple[int, bytes, bytes] | None
 
 
-def _without_scrubs(step: int, is_idle: bool, must_follow: bool, sums: _PackedSums) -> StepOrder:
-    return StepOrder(step, None, is_idle, must_follow, _unpacked(sums))
+def _without_scrubs(
+    step: int, is_idle: bool, must_follow: bool, sums: _PackedSums, copies: tuple[CopyJob, ...]
+) -> StepOrder:
+    return StepOrder(step, None, is_idle, must_follow, _unpacked(sums), copies)
 
 
 def _with_scrubs(
@@ -58,9 +65,10 @@ def _with_scrubs(
     is_idle: bool,
     must_follow: bool,
     sums: _PackedSums,
+    copies: tuple[CopyJob, ...],
 ) -> StepOrder:
     blocks = tuple((share, _blocks(data)) for share, data in batches)
-    return StepOrder(step, ScrubOrder(number, blocks), is_idle, must_follow, _unpacked(sums))
+    return StepOrder(step, ScrubOrder(number, blocks), is_idle, must_follow, _unpacked(sums), copies)
 
 
 def _unpacked(sums: _PackedSums) -> SumOrder | None:
@@ -101,6 +109,7 @@ class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
     answers: list[ScrubReply] = field(default_factory=list)
     pending_orders: int = 0
     compared: list[SumReply] = field(default_factory=list)
+    copies: list[CopyReply] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReceipt:
         """Both workers' answers. A step has retired when the slower one says so."""
@@ -110,4 +119,5 @@ class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
             self.answers + other.answers,
             self.pending_orders + other.pending_orders,
             self.compared + other.compared,
+            self.copies + other.copies,
         )

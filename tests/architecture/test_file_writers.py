@@ -56,7 +56,7 @@ ALLOWED = {
     ): "records with checksums, appended and synced: a torn one is cut off",
     (
         "governance/tiers/stores/file_store.py",
-        "_open",
+        "_claim",
     ): "a lock without content, which marks the folder as ours",
     (
         "governance/tiers/stores/file_store.py",

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from kvcustody.audit.coverage.conservation import PoolCounts, conservation
 from kvcustody.audit.coverage.summary import CoverageRow, coverage
-from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.report import ORPHANS, ReplayCoverage, ReplayIdentity, ReplayReport, Spread
@@ -22,6 +21,7 @@ from kvcustody.console.replay.summary import AGE_EDGES_US, LAG_EDGES_US
 from kvcustody.console.replay.workload.model import Workload
 from kvcustody.console.replay.workload.tenant_assignment import LabelledPrincipals
 from kvcustody.errors import CustodyError, LedgerError
+from kvcustody.governance.custody_events import worker_stopped
 from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.stats import PoolStats, Stats
 
@@ -132,7 +132,8 @@ def _prove(
 ) -> tuple[_Proofs, CustodyError | None]:
     """What the ledger says of this replay, once everything is in it."""
     now_us = stand.clock.now_us()
-    stand.writer.submit([WorkerStopped(now_us, WORKER, "end of the replay", pool.allocated, pool.scrubbed)])
+    cause = "end of the replay"
+    stand.writer.submit([worker_stopped(now_us, WORKER, cause, pool.allocated, pool.scrubbed, counts.tiers)])
     nothing = _Proofs(ReplayCoverage(), Spread(0, None, None, None), [])
     cause = _outage(stand.writer)
     if cause:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvcustody.audit.copies.copy_coverage import CopyRow
+from kvcustody.audit.copies.copy_coverage import CopyCoverageRow
 from kvcustody.audit.copies.copy_rows import DecidedTransfer
 from kvcustody.audit.copies.transfers import (
     ExplainedRequest,
@@ -61,7 +61,7 @@ Gaps = page_of(shown(queries.Gap), "Gaps")
 Findings = page_of(shown(queries.OrphanFinding), "Findings")
 BlockHistory = page_of(shown(queries.BlockLeaf), "BlockHistory")
 CoverageRows = shown(CoverageRow)
-CopyRows = shown(CopyRow)
+CopyRows = shown(CopyCoverageRow)
 EventCounts = page_of(shown(read_figures.EventCount), "EventCounts")
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.integrations.vllm.scheduler.block_tables import GroupTable
     from kvcustody.integrations.vllm.step_messages import ScrubReply
+    from kvcustody.integrations.vllm.tiers.scheduler_tiers import SchedulerTiers
 
 LATER_US = 1 << 62
 
@@ -86,6 +87,8 @@ class DeferredCalls:
         self.scrub_within_us = LATER_US  # the shortest deadline among the ends not reported
         self.keeps_until_us = LATER_US  # from then on, reporting the ends may take blocks out of the index
         self.port: EnginePort
+        self.tiers: SchedulerTiers | None = None  # where published blocks are copied off the device
+        self.has_unlisted_growth = False  # a request whose load is over was handed blocks by itself
         self._insert = insert
         self._groups = groups
         self._simple = simple
@@ -267,6 +270,9 @@ class DeferredCalls:
                 before.append(table[at - 1] if at else -1)
                 keys += governed.request.block_hashes[at : at + 1]
             self.port.published_each(blocks, before, keys if len(keys) == len(blocks) else ())
+            if self.tiers is not None and len(keys) == len(blocks):
+                for (governed, at), block, key in zip(filled, blocks, keys, strict=True):
+                    self.tiers.published(governed, at, [block], [key])
 
     def _report_range(self, governed: GovernedRequest) -> None:
         """Runs of full blocks that entered the index; a group with gaps has no chain of parents."""
@@ -290,3 +296,5 @@ class DeferredCalls:
                 if len(keys) != len(blocks):
                     keys = ()
                 self.port.published(residency, blocks, before, chained=chained, depths=depths, keys=keys)
+                if self.tiers is not None and keys:
+                    self.tiers.published(governed, first, blocks, keys)

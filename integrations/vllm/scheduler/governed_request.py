@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.identity.principal import Principal
     from kvcustody.governance.request import Hints
     from kvcustody.integrations.vllm.scheduler.extra_content import Extras
+    from kvcustody.integrations.vllm.tiers.copy_plans import PlannedLoad, UnsavedRun
 
 ATTRIBUTE = "kvcustody"  # on vLLM's Request
 
@@ -45,6 +46,7 @@ class GovernedRequest:
         "hit_blocks",
         "keyed_tokens",
         "model",
+        "planned",
         "principal",
         "publishes",
         "readable_tokens",
@@ -52,10 +54,13 @@ class GovernedRequest:
         "request",
         "request_id",
         "residency",
+        "restored_blocks",
         "skips_reading",
+        "skips_tiers",
         "tables",
         "trace",
         "unreported_ranges",
+        "unsaved",
         "waits_for",
     )
 
@@ -91,6 +96,10 @@ class GovernedRequest:
         self.hit_blocks: tuple[int, ...] = (0,) * groups
         self.tables: list[KnownTable] = [KnownTable() for _ in range(groups)]
         self.unreported_ranges: list[PublishedRange] = []
+        self.unsaved: UnsavedRun | None = None  # what it published and no tier has
+        self.planned: PlannedLoad | None = None  # what a tier has for it
+        self.restored_blocks = 0  # that a tier brought, or is bringing
+        self.skips_tiers = False  # a load of it failed
 
     def end(self) -> None:
         """Its blocks were given back: nothing more is told of it."""
@@ -100,7 +109,7 @@ class GovernedRequest:
 
     def forget_tables(self) -> None:
         """It was preempted, and starts again from nothing."""
-        self.keyed_tokens = 0
+        self.keyed_tokens = self.restored_blocks = 0
         self.hit_blocks = (0,) * len(self.tables)
         self.tables = [KnownTable() for _ in self.tables]
 

@@ -16,6 +16,8 @@ One step, in the order of vLLM's calls:
 5. A step waits for nothing that can be done while the workers compute: only for the scrub of a block that it hands
    out before it is zero, and for one whose deadline is near. Where nobody calls `run_deferred_work`, the next step
    does it all first.
+6. Copies for tiers are made by the step behind the one that computed their blocks, before its scrubs
+   (`scheduler_tiers`).
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
+from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.request import NO_HINTS, read_kinds
+from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_plan
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
+from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.model_identity import Models
 from kvcustody.integrations.vllm.scheduler.block_pool import governed_pool
@@ -48,6 +53,8 @@ from kvcustody.integrations.vllm.scheduler.governed_request import (
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
+from kvcustody.integrations.vllm.tiers.scheduler_tiers import SchedulerTiers
+from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers
 from kvcustody.policies.document.token_priorities import KindRange
 
 if TYPE_CHECKING:
@@ -81,6 +88,8 @@ class SchedulerSide:
         self._cache = cache
         self.settings = settings
         opening.refuse_ungoverned(config, settings)
+        self._tier_plan = tier_plan(settings)
+        self.tiers: SchedulerTiers | None = None
         self.control = VllmControl()
         self.port: EnginePort
         self.state: SchedulerState
@@ -101,7 +110,11 @@ class SchedulerSide:
         if self._opened is not None:
             return
         block_tokens = int(manager.block_pool.hash_block_size)
-        plan = opening.plan_of(self._config, self._cache, manager, block_tokens)
+        names = tuple(tier_names(self.settings))
+        plan = opening.plan_of(self._config, self._cache, manager, block_tokens, names)
+        if self._tier_plan is not None:
+            groups = [type(single).__name__ for single in manager.coordinator.single_type_managers]
+            refuse_tiers(self._config, groups, has_others=opening.has_foreign_connectors(self._config))
         state = SchedulerState(manager, block_tokens)
         self.control.state = self.state = state
         opened = self._opened = opening.open_custody(self.settings, plan, self.control)
@@ -111,8 +124,28 @@ class SchedulerSide:
         self.timer = WakeTimer(opened.clock, self.control.wake)
         governed_pool(manager.block_pool, state)
         governed_manager(manager, state)
+        if self._tier_plan is not None:
+            self._open_tiers(self._tier_plan, names, opened, plan.shards)
         if self.settings.kv_events_endpoint:
             self._open_publisher(opened)
+
+    def _open_tiers(
+        self, plan: TierPlan, names: tuple[str, ...], opened: opening.OpenedCustody, shards: int
+    ) -> None:
+        """Copies may leave to the tiers of the settings. Raises a `CustodyError` that says what cannot be opened."""
+        shred = ShredKeys.open(plan.shred_keys, open_root_key(self.settings), opened.clock)
+        state = self.state
+        tiers = SchedulerTiers(
+            names,
+            self.port,
+            shred,
+            object_blocks=plan.object_blocks,
+            block_tokens=state.block_tokens,
+            shards=shards,
+        )
+        self.tiers = state.deferred.tiers = tiers
+        self.port.erasures.tiers += tiers.directories.values()
+        self.port.tier_counts, self.port.tenant_left = tiers.tier_counts, tiers.forget_tenant
 
     def _open_publisher(self, opened: opening.OpenedCustody) -> None:
         """The settings ask for block events. Raises `ConfigError` where their address cannot be bound."""
@@ -257,9 +290,13 @@ class SchedulerSide:
         governed = governed_request(request)
         return governed is None or governed.waits_for is not None
 
-    def after_allocation(self, request: Request) -> None:
-        """A waiting request has its blocks."""
-        self.state.after_allocation(request)
+    def restorable_tokens(self, request: Request, computed_tokens: int) -> int:
+        """How many tokens behind a hit of `computed_tokens` a tier would bring."""
+        return self.state.restorable_tokens(request, computed_tokens)
+
+    def after_allocation(self, request: Request, restored_tokens: int = 0) -> None:
+        """A waiting request has its blocks, `restored_tokens` of which a tier fills."""
+        self.state.after_allocation(request, restored_tokens)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -277,6 +314,7 @@ class SchedulerSide:
             not self._deferred_work_done
             or deferred.scrub_within_us < (now_us - before_us) * _DEADLINE_STEPS
             or port.pool.queue.may_repeat  # the port heard already of a block that was handed out dirty
+            or deferred.has_unlisted_growth
             or (
                 deferred.has_unreported_changes
                 and not self._hands_out_clean_blocks_only(cached.new_block_ids)
@@ -285,13 +323,18 @@ class SchedulerSide:
             self._flush(cached)
         else:
             self._last_cached = cached
+        deferred.has_unlisted_growth = False
         order, self._order = self._order, None
         self._deferred_work_done = False
         unclean = port.pool.unclean_hand_outs
         must_follow, self._unclean_hand_outs = unclean != self._unclean_hand_outs, unclean
         sums = port.sum_order()
         port.settle_sums()
-        return StepOrder(order=order, step=port.fence(now_us), must_follow=must_follow, sums=sums)
+        made = StepOrder(order=order, step=port.fence(now_us), must_follow=must_follow, sums=sums)
+        if self.tiers is not None:
+            made.copies = self.tiers.take_jobs()
+            self.tiers.settle()
+        return made
 
     def _hands_out_clean_blocks_only(self, grown: Sequence[Sequence[Sequence[int]] | None]) -> bool:
         """Every block that this step hands out is CLEAN already, so nothing has to be scrubbed for it."""
@@ -311,6 +354,8 @@ class SchedulerSide:
         grown, self._last_cached = self._last_cached, None
         self._flush(grown, evict_ahead=True)
         self.port.settle_sums()
+        if self.tiers is not None:
+            self.tiers.settle()
         self._deferred_work_done = True
         self.state.defer_inserts()
 
@@ -334,15 +379,21 @@ class SchedulerSide:
                 self.state.deferred.record_scrub_replies(receipt.answers)
             for reply in receipt.compared:
                 self.state.stop_publishing(self.port.compared(reply.order, reply.shard, reply.differing))
+            if self.tiers is not None and receipt.copies:
+                self.tiers.receive(receipt.copies)
         self.control.after_step()
 
     def has_work(self) -> bool:
         """Asked by vLLM when it would go idle (rule 4)."""
         if not self.state.deferred.is_empty:
             self.run_deferred_work()
+        tiers = self.tiers
         if self._order is not None or self.port.has_work() or self.control.has_outputs:
             return True
-        self.timer.arm(self.port.next_due_us())
+        if tiers is not None and tiers.has_work:
+            return True
+        dues = (self.port.next_due_us(), None if tiers is None else tiers.next_due_us())
+        self.timer.arm(min((due for due in dues if due is not None), default=None))
         return (
             self.port.has_work()
         )  # a command that came meanwhile woke the timer before it was armed for later
@@ -370,6 +421,8 @@ class SchedulerSide:
             opened.worker.close(engine.last_order if engine is not None else None)
         else:
             opened.port.close()
+        if self.tiers is not None:
+            self.tiers.close()
         if self.state.events is not None:
             self.state.events.close()
 

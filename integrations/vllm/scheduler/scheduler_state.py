@@ -96,6 +96,7 @@ class SchedulerState:
         governed = self._mine(request)
         residency = governed.residency
         governed.hit_blocks = (0,) * len(self.groups)
+        governed.readable_tokens = 0
         if residency is None:
             governed.waits_for = "refused"
             return False
@@ -212,18 +213,35 @@ class SchedulerState:
         block = self.pool.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, 0))
         return -1 if block is None else int(block.block_id)
 
+    def restorable_tokens(self, request: Request, computed_tokens: int) -> int:
+        """How many tokens behind a hit of `computed_tokens` a tier would bring."""
+        tiers = self.deferred.tiers
+        if tiers is None:
+            return 0
+        blocks = tiers.restorable(request, self._mine(request), computed_tokens // self.block_tokens)
+        return blocks * self.block_tokens
+
     # -- what happened ------------------------------------------------------------------------------------------------
 
-    def after_allocation(self, request: Request) -> None:
-        """A waiting request got its blocks: those it hit are attached, the others are new."""
+    def after_allocation(self, request: Request, restored_tokens: int = 0) -> None:
+        """A waiting request got its blocks: those it hit are attached, the others are new.
+
+        A tier fills `restored_tokens` of these; when it has, vLLM calls again, with what the request was handed since.
+        """
         governed = self._mine(request)
         residency = governed.residency
         assert residency is not None
+        if governed.request_id in self.deferred.running:
+            self.deferred.has_unlisted_growth = True
+            return
         attached, handed = self._first_tables(governed)
         self.deferred.record_allocation(governed, attached, handed)
         if residency.prompt_tokens:
             self._wait_for_token[governed.request_id] = governed
         governed.fills_one_by_one = self._fills and not residency.granted_blocks and residency.publishes
+        if restored_tokens:
+            assert self.deferred.tiers is not None
+            self.deferred.tiers.allocated(governed, attached + handed)
         if not self.simple:
             self.deferred.flush()
 
@@ -256,7 +274,8 @@ class SchedulerState:
                 self._has_first_token(governed, residency)
 
     def _has_first_token(self, governed: GovernedRequest, residency: ExternalResidency) -> None:
-        self.port.first_token(residency, governed.hit_blocks[0] * self.groups[0].block_tokens)
+        blocks = governed.hit_blocks[0] + governed.restored_blocks
+        self.port.first_token(residency, blocks * self.groups[0].block_tokens)
 
     def tokens_of(self, request_id: object) -> int:
         """How many tokens a running request has."""
@@ -280,6 +299,8 @@ class SchedulerState:
         residency = governed.residency
         if self._wait_for_token.pop(request.request_id, None) is not None and request.num_output_tokens:
             self._has_first_token(governed, residency)  # its only one
+        if self.deferred.tiers is not None:
+            self.deferred.tiers.released(governed)
         governed.end()
         if not request.is_finished():
             governed.forget_tables()
@@ -328,10 +349,16 @@ class SchedulerState:
     # -- the engine's own books ---------------------------------------------------------------------------------------
 
     def view(self) -> EngineView:
-        """One row a block, from vLLM's own objects."""
+        """One row a block, from vLLM's own objects.
+
+        A request that ended within a load has its blocks until that is over.
+        """
         self.deferred.flush_unchecked()
+        tiers = self.deferred.tiers
         requests = frozenset(
-            one for one, governed in self.requests.items() if not governed.request.is_finished()
+            one
+            for one, governed in self.requests.items()
+            if not governed.request.is_finished() or (tiers is not None and tiers.is_loading(governed))
         )
         blocks = self.pool.blocks
         refs = np.fromiter((block.ref_cnt for block in blocks), dtype=np.int64, count=len(blocks))

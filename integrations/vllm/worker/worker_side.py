@@ -9,12 +9,14 @@
    order has retired on the device, in the order in which they came; a step without requests waits for it.
 4. What a step has to sum or compare is done before its scrubs, behind the writes of earlier steps; the worker waits for
    what a comparison shows, and its answer leaves with the step's.
-5. The null block is nobody's and is never handed out; what padded rows of a batch leave there goes with every order.
+5. Copies for tiers are read before the scrubs of their step, and loads begin behind them.
+6. The null block is nobody's and is never handed out; what padded rows of a batch leave there goes with every order.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt, SumReply
+from kvcustody.integrations.vllm.tiers.worker_tiers import WorkerTiers
 from kvcustody.integrations.vllm.worker.kv_layout import CacheViews, block_tensors
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.streams import Streams
@@ -39,6 +42,7 @@ class WorkerSide:
     """One worker's shard of the cache. streams: a device's, where they are not torch's own (tests).
 
     tuning: the file in which measured answers on how to scrub are kept. null_block: vLLM's, if the tensors hold it.
+    open_tiers: makes the tiers over the registered cache, where there are any.
     """
 
     def __init__(
@@ -49,11 +53,14 @@ class WorkerSide:
         streams: Streams | None = None,
         tuning: Path | None = None,
         null_block: int | None = None,
+        open_tiers: Callable[[TensorMemory], WorkerTiers] | None = None,
     ) -> None:
         self.shard = shard
+        self._open_tiers = open_tiers
+        self.tiers: WorkerTiers | None = None
         self._null: tuple[
             tuple[float, NDArray[np.int64]], ...
-        ] = ()  # as the last batch of every order (rule 5)
+        ] = ()  # as the last batch of every order (rule 6)
         if null_block is not None:
             self._null = ((0.0, np.array([null_block], dtype=np.int64)),)
         self._tuning = tuning
@@ -80,6 +87,8 @@ class WorkerSide:
             _log.info("scrub tuned", from_file=tuning.from_file, **tuning.chosen.describe())
         self.memory.scrub(0, np.arange(blocks, dtype=np.int64), 0.0)
         self._unordered_blocks = table.scrubbed()
+        if self._open_tiers is not None:
+            self.tiers = self._open_tiers(self.memory)
         _log.info(
             "cache registered",
             shard=self.shard,
@@ -93,9 +102,11 @@ class WorkerSide:
         if order is self._done:
             return
         self._done, self._step, self._may_wait = order, order.step, order.is_idle
-        memory = self.memory
+        memory, tiers = self.memory, self.tiers
         if order.sums is not None:
             self._sum(order.sums)
+        if tiers is not None and order.copies:
+            tiers.begin(order.copies)
         if isinstance(memory, StreamTensorMemory):
             if order.order is not None:
                 self._launch(memory, order.order)
@@ -103,6 +114,16 @@ class WorkerSide:
                 memory.order_before()
         elif order.order is not None:
             self._answers.append(self._scrub(order.order))
+        if tiers is not None:
+            tiers.go_on()
+
+    def finished_loads(self) -> set[str]:
+        """Requests whose load is over, however it went, since the last call."""
+        return self.tiers.finished_loads() if self.tiers is not None else set()
+
+    def failed_blocks(self) -> set[int]:
+        """Blocks that a load could not fill, since the last call."""
+        return self.tiers.failed_blocks() if self.tiers is not None else set()
 
     def receipt(self) -> StepReceipt:
         """What was done since the last receipt (rule 3)."""
@@ -110,7 +131,8 @@ class WorkerSide:
             self._collect(self.memory)
         answers, self._answers = self._answers, []
         compared, self._compared = self._compared, []
-        return StepReceipt(self._step, answers, len(self._in_flight), compared)
+        copies = self.tiers.replies() if self.tiers is not None else []
+        return StepReceipt(self._step, answers, len(self._in_flight), compared, copies)
 
     def _sum(self, order: SumOrder) -> None:
         memory = self.memory
@@ -149,6 +171,9 @@ class WorkerSide:
 
     def close(self) -> None:
         """Leave nothing behind: the whole shard is zeroed, behind what is on the device still."""
+        if self.tiers is not None:
+            self.tiers.close()
+            self.tiers = None
         memory = self.memory
         if isinstance(memory, StreamTensorMemory):
             memory.answered(wait=True)

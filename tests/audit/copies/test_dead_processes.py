@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from copy_world import SECOND, CopyWorld
 
 from kvcustody.audit.copies import copy_rows
-from kvcustody.audit.copies.copy_coverage import CopyRow, copies_from_leaves, copy_coverage
+from kvcustody.audit.copies.copy_coverage import CopyCoverageRow, copies_from_leaves, copy_coverage
 from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
@@ -47,7 +47,7 @@ def close(store: Engine, incarnation: str) -> bool:
         return close_process(committer, store, clock, incarnation, WHY, "ops:closing")
 
 
-def rows(store: Engine, **chosen: Any) -> dict[str, CopyRow]:
+def rows(store: Engine, **chosen: Any) -> dict[str, CopyCoverageRow]:
     """By tier; what rows give and what leaves give is the same."""
     with store.connect() as connection:
         asked = CustodySelection(**chosen)

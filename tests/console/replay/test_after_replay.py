@@ -248,7 +248,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "erasure"
     ]
     [opened] = json.loads(run("audit", "query", "--kind", "residency-opened", "--limit", "1", "--json"))[
-        "leaves"
+        "events"
     ]
     return {
         "policy lint": (policy, "--ledger", "kvcustody.db"),
@@ -280,7 +280,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "showback": ("--from", "2020-01-01"),
         "tier list": (),
         "tier transfers": (),
-        "tier explain": (str(opened["leaf"]["residency"]),),
+        "tier explain": (str(opened["event"]["residency"]),),
         "prefixes top": ("--from", "2020-01-01"),
         "top": ("--once",),
         "advise": (),

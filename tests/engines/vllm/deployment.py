@@ -91,6 +91,7 @@ class Deployment:
             "KVCUSTODY_SPILL_PATH": str(folder / "spill"),
             "KVCUSTODY_ROOT_KEY_PATH": str(folder / "root.key"),
             "KVCUSTODY_KEYRING_PATH": str(folder / "keyring.json"),
+            "KVCUSTODY_SHRED_KEYS_PATH": str(folder / "shred.keys"),
             "KVCUSTODY_IDENTITY_PATH": str(folder / "identity.yaml"),
             "KVCUSTODY_SCOPE_TOKEN_KEY_PATH": str(folder / "scope.key"),
             "KVCUSTODY_LOG_FORMAT": "json",

@@ -147,6 +147,69 @@ class WorkerProbe:
                 seen.setdefault((view.data_ptr(), tuple(view.shape)), view)
         return [view.reshape(blocks, -1) for view in seen.values()]
 
+    def tier_fault(self, name: str, kind: str, seconds: float = 0.0, rank: int | None = None) -> int:
+        """Make a tier's store misbehave from now on, of all workers or of one; `none`: no more.
+
+        How many objects were changed.
+        """
+        from kvcustody.errors import StoreError
+
+        if rank not in (None, self.rank):
+            return 0
+        thread = _tiers().threads[name]
+        store, changed = thread.store, 0
+        for method in ("prepare_load", "prepare_store", "complete_store"):
+            store.__dict__.pop(method, None)
+
+        def fails(*_: Any) -> Any:
+            raise StoreError("told to fail")
+
+        def slowly(call: Any) -> Any:
+            def late(*arguments: Any) -> Any:
+                time.sleep(seconds)
+                return call(*arguments)
+
+            return late
+
+        if kind == "loads fail":
+            store.prepare_load = fails
+        elif kind == "stores fail":
+            store.complete_store = fails
+        elif kind == "slow":
+            store.prepare_load = slowly(store.prepare_load)
+        elif kind == "lies":
+            for placed in store._placed.values():
+                store._view[placed.start + placed.size - 40] ^= 1
+                changed += 1
+        return changed
+
+    def tier_has(self, name: str, content: bytes) -> dict[str, int]:
+        """How often some bytes are in what a tier of this worker keeps, and in its buffers for plaintext."""
+        tiers = _tiers()
+        thread = tiers.threads[name]
+        arena = getattr(thread.store, "_map", b"")
+        buffers = [memory for staging in (tiers.staging, thread.staging) for memory, _ in staging._free]
+        return {
+            "store": bytes(arena[:]).count(content),
+            "staging": sum(bytes(memory[:]).count(content) for memory in buffers),
+            "used": thread.store.used_bytes,
+        }
+
+    def clear_tier_has(self, content: bytes) -> int:
+        """How often some bytes are in the arena of vLLM's own host tier."""
+        import clear_offload
+
+        (worker,) = clear_offload.made
+        return sum(arena.numpy().tobytes().count(content) for arena in worker.arena)
+
+    def block_content(self, block: int, size: int = 64) -> bytes:
+        """The beginning of what a block of this worker holds."""
+        for cache in self._caches():
+            content = bytes(cache[block].contiguous().view(torch.uint8).flatten()[:size].tolist())
+            if any(content):
+                return content
+        return b""
+
     def _block_tokens(self) -> list[int]:
         return [group.kv_cache_spec.block_size for group in self.model_runner.kv_cache_config.kv_cache_groups]
 
@@ -161,6 +224,13 @@ class WorkerProbe:
         self._report["blocks"] += len(which)
         self._report["dirty_blocks"] += int((residue > 0).sum())  # type: ignore[union-attr]
         self._report["nonzero_bytes"] += int(residue.sum())  # type: ignore[union-attr]
+
+
+def _tiers() -> Any:
+    """The governed connector's tiers of this worker."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group().worker_side.tiers
 
 
 def handed_out(scheduled: Any, block_tokens: list[int]) -> list[int]:

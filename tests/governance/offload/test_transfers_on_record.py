@@ -168,8 +168,8 @@ def test_one_request_is_explained(decided: DecidedWorld, ledger: Engine) -> None
             text = "\n".join(lines_of(row))
             assert f"found in host: {one.blocks} blocks" in text
             words = {
-                "slower": "left alone",
-                "faster": "restored, as that was",
+                "slower": "not to restore them",
+                "faster": "to restore them, as that was",
                 "not measured yet": "only trying",
             }
             assert words[one.reason] in text

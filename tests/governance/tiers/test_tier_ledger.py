@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 from test_tier import ABSOLUTE_US, Place
 
-from kvcustody.audit.copies.copy_coverage import CopyRow, copies_from_leaves, copy_coverage
+from kvcustody.audit.copies.copy_coverage import CopyCoverageRow, copies_from_leaves, copy_coverage
 from kvcustody.audit.coverage.conservation import PoolCounts, TierCounts, conservation
 from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.coverage.leaf_record import LeafRecord
@@ -73,7 +73,7 @@ class Recorded(Place):
         assert len(mine) == 8
         return [one.name for one in mine if one.difference]
 
-    def row(self) -> CopyRow:
+    def row(self) -> CopyCoverageRow:
         """What was due by now."""
         now_us = self.world.clock.utc_us()
         with self.database.connect() as connection:
@@ -81,7 +81,7 @@ class Recorded(Place):
             record = LeafRecord(leaves_in_database(connection))
             assert found == copies_from_leaves(record, CustodySelection(), now_us)
             assert fsck(connection).problems == []
-        return next(iter(found.by_tier()), CopyRow("", "", ""))
+        return next(iter(found.by_tier()), CopyCoverageRow("", "", ""))
 
     def orphans(self) -> list[str]:
         """What a scan finds."""
@@ -153,6 +153,20 @@ def test_a_restart_hands_what_is_in_files_over(store: Engine, tmp_path: Path) ->
     assert place.broken() == []
     for writer in place.writers:
         writer.close()
+
+
+def test_what_a_stop_leaves_and_nobody_takes_over_is_open_once_it_is_due(
+    store: Engine, tmp_path: Path
+) -> None:
+    place = Recorded(tmp_path, "nvme", store)
+    fill(place)
+    stored = place.tier.counts.stored
+    place.stop()
+    assert place.row().due == 0
+    place.world.clock.advance(2 * ABSOLUTE_US)
+    row = place.row()
+    assert (row.due, row.open, row.covered) == (stored, stored, 0)
+    place.writer.close()
 
 
 def test_a_crash_is_unproven_until_the_next_process_ends_what_it_left(store: Engine, tmp_path: Path) -> None:

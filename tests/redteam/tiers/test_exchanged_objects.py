@@ -61,7 +61,7 @@ def test_without_the_tag_every_well_formed_one_is_attached(
     assert {name for name, times in attached.items() if times} == WELL_FORMED.keys()
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(1_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(300, marks=pytest.mark.soak)])
 def test_nor_of_a_file_that_was_exchanged_in_the_folder(tmp_path: Path, rounds: int) -> None:
     """Under the store's hands: its books say that all is as it was."""
     hostile, folder = HostileStore(tmp_path, "nvme"), tmp_path / "tier"
@@ -77,7 +77,7 @@ def test_nor_of_a_file_that_was_exchanged_in_the_folder(tmp_path: Path, rounds: 
     hostile.close()
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.soak)])
 def test_nor_after_a_restart_over_an_exchanged_folder(tmp_path: Path, rounds: int) -> None:
     """The next process has no index but what it reads: what it adopts is its own, and the rest has ended."""
     hostile, folder = HostileStore(tmp_path, "nvme"), tmp_path / "tier"

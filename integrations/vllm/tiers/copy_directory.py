@@ -1,0 +1,270 @@
+"""What the workers keep in one tier, as they told it: what a look-up finds, and what an erasure or a scan asks.
+
+    directory.tell(events, label)                # as the workers' replies come
+    found = directory.longest(names, depth, ...) # copies that go on from a depth of a chain
+    erased = directory.erase(erasure, selector, before_us)
+
+1. A copy is found from the moment that its shard told of it, until its end is told, decided here, or due: whichever is
+   first. The first shard's copies stand for all: a load that another shard cannot do fails there, and is computed.
+2. An erasure takes effect here before it returns. It is done when every worker has said what it ended.
+3. What is told by workers (`objects`) and what can be found (`index`) are compared by scans.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.erasure.selector import Selector, may_hold
+from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry, TierErased
+from kvcustody.governance.identity.domain_spec import DomainSpec
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, DestroyCopies, EraseCopies
+
+_ERASURES_MAX = 1000  # of which is remembered what was done
+
+
+class KnownCopy(NamedTuple):
+    """One object that a worker told of. `label` None: an earlier process stored it."""
+
+    number: int
+    tenant: str
+    classification: str
+    blocks: int
+    size: int
+    since_us: int
+    due_us: int
+    label: DomainLabel | None
+
+
+class FoundCopies(NamedTuple):
+    """Copies one after the other: their names, and the depth at which the last one ends."""
+
+    names: tuple[bytes, ...]
+    end: int
+
+
+class _Erasure:
+    """What the workers have said of one erasure."""
+
+    __slots__ = ("bytes", "objects", "told", "waiting")
+
+    def __init__(self, shards: int) -> None:
+        self.told: list[TierErased | None] = [None] * shards
+        self.waiting = shards
+
+    def state(self) -> TierErased:
+        """All of them together; a shard that has not answered waits."""
+        told = [one for one in self.told if one is not None]
+        return TierErased(
+            sum(one.objects for one in told),
+            sum(one.bytes for one in told),
+            sum(one.waiting for one in told) + self.waiting,
+        )
+
+
+class CopyDirectory:
+    """The copies of one tier; a `CopyStore` for erasures and scans. Called on the engine's thread.
+
+    send: has a job done by every worker, and gives it its number.
+    """
+
+    def __init__(self, tier: str, shards: int, send: Callable[[CopyJob], int]) -> None:
+        self._tier = tier
+        self._shards = shards
+        self._send = send
+        self._copies: dict[bytes, KnownCopy] = {}
+        self._hidden: set[bytes] = set()  # told of, and not found any more
+        self._ending: dict[int, frozenset[bytes]] = {}  # by the job that ends them
+        self._domains: Counter[DomainSpec | None] = Counter()
+        self._pairs: Counter[tuple[str, str]] = Counter()
+        self._due: list[tuple[int, bytes]] = []
+        self._erasures: dict[str, _Erasure] = {}
+        self._erasure_jobs: dict[int, str] = {}
+
+    @property
+    def name(self) -> str:
+        """`host` or `nvme`, as the policy names tiers."""
+        return self._tier
+
+    def __len__(self) -> int:
+        """Objects that the workers have, of all shards."""
+        return len(self._copies)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def size(self) -> int:
+        """Sealed bytes that the workers have."""
+        return sum(one.size for one in self._copies.values())
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Each tenant and classification of which something is here."""
+        return list(self._pairs)
+
+    # -- what the workers tell ------------------------------------------------------------------------------------
+
+    def tell(self, events: Iterable[CopyEvent], label: DomainLabel | None) -> None:
+        """What happened to a worker's copies. `label`: whose those are that were stored."""
+        for event in events:
+            if event.step == "stored":
+                self._drop(event.name)
+                self._hidden.discard(event.name)
+                copy = KnownCopy(
+                    event.number,
+                    event.tenant,
+                    event.classification,
+                    event.blocks,
+                    event.size,
+                    event.at_us,
+                    event.due_us,
+                    label if event.cause != "found" else None,
+                )
+                self._copies[event.name] = copy
+                self._domains[_spec(copy)] += 1
+                self._pairs[copy.tenant, copy.classification] += 1
+                heapq.heappush(self._due, (copy.due_us, event.name))
+            elif event.step == "ended":
+                self._drop(event.name)
+                self._hidden.discard(event.name)
+
+    def answered(self, number: int, shard: int, erased: TierErased | None) -> None:
+        """A worker has done what an erasure asked."""
+        erasure = self._erasures.get(self._erasure_jobs.get(number, ""))
+        if erasure is None:
+            return
+        if erased is not None:
+            erasure.waiting -= erasure.told[shard] is None
+            erasure.told[shard] = erased
+
+    def job_is_over(self, number: int) -> None:
+        """Every worker has answered."""
+        self._erasure_jobs.pop(number, None)
+        self._ending.pop(number, None)
+
+    # -- look-up --------------------------------------------------------------------------------------------------
+
+    def may_have(self, spec: DomainSpec) -> bool:
+        """Whether anything of this domain may be found."""
+        return bool(self._domains.get(spec) or self._domains.get(None))
+
+    def longest(
+        self, name_at: Callable[[int], bytes], depth: int, whole: int, step: int, now_us: int
+    ) -> FoundCopies:
+        """Copies that go on from `depth`, as far as `whole`; `name_at(end)` names the one that ends there.
+
+        Objects end where the depth is a multiple of `step`, or sooner.
+        """
+        names: list[bytes] = []
+        while depth < whole:
+            for end in range(min(whole, depth - depth % step + step), depth, -1):
+                name = name_at(end)
+                copy = self._copies.get(name)
+                if copy is None or name in self._hidden or copy.due_us <= now_us:
+                    continue
+                if end - copy.blocks <= depth:
+                    names.append(name)
+                    depth = end
+                    break
+            else:
+                break
+        return FoundCopies(tuple(names), depth)
+
+    def has(self, name: bytes) -> bool:
+        """Whether this object can be found."""
+        return name in self._copies and name not in self._hidden
+
+    def hide(self, names: Iterable[bytes]) -> None:
+        """These are found no more, whatever becomes of them."""
+        self._hidden.update(name for name in names if name in self._copies)
+
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    def next_due_us(self) -> int | None:
+        """When a copy is due next, in boot time."""
+        due = self._due
+        while due and (due[0][1] not in self._copies or self._copies[due[0][1]].due_us != due[0][0]):
+            heapq.heappop(due)
+        return due[0][0] if due else None
+
+    def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
+        """End every copy that may be of the selector; asked again, what has become of it (rule 2)."""
+        known = self._erasures.get(erasure)
+        if known is None:
+            if len(self._erasures) >= _ERASURES_MAX:
+                del self._erasures[next(iter(self._erasures))]
+            known = self._erasures[erasure] = _Erasure(self._shards)
+        state = known.state()
+        if not state.done and erasure not in self._erasure_jobs.values():
+            names = frozenset(name for name, copy in self._copies.items() if _may_be_of(copy, selector))
+            self.hide(names)
+            number = self._send(EraseCopies(0, self._tier, erasure, selector, before_us))
+            self._erasure_jobs[number], self._ending[number] = erasure, names
+        return state
+
+    def objects(self) -> Mapping[bytes, TierEntry]:
+        """What the workers have, less what they were just told to end."""
+        return self._entries(frozenset().union(*self._ending.values()))
+
+    def index(self) -> Mapping[bytes, TierEntry]:
+        """What can be found."""
+        return self._entries(self._hidden)
+
+    def copies(self) -> Sequence[HeldCopy]:
+        """Every copy whose end no worker has told yet."""
+        return [HeldCopy(name, *copy[:-1]) for name, copy in self._copies.items()]
+
+    def _entries(self, without: Collection[bytes]) -> Mapping[bytes, TierEntry]:
+        return {
+            name: TierEntry(copy.tenant, copy.since_us)
+            for name, copy in self._copies.items()
+            if name not in without
+        }
+
+    def destroy(self, keys: Collection[bytes]) -> int:
+        """Have the workers end these; how many they had."""
+        names = tuple(keys)
+        count = sum(name in self._copies for name in names)
+        self.hide(names)
+        if names:
+            self._ending[self._send(DestroyCopies(0, self._tier, names))] = frozenset(names)
+        return count
+
+    def forget(self, keys: Collection[bytes]) -> int:
+        """Find these no more; how many could be found."""
+        known = [name for name in keys if self.has(name)]
+        self.destroy(known)
+        return len(known)
+
+    def _drop(self, name: bytes) -> None:
+        copy = self._copies.pop(name, None)
+        if copy is None:
+            return
+        pair = (copy.tenant, copy.classification)
+        self._domains[_spec(copy)] -= 1
+        self._pairs[pair] -= 1
+        if not self._domains[_spec(copy)]:
+            del self._domains[_spec(copy)]
+        if not self._pairs[pair]:
+            del self._pairs[pair]
+
+
+def _spec(copy: KnownCopy) -> DomainSpec | None:
+    return None if copy.label is None else copy.label.spec
+
+
+def _may_be_of(copy: KnownCopy, selector: Selector) -> bool:
+    """Whether a copy may have what somebody inside the selector wrote; of an unknown domain, by its tenant alone."""
+    if copy.label is not None:
+        return may_hold(selector, copy.label)
+    return selector.tenant is None or selector.tenant == copy.tenant
+
+
+def chain(keys: Sequence[bytes], end: int) -> bytes:
+    """The keys of a chain's first `end` blocks, as workers take them."""
+    return b"".join(keys[:end])

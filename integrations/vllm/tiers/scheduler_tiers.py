@@ -1,0 +1,508 @@
+"""The scheduler's half of tiers: which published blocks leave, which come back for a request, and when each may.
+
+    tiers.published(governed, first, blocks, keys)   # blocks of a request entered the index
+    tiers.released(governed)                         # it gave its blocks back: what is left of its run may leave
+    tiers.restorable(request, governed, depth)       # blocks that a load would bring behind a hit
+    tiers.allocated(governed, table)                 # it has its blocks: the load leaves with this step
+    order = tiers.take_jobs(); tiers.settle()        # with a step's order, and when all of it was told
+    tiers.receive(replies)
+
+1. A block is copied as it is before the step that carries the job writes anything. So a job may only leave with a step
+   behind the one that computes its blocks (`settle`), and one that had to wait for its turn leaves only if none of its
+   blocks has ended meanwhile.
+2. What leaves is of the request's own domain, with the times of its blocks: due when its last use was long enough ago,
+   and no later than their ceiling. What comes back carries both, and so does what is computed from it.
+3. A request that waits for a load holds its blocks. One whose load failed once computes.
+4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier.
+5. A change of policy or keys reaches the workers with the next step; until then nothing of what it ends is looked up
+   that the policy does not permit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
+from kvcustody.audit.coverage.conservation import TierCounts
+from kvcustody.errors import IsolationError, KeyringError
+from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
+from kvcustody.governance.external.block_keys import LazyKeys
+from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.governance.tiers.tier import CopyCounts, Restored
+from kvcustody.governance.tiers.tier_rules import Tables, TierRules
+from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, chain
+from kvcustody.integrations.vllm.tiers.copy_plans import LeavingRun, PlannedLoad, UnsavedRun
+from kvcustody.integrations.vllm.tiers.tier_messages import (
+    CloseCopies,
+    CopyJob,
+    CopyReply,
+    CopyRule,
+    ExpireCopies,
+    ForgetTenant,
+    LoadCopies,
+    NarrowCopies,
+    OpenCopies,
+    Rules,
+    StoreCopy,
+)
+from kvcustody.policies.document.model import Tier
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from kvcustody.allocator.external.residency import ExternalResidency
+    from kvcustody.governance.external.engine_port import EnginePort
+    from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
+
+_NO_KEY = bytes(32)
+_LATER = 0  # the number of a job that has none yet
+_STORES_MAX = 64  # under way at once
+_WAITING_MAX = 4096  # runs that wait for their turn; the oldest are not kept beyond it
+_EXPIRE_PAUSE_US = 250_000
+
+
+class _Loading(NamedTuple):
+    """A load that has left."""
+
+    governed: GovernedRequest
+    residency: ExternalResidency
+    names: tuple[bytes, ...]
+    tier: str
+    blocks: list[int]
+
+
+class TierCount(NamedTuple):
+    """What one tier did since the start, over all workers."""
+
+    tier: str
+    copies: int
+    bytes: int
+    steps: dict[str, int]
+    restored_blocks: int
+    failed_loads: int
+
+
+class SchedulerTiers:
+    """The tiers of one engine. Called on the engine's thread."""
+
+    def __init__(
+        self,
+        tiers: tuple[str, ...],
+        port: EnginePort,
+        shred: ShredKeys,
+        *,
+        object_blocks: int,
+        block_tokens: int,
+        shards: int,
+    ) -> None:
+        self._port = port
+        self._keyring = keyring = port.keyring
+        self._keys = SealKeys(keyring, shred)
+        self._shred = shred
+        self._policy = TierRules(lambda: port.tables, port.authorize)
+        self._step = object_blocks
+        self._block_tokens = block_tokens
+        self._shards = shards
+        self._numbers = 0
+        self._jobs: list[CopyJob] = []
+        self._fresh: list[LeavingRun] = []
+        self._unsettled: list[UnsavedRun] = []  # with blocks that a step may have yet to compute
+        self._waiting: deque[LeavingRun] = deque(maxlen=_WAITING_MAX)
+        self._open: dict[int, set[int]] = {}  # jobs, with the shards that have not answered
+        self._label_of: dict[int, DomainLabel] = {}  # by job, of what it stores
+        self._stores: set[int] = set()
+        self._loads: dict[int, tuple[_Loading, list[tuple[Restored, ...]]]] = {}
+        self._buffers = 0  # for stores, of the worker that has fewest
+        self._layout: dict[str, bytes] = {}
+        self._rules_of: Tables | None = None
+        self._key_changes = keyring.changes
+        self._expire_us = 0
+        self._counts: dict[tuple[str, int], CopyCounts] = {}  # by tier and shard, as they told last
+        self._steps: dict[str, Counter[str]] = {tier: Counter() for tier in tiers}
+        self._restored: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self.directories = {tier: CopyDirectory(tier, shards, self._send) for tier in tiers}
+        for tier in tiers:
+            rules = self._all_rules(tier)
+            self._send(OpenCopies(_LATER, tier, block_tokens, rules))
+
+    # -- what leaves ----------------------------------------------------------------------------------------------
+
+    def published(
+        self, governed: GovernedRequest, first: int, blocks: Sequence[int], keys: Sequence[bytes]
+    ) -> None:
+        """Entries of a request's table from `first` on are in the index under these keys."""
+        residency = governed.residency
+        if residency is None or not residency.publishes or not _is_own(residency):
+            return
+        run = governed.unsaved
+        if run is None or run.end != first:
+            if run is not None:
+                self._cut(governed, run, run.end, self._fresh)
+            parent = governed.request.block_hashes[first - 1] if first else _NO_KEY
+            run = governed.unsaved = UnsavedRun(first, parent)
+        run.blocks.extend(blocks)
+        run.keys.extend(keys)
+        self._unsettled.append(run)
+        boundary = run.end - run.end % self._step
+        if boundary > run.first:
+            self._cut(governed, run, boundary, self._fresh)
+
+    def released(self, governed: GovernedRequest) -> None:
+        """The request ended, or was preempted: what it published was computed by steps that have left.
+
+        Of one that is preempted while a step is scheduled, what that step was to compute never is.
+        """
+        run, governed.unsaved = governed.unsaved, None
+        residency, is_over = governed.residency, governed.request.is_finished()
+        if not is_over:
+            self._fresh = [one for one in self._fresh if one.residency is not residency]
+        if run is None or residency is None:
+            return
+        end = run.end if is_over else min(run.settled, run.end)
+        if end > run.first:
+            self._cut(governed, run, end, self._waiting)
+
+    def _cut(
+        self,
+        governed: GovernedRequest,
+        run: UnsavedRun,
+        end: int,
+        into: list[LeavingRun] | deque[LeavingRun],
+    ) -> None:
+        """The blocks before `end` become runs that leave, one for each object."""
+        residency = governed.residency
+        assert residency is not None
+        pool, domain = self._port.pool, residency.domain
+        due_us = self._port.clock.now_us() + domain.idle_us
+        while run.first < end:
+            count = min(end, run.first - run.first % self._step + self._step) - run.first
+            keys, blocks = run.keys[:count], np.array(run.blocks[:count], dtype=np.int64)
+            if (pool.tag[blocks] == domain.tag).all():
+                into.append(
+                    LeavingRun(
+                        domain,
+                        residency,
+                        b"".join(keys),
+                        run.parent,
+                        run.first,
+                        blocks,
+                        pool.generation[blocks],
+                        int(pool.born_us[blocks].min()),
+                        int(pool.ceiling_us[blocks].min()),
+                        due_us,
+                    )
+                )
+            run.parent = keys[-1]
+            run.first += count
+            del run.keys[:count], run.blocks[:count]
+
+    def take_jobs(self) -> tuple[CopyJob, ...]:
+        """The jobs that leave with the step that is being built (rule 1)."""
+        self._look()
+        waiting = self._waiting
+        while waiting and len(self._stores) + len(self.directories) <= min(self._buffers, _STORES_MAX):
+            self._leave(waiting.popleft())
+        if waiting:
+            self._waiting = deque((run for run in waiting if self._is_intact(run)), maxlen=_WAITING_MAX)
+        jobs, self._jobs = self._jobs, []
+        return tuple(jobs)
+
+    def settle(self) -> None:
+        """Everything that was told so far was computed by steps that have left, or leaves with the one just built."""
+        for unsaved in self._unsettled:
+            unsaved.settled = unsaved.end
+        self._unsettled.clear()
+        fresh, self._fresh = self._fresh, []
+        self._waiting += [run for run in fresh if self._is_intact(run)]
+
+    def _is_intact(self, run: LeavingRun) -> bool:
+        pool = self._port.pool
+        states = pool.state[run.blocks]
+        return bool(
+            (pool.generation[run.blocks] == run.generations).all()
+            and ((states == ACTIVE) | (states == CACHED)).all()
+        )
+
+    def _leave(self, run: LeavingRun) -> None:
+        label, now_us = label_of(run.domain), self._port.clock.now_us()
+        due_us = min(run.ceiling_us, run.due_us)
+        if not (run.domain.is_open and run.domain.cacheable) or due_us <= now_us:
+            return
+        for tier, directory in self.directories.items():
+            rule = self._rule(tier, label.tenant, label.classification)
+            name = self._name(tier, label, run.keys[-len(_NO_KEY) :])
+            if not rule.limit.absolute_us or name is None or directory.has(name):
+                continue
+            job = StoreCopy(
+                _LATER,
+                tier,
+                label,
+                run.keys,
+                run.parent,
+                run.depth,
+                run.born_us,
+                run.ceiling_us,
+                due_us,
+                rule,
+                run.blocks.tolist(),
+            )
+            self._stores.add(self._send(job, label))
+
+    # -- what comes back ------------------------------------------------------------------------------------------
+
+    def restorable(self, request: Request, governed: GovernedRequest, depth: int) -> int:
+        """How many blocks a load would bring from `depth` of the chain on; planned until it is asked again."""
+        governed.planned = None
+        residency, limit = governed.residency, governed.readable_tokens // self._block_tokens
+        if residency is None or governed.skips_tiers or depth >= limit or not _is_own(residency):
+            return 0
+        label = label_of(residency.domain)
+        spec = label.spec
+        if spec is None or not (residency.domain.is_open and residency.domain.cacheable):
+            return 0
+        if not any(directory.may_have(spec) for directory in self.directories.values()):
+            return 0
+        keys = request.block_hashes
+        if type(keys) is LazyKeys:
+            keys = request.block_hashes = keys.complete()
+        best: PlannedLoad | None = None
+        now_us = self._port.clock.now_us()
+        for tier, directory in self.directories.items():
+            rule = self._rule(tier, label.tenant, label.classification)
+            if not directory.may_have(spec) or not rule.limit.absolute_us:
+                continue
+            try:
+                name_at = self._names(tier, label, keys)
+            except KeyringError:  # the epoch was destroyed
+                return 0
+            found = directory.longest(name_at, depth, len(keys), self._step, now_us)
+            until = min(found.end, limit)
+            if until > (depth if best is None else best.until):
+                best = PlannedLoad(tier, found.names, depth, until, found.end)
+        governed.planned = best
+        return 0 if best is None else best.until - depth
+
+    def allocated(self, governed: GovernedRequest, table: Sequence[int]) -> None:
+        """The request has blocks for what was planned: its load leaves with this step."""
+        planned, governed.planned = governed.planned, None
+        residency = governed.residency
+        if planned is None or residency is None:
+            raise IsolationError(f"`{governed.request_id}` was given blocks for a load that nobody planned")
+        blocks = list(table[planned.depth : planned.until])
+        keys = chain(governed.request.block_hashes, planned.end)
+        label = label_of(residency.domain)
+        job = LoadCopies(_LATER, planned.tier, governed.request_id, label, keys, planned.depth, blocks)
+        number = self._send(job)
+        governed.restored_blocks = len(blocks)
+        self._loads[number] = (_Loading(governed, residency, planned.names, planned.tier, blocks), [])
+
+    def is_loading(self, governed: GovernedRequest) -> bool:
+        """Whether workers may still write into the request's blocks."""
+        return any(loading.governed is governed for loading, _ in self._loads.values())
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    def receive(self, replies: Sequence[CopyReply]) -> None:
+        """What workers did."""
+        for reply in replies:
+            directory = self.directories[reply.tier]
+            events = self._numbered(reply)
+            directory.tell(events, self._label_of.get(reply.number))
+            for event in events:
+                self._steps[reply.tier][f"{event.step} {event.cause}".strip()] += 1
+            self._record(reply.tier, events)
+            if reply.counts is not None:
+                self._counts[reply.tier, reply.shard] = reply.counts
+            directory.answered(reply.number, reply.shard, reply.erased)
+            if reply.opened is not None:
+                layout, buffers = reply.opened
+                self._layout[reply.tier] = layout
+                self._buffers = min(self._buffers or buffers, buffers)
+            if reply.number in self._loads:
+                self._loads[reply.number][1].append(reply.restored)
+            self._answered(reply, directory)
+
+    def _answered(self, reply: CopyReply, directory: CopyDirectory) -> None:
+        open_shards = self._open.get(reply.number)
+        if open_shards is None:
+            return
+        open_shards.discard(reply.shard)
+        if open_shards:
+            return
+        del self._open[reply.number]
+        self._label_of.pop(reply.number, None)
+        self._stores.discard(reply.number)
+        directory.job_is_over(reply.number)
+        loading = self._loads.pop(reply.number, None)
+        if loading is not None:
+            self._loaded(*loading)
+
+    def _loaded(self, loading: _Loading, by_shard: list[tuple[Restored, ...]]) -> None:
+        """All shards have answered: what came is as old as its copies, and a request whose load failed computes."""
+        governed, residency = loading.governed, loading.residency
+        come = min(sum(one.blocks for one in restored) for restored in by_shard)
+        self._restored[loading.tier] += come
+        if come < len(loading.blocks):
+            self._failed[loading.tier] += 1
+            governed.skips_tiers = True
+            governed.restored_blocks = come
+            self.directories[loading.tier].hide(loading.names)
+        if governed.residency is residency:
+            self._port.restored(
+                residency,
+                loading.blocks[:come],
+                min((one.born_us for restored in by_shard for one in restored), default=0),
+                min((one.ceiling_us for restored in by_shard for one in restored), default=0),
+            )
+
+    def _numbered(self, reply: CopyReply) -> list[CopyEvent]:
+        """A reply's events; numbers are each shard's own, so that of the shard goes into them."""
+        return [
+            event._replace(number=event.number * self._shards + reply.shard if event.number else 0)
+            for event in reply.events
+        ]
+
+    def _record(self, tier: str, events: list[CopyEvent]) -> None:
+        if events:
+            which = Tier(tier)
+            within = lambda *whose: self._policy.limit(which, *whose).within_us  # noqa: E731 - of two texts
+            self._port.record_copies(copy_leaves(tier, events, within))
+
+    def tier_counts(self) -> tuple[TierCounts, ...]:
+        """The workers' own counters by tier, all shards together, for conservation."""
+        found = []
+        for tier in self.directories:
+            counts = [one for (name, _), one in self._counts.items() if name == tier]
+            sums = [sum(values) for values in zip(*counts, strict=True)] or [0] * len(CopyCounts._fields)
+            found.append(TierCounts(tier, *sums[:-1]))
+        return tuple(found)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """A tenant that nobody listed has left: what it had in tiers ends."""
+        for tier in self.directories:
+            self._send(ForgetTenant(_LATER, tier, tenant))
+
+    # -- time, policy, keys ---------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """What has changed since the last step."""
+        if self._have_rules_changed:
+            self._key_changes = self._keyring.changes
+            self._rules_of = self._port.tables
+            for tier, directory in self.directories.items():
+                rules = self._all_rules(tier)
+                rules |= {pair: self._rule(tier, *pair) for pair in directory.pairs}
+                self._send(NarrowCopies(_LATER, tier, rules))
+        now_us = self._port.clock.now_us()
+        if now_us < self._expire_us:
+            return
+        for tier, directory in self.directories.items():
+            due_us = directory.next_due_us()
+            if due_us is not None and due_us <= now_us:
+                self._expire_us = now_us + _EXPIRE_PAUSE_US
+                self._send(ExpireCopies(_LATER, tier))
+
+    @property
+    def _have_rules_changed(self) -> bool:
+        return self._port.tables != self._rules_of or self._keyring.changes != self._key_changes
+
+    @property
+    def has_work(self) -> bool:
+        """A step would carry something, or fetch an answer."""
+        if self._jobs or self._open or self._fresh or self._waiting:
+            return True
+        if self._have_rules_changed:
+            return True
+        due_us = self.next_due_us()
+        return due_us is not None and due_us <= self._port.clock.now_us()
+
+    def next_due_us(self) -> int | None:
+        """When a copy is due next, or is to be asked for again."""
+        dues = [directory.next_due_us() for directory in self.directories.values()]
+        due_us = min((due for due in dues if due is not None), default=None)
+        return None if due_us is None else max(due_us, self._expire_us)
+
+    def counts(self) -> list[TierCount]:
+        """What each tier did and has."""
+        return [
+            TierCount(
+                tier,
+                len(directory),
+                directory.size,
+                dict(self._steps[tier]),
+                self._restored[tier],
+                self._failed[tier],
+            )
+            for tier, directory in self.directories.items()
+        ]
+
+    def closing_jobs(self) -> tuple[CopyJob, ...]:
+        """The last jobs of the workers."""
+        self._jobs = []
+        for tier in self.directories:
+            self._send(CloseCopies(_LATER, tier))
+        jobs, self._jobs = self._jobs, []
+        return tuple(jobs)
+
+    def close(self) -> None:
+        """Forget the keys."""
+        self._keys.close()
+        self._shred.close()
+
+    # -- rules ----------------------------------------------------------------------------------------------------
+
+    def _rule(self, tier: str, tenant: str, classification: str) -> CopyRule:
+        """What the active revision lets a tenant's blocks do in a tier; the permit is on record by then."""
+        limit = self._policy.limit(Tier(tier), tenant, classification)
+        return CopyRule(limit, self._policy.share(tenant))
+
+    def _all_rules(self, tier: str) -> Rules:
+        """Of every tenant that the policy names."""
+        return {
+            (tenant, name): self._rule(tier, tenant, name)
+            for tenant in self._policy.tenants
+            for name in self._port.table.policy.classifications
+        }
+
+    # -- names and jobs -------------------------------------------------------------------------------------------
+
+    def _name(self, tier: str, label: DomainLabel, last: bytes) -> bytes | None:
+        layout = self._layout.get(tier)
+        if layout is None or label.spec is None:
+            return None
+        try:
+            return self._keys.name(label.spec, last, shard=0, layout=layout)
+        except KeyringError:
+            return None
+
+    def _names(self, tier: str, label: DomainLabel, keys: Sequence[bytes]) -> Callable[[int], bytes]:
+        layout, spec, naming = self._layout[tier], label.spec, self._keys.name
+        assert spec is not None
+
+        def name_at(end: int) -> bytes:
+            return naming(spec, keys[end - 1], shard=0, layout=layout)
+
+        return name_at
+
+    def _send(self, job: CopyJob, label: DomainLabel | None = None) -> int:
+        """Have every worker do a job, which is given a number; returns it. `label`: whose copies it makes."""
+        self._numbers += 1
+        number = self._numbers
+        self._jobs.append(job._replace(number=number))
+        self._open[number] = set(range(self._shards))
+        if label is not None:
+            self._label_of[number] = label
+        return number
+
+
+def _is_own(residency: ExternalResidency) -> bool:
+    """Its blocks are of its own domain alone: no grant, no segment."""
+    return residency.reads_own_alone and not residency.segment_blocks and not residency.granted_blocks

@@ -1,0 +1,150 @@
+"""What travels between the scheduler's side and the workers about copies: jobs there, replies back.
+
+1. A job says whose blocks they are, under which keys they are found, and what they may live. No key that opens
+   anything travels, no token, and no content: a worker has its own access to the keyring.
+2. A worker does the jobs of one tier in their order, so that an end that was ordered later reaches what was stored
+   before it.
+3. Every job is answered once by every worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.erasure.tier_protocol import TierErased
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.tier import CopyCounts, CopyLimit, Restored, TierShare
+
+
+class CopyRule(NamedTuple):
+    """What the policy lets a tenant's blocks of one classification do in a tier, and the tenant's part of it."""
+
+    limit: CopyLimit
+    share: TierShare
+
+
+Rules: TypeAlias = dict[tuple[str, str], CopyRule]
+"""By tenant and classification."""
+
+
+class OpenCopies(NamedTuple):
+    """The first job of a tier: what may be in it, and how many tokens a block has."""
+
+    number: int
+    tier: str
+    block_tokens: int
+    rules: Rules
+
+
+class NarrowCopies(NamedTuple):
+    """Policy or keys have changed: these are the rules now, and what they do not let be ends."""
+
+    number: int
+    tier: str
+    rules: Rules
+
+
+class StoreCopy(NamedTuple):
+    """Seal these blocks, as they are before anything of this step is written. `keys` and `parent` as `PublishedRun`."""
+
+    number: int
+    tier: str
+    label: DomainLabel
+    keys: bytes
+    parent: bytes
+    depth: int
+    born_us: int
+    ceiling_us: int
+    due_us: int
+    rule: CopyRule
+    blocks: list[int]
+
+
+class LoadCopies(NamedTuple):
+    """Fill these blocks of a request that waits, from `depth` of the chain on. `keys`: of the chain, from its first."""
+
+    number: int
+    tier: str
+    request_id: str
+    label: DomainLabel
+    keys: bytes
+    depth: int
+    blocks: list[int]
+
+
+class EraseCopies(NamedTuple):
+    """End what an erasure covers."""
+
+    number: int
+    tier: str
+    erasure: str
+    selector: Selector
+    before_us: int
+
+
+class DestroyCopies(NamedTuple):
+    """End these objects, known or not."""
+
+    number: int
+    tier: str
+    names: tuple[bytes, ...]
+
+
+class ForgetTenant(NamedTuple):
+    """A tenant that the policy does not name has left: what it has here ends."""
+
+    number: int
+    tier: str
+    tenant: str
+
+
+class ExpireCopies(NamedTuple):
+    """End what is due; a worker does so by itself too, this says when it has."""
+
+    number: int
+    tier: str
+
+
+class CloseCopies(NamedTuple):
+    """The last job: end what does not outlive the process, and let the store go."""
+
+    number: int
+    tier: str
+
+
+CopyJob: TypeAlias = (
+    OpenCopies
+    | NarrowCopies
+    | StoreCopy
+    | LoadCopies
+    | EraseCopies
+    | DestroyCopies
+    | ForgetTenant
+    | ExpireCopies
+    | CloseCopies
+)
+
+
+class CopyReply(NamedTuple):
+    """One worker's answer to a job, with everything that happened to its copies until then.
+
+    `number` 0: nobody asked. `opened`: to the first job, (layout, buffers for stores). `restored`: to a load, less than
+    was asked where it failed. `counts`: the worker's own, behind these events.
+    """
+
+    number: int
+    tier: str
+    shard: int
+    events: tuple[CopyEvent, ...] = ()
+    restored: tuple[Restored, ...] = ()
+    erased: TierErased | None = None
+    opened: tuple[bytes, int] | None = None
+    counts: CopyCounts | None = None
+
+
+def received(label: DomainLabel) -> DomainLabel:
+    """A label that came from another process: hashes of its spec are made anew, for each process has its own."""
+    return label if label.spec is None else replace(label, spec=replace(label.spec))

@@ -1,0 +1,422 @@
+"""The worker's half of tiers: it seals its own shard of what leaves, and opens what comes back.
+
+    tiers.begin(order)            # before anything of a step is written: what is to be stored is copied aside
+    tiers.go_on()                 # after its scrubs: the other jobs
+    tiers.finished_loads(), tiers.failed_blocks(), tiers.replies()
+
+1. A step waits for copies into locked buffers alone. Sealing, opening and stores are done on a thread for each tier,
+   in the order of the jobs.
+2. What was copied aside is zeroed when its job is over, whatever happened.
+3. A load that fails fills nothing of what it could not open; its blocks are told as failed, and vLLM computes them.
+4. Keys come from this process's own access to the keyring, which is read again when its file has changed.
+5. What is due ends by the thread's own clock, also when no step comes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import ExitStack
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+import structlog
+
+from kvcustody.allocator.pool.tensor_memory import TensorMemory
+from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError, KeyringError
+from kvcustody.governance.erasure.tier_protocol import TierErased
+from kvcustody.governance.keys import core_dumps
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names
+from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.governance.tiers.staging import Staging
+from kvcustody.governance.tiers.stores.file_store import FileStore
+from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
+from kvcustody.governance.tiers.stores.host_arena import HostArena
+from kvcustody.governance.tiers.stores.store_protocol import TierStore
+from kvcustody.governance.tiers.tier import (
+    CopyLimit,
+    PublishedRun,
+    Restored,
+    SealedTier,
+    TierShare,
+    TierTerms,
+)
+from kvcustody.governance.tiers.tier_rules import NOT_HERE
+from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
+from kvcustody.integrations.vllm.tiers.tier_messages import (
+    CloseCopies,
+    CopyJob,
+    CopyReply,
+    CopyRule,
+    DestroyCopies,
+    EraseCopies,
+    ExpireCopies,
+    ForgetTenant,
+    LoadCopies,
+    NarrowCopies,
+    OpenCopies,
+    Rules,
+    StoreCopy,
+    received,
+)
+
+_LOOK_SECONDS = 0.25  # between looks at what is due
+_END_SECONDS = 10.0  # that a thread may take to end
+_RULES_MAX = 65_536  # beyond it, those of who does not ask are forgotten until it asks again
+_NO_SHARE = TierShare(0.0, 0.0)
+_log = structlog.get_logger(__name__)
+
+
+class WorkerKeys(NamedTuple):
+    """A worker's access to secrets: its keyring, the file of that, and the shred keys."""
+
+    keyring: Keyring
+    path: Path
+    shred: ShredKeys
+
+
+def open_worker_keys(settings: Settings, plan: TierPlan, clock: Clock) -> WorkerKeys:
+    """Open what the settings name. Raises a `CustodyError` that says what cannot be opened."""
+    core_dumps.disable_core_dumps(strict=settings.strict)
+    try:
+        port = open_root_key(settings)
+    except KeyringError:  # another worker of the first start made the file between our look and our writing
+        port = open_root_key(settings)
+    path = settings.keyring_path
+    shred = ShredKeys.open(plan.shred_keys, port, clock)
+    return WorkerKeys(Keyring(FileKeyStore(path), port, clock), path, shred)
+
+
+class WorkerTiers:
+    """The tiers of one worker. Called on the worker's own thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        plan: TierPlan,
+        memory: TensorMemory,
+        *,
+        shard: int,
+        shards: int,
+        software: str,
+        clock: Clock,
+        stack: ExitStack,
+    ) -> None:
+        """Raises a `CustodyError` that names the setting of what cannot be had. `stack` is closed with the tiers."""
+        self._blocks = BlockBytes(memory)
+        self._shard = shard
+        self._stack = stack
+        self._results: deque[CopyReply] = deque()
+        self._later: list[CopyJob] = []
+        self._loading: dict[int, LoadCopies] = {}
+        self._finished: set[str] = set()
+        self._failed: set[int] = set()
+        self._ready: list[CopyReply] = []
+        size = plan.object_blocks * self._blocks.block_bytes
+        tiers = tier_names(settings)
+        self.buffers = max(plan.staging_buffers, len(tiers))
+        try:
+            self.staging = Staging(self.buffers, size)
+        except ConfigError as error:
+            raise ConfigError(
+                f"settings `tier_staging_buffers`, `tier_object_blocks`: {error.message}"
+            ) from None
+        keys = open_worker_keys(settings, plan, clock)
+        terms = TierTerms(
+            layout=self._blocks.layout(software),
+            block_bytes=self._blocks.block_bytes,
+            block_tokens=0,  # the scheduler says it
+            limit=lambda *_: NOT_HERE,
+            object_blocks=plan.object_blocks,
+            shard=shard,
+            shards=shards,
+        )
+        self.threads: dict[str, TierThread] = {}
+        for tier in tiers:
+            store = _open_store(tier, plan, shard, clock)
+            self.threads[tier] = TierThread(tier, store, keys, terms, self._blocks, clock, self._results)
+        _log.info(
+            "tiers opened", shard=shard, tiers=list(self.threads), buffers=self.buffers, object_bytes=size
+        )
+
+    def begin(self, jobs: tuple[CopyJob, ...]) -> None:
+        """Copy aside what is to be stored, before this step's first write; the rest waits for `go_on`."""
+        for job in jobs:
+            if isinstance(job, StoreCopy):
+                held = ExitStack()
+                plain = held.enter_context(self.staging.take(len(job.blocks) * self._blocks.block_bytes))
+                if plain is not None:
+                    self._blocks.read(job.blocks, plain)
+                self.threads[job.tier].put(job, plain, held)
+            else:
+                self._later.append(job)
+
+    def go_on(self) -> None:
+        """The scrubs of the step are done, or ordered ahead of what follows."""
+        later, self._later = self._later, []
+        for job in later:
+            if isinstance(job, LoadCopies):
+                self._loading[job.number] = job
+            if isinstance(job, OpenCopies):
+                self.threads[job.tier].buffers = self.buffers
+            self.threads[job.tier].put(job)
+            if isinstance(job, CloseCopies):
+                self.threads[job.tier].join()
+
+    def finished_loads(self) -> set[str]:
+        """Requests whose load is over, however it went, since the last call."""
+        self._collect()
+        finished, self._finished = self._finished, set()
+        return finished
+
+    def failed_blocks(self) -> set[int]:
+        """Blocks that a load could not fill, since the last call."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def replies(self) -> list[CopyReply]:
+        """What was done since the last call."""
+        self._collect()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def close(self) -> None:
+        """End what does not outlive the process, zero every buffer, and forget the keys; twice changes nothing."""
+        for thread in self.threads.values():
+            thread.put(CloseCopies(0, thread.name))
+        for thread in self.threads.values():
+            thread.join()
+        self.staging.close()
+        self._stack.close()
+
+    def _collect(self) -> None:
+        while self._results:
+            reply = self._results.popleft()
+            job = self._loading.pop(reply.number, None)
+            if job is not None:
+                come = sum(one.blocks for one in reply.restored)
+                self._failed.update(job.blocks[come:])
+                self._finished.add(job.request_id)
+            self._ready.append(reply)
+
+
+class TierThread:
+    """One tier of one worker, and the thread that alone uses it."""
+
+    def __init__(
+        self,
+        name: str,
+        store: TierStore,
+        keys: WorkerKeys,
+        terms: TierTerms,
+        blocks: BlockBytes,
+        clock: Clock,
+        results: deque[CopyReply],
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.terms = terms
+        self.buffers = 0  # for stores, as the first job's answer says
+        self.tier: SealedTier | None = None
+        self.staging = Staging(1, terms.object_blocks * terms.block_bytes)
+        self._keys = keys
+        self._seal_keys = SealKeys(keys.keyring, keys.shred)
+        self._blocks = blocks
+        self._clock = clock
+        self._results = results
+        self._rules: Rules = {}
+        self._shares: dict[str, TierShare] = {}
+        self._seen: tuple[int, int, int] | None = None  # of the keyring's file
+        self._jobs: SimpleQueue[tuple[CopyJob, memoryview | None, ExitStack | None]] = SimpleQueue()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name=f"kvcustody-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, job: CopyJob, plain: memoryview | None = None, held: ExitStack | None = None) -> None:
+        """Do this behind what was put before. `plain`: what is to be stored; `held` gives its buffer back."""
+        self._jobs.put((job, plain, held))
+
+    def join(self) -> None:
+        """Wait for the end that was put; not for ever."""
+        self._thread.join(_END_SECONDS)
+
+    def _run(self) -> None:
+        while not self._is_over:
+            try:
+                job, plain, held = self._jobs.get(timeout=_LOOK_SECONDS)
+            except Empty:
+                self._look()
+                continue
+            try:
+                reply = self._do(job, plain)
+            except Exception as error:  # whatever it was: it is a miss, and the engine goes on
+                _log.error("copy job failed", tier=self.name, job=type(job).__name__, error=repr(error))
+                reply = self._reply(job.number)
+            finally:
+                if held is not None:
+                    held.close()
+            self._results.append(reply)
+            self._look()
+
+    def _look(self) -> None:
+        """End what is due, once in a while (rule 5)."""
+        if self.tier is None or not self.tier.is_due(self._clock.now_us()):
+            return
+        try:
+            self.tier.expire()
+        except Exception as error:
+            _log.error("copies not ended", tier=self.name, error=repr(error))
+        events = tuple(self.tier.take_events())
+        if events:
+            self._results.append(CopyReply(0, self.name, self.terms.shard, events, counts=self.tier.counts))
+
+    def _do(self, job: CopyJob, plain: memoryview | None) -> CopyReply:
+        self._look_at_keys()
+        tier = self.tier
+        if isinstance(job, OpenCopies):
+            self._open(job)
+            return self._reply(job.number, opened=(self.terms.layout, self.buffers))
+        if isinstance(job, CloseCopies):
+            return self._close(job)
+        if tier is None:
+            return self._reply(job.number)
+        restored: tuple[Restored, ...] = ()
+        erased: TierErased | None = None
+        match job:
+            case StoreCopy():
+                self._store(tier, job, plain)
+            case LoadCopies():
+                restored = self._load(tier, job)
+            case EraseCopies():
+                erased = self._erase(tier, job)
+            case DestroyCopies():
+                tier.destroy(job.names)
+            case ForgetTenant():
+                tier.end_tenant(job.tenant)
+            case NarrowCopies():
+                self._rule(job.rules)
+                tier.narrow()
+            case ExpireCopies():
+                tier.expire()
+        return self._reply(job.number, restored=restored, erased=erased)
+
+    def _reply(
+        self,
+        number: int,
+        *,
+        restored: tuple[Restored, ...] = (),
+        erased: TierErased | None = None,
+        opened: tuple[bytes, int] | None = None,
+    ) -> CopyReply:
+        tier, shard = self.tier, self.terms.shard
+        if tier is None:
+            return CopyReply(number, self.name, shard, (), restored, erased, opened)
+        events = tuple(tier.take_events())
+        return CopyReply(number, self.name, shard, events, restored, erased, opened, tier.counts)
+
+    def _open(self, job: OpenCopies) -> None:
+        self._rule(job.rules)
+        tenants = tuple(sorted({tenant for tenant, _ in job.rules}))
+        self.terms = self.terms._replace(
+            block_tokens=job.block_tokens, limit=self._limit, share=self._share, tenants=tenants
+        )
+        self.tier = SealedTier(
+            self.store, self._seal_keys, self._keys.shred, self.staging, self._clock, self.terms
+        )
+
+    def _limit(self, tenant: str, classification: str) -> CopyLimit:
+        rule = self._rules.get((tenant, classification))
+        return NOT_HERE if rule is None else rule.limit
+
+    def _share(self, tenant: str) -> TierShare:
+        return self._shares.get(tenant, _NO_SHARE)
+
+    def _rule(self, rules: Rules) -> None:
+        self._rules, self._shares = {}, {}
+        for whose, rule in rules.items():
+            self._learn(whose, rule)
+
+    def _learn(self, whose: tuple[str, str], rule: CopyRule) -> None:
+        if len(self._rules) >= _RULES_MAX:
+            self._rules.clear()
+            self._shares.clear()
+        self._rules[whose] = rule
+        self._shares[whose[0]] = rule.share
+
+    def _store(self, tier: SealedTier, job: StoreCopy, plain: memoryview | None) -> None:
+        if plain is None:  # no buffer was free: it is not kept
+            return
+        label, size = received(job.label), self._blocks.block_bytes
+        self._learn((label.tenant, label.classification), job.rule)
+        run = PublishedRun(label, job.keys, job.parent, job.depth, job.born_us, job.ceiling_us, job.due_us)
+
+        def read(first: int, count: int, into: memoryview) -> None:
+            into[:] = plain[first * size : (first + count) * size]
+
+        tier.store(run, read)
+
+    def _load(self, tier: SealedTier, job: LoadCopies) -> tuple[Restored, ...]:
+        label, size, wanted = received(job.label), self._blocks.block_bytes, len(job.blocks)
+
+        def write(depth: int, count: int, skip: int, data: memoryview) -> None:
+            first = depth - job.depth
+            targets = job.blocks[first : first + count]
+            self._blocks.write(targets, data[skip * size : (skip + len(targets)) * size])
+
+        found = tier.lookup(label, job.keys, job.depth)
+        come, count = [], 0
+        for one in tier.load(label, job.keys, job.depth, found, write):
+            come.append(one._replace(blocks=min(one.blocks, wanted - count)))
+            count += one.blocks
+            if count >= wanted:
+                break
+        return tuple(come)
+
+    def _erase(self, tier: SealedTier, job: EraseCopies) -> TierErased:
+        try:
+            return tier.erase(job.erasure, job.selector, job.before_us)
+        except KeyringError:  # another shard destroyed the key between our look and our own end of it
+            return tier.erase(job.erasure, job.selector, job.before_us)
+
+    def _close(self, job: CloseCopies) -> CopyReply:
+        self._is_over = True
+        if self.tier is not None:
+            self.tier.close()
+        else:
+            self.store.close()
+        self._seal_keys.close()
+        self.staging.close()
+        return self._reply(job.number)
+
+    def _look_at_keys(self) -> None:
+        """Read the keyring again where another process has changed it (rule 4)."""
+        try:
+            status = self._keys.path.stat()
+        except OSError:
+            seen = None
+        else:
+            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if seen != self._seen:
+            self._seen = seen
+            self._keys.keyring.refresh()
+
+
+def _open_store(tier: str, plan: TierPlan, shard: int, clock: Clock) -> TierStore:
+    """The place of one tier of one shard. Raises `ConfigError` that names the setting."""
+    if tier == "host":
+        return HostArena(plan.host_bytes)
+    folder = plan.nvme_path
+    assert folder is not None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"setting `nvme_tier_path`: `{folder}` cannot be made ({error.strerror})") from None
+    store = FileStore(folder / f"shard-{shard}", plan.nvme_bytes)
+    return GuardedStore(store, seconds=plan.timeout_seconds, clock=clock)

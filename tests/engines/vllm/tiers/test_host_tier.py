@@ -1,0 +1,244 @@
+"""Copies of a governed engine in host memory: who gets them back, what the answers are, and when they end."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any
+
+import pytest
+from local_engine import BLOCK, LocalEngine
+from tier_engines import PREFIX, displace, prompt, tier, until
+
+TENANTS = ("alpha", "beta", "gamma")
+
+
+def test_own_prompts_come_back_from_the_tier_and_foreign_ones_never(tiered: LocalEngine, plain: LocalEngine):
+    before = tier(tiered)
+    mine = prompt(1)
+    expected = plain.ask(mine, tenant="alpha", max_tokens=24).tokens
+    first = tiered.ask(mine, tenant="alpha", max_tokens=24)
+    assert (first.cached_tokens, first.tokens) == (0, expected)
+    displace(tiered)
+    again = tiered.ask(mine, tenant="alpha", max_tokens=24)
+    assert (again.cached_tokens, again.tokens) == (PREFIX * BLOCK, expected)
+    assert tier(tiered)["restored_blocks"] - before["restored_blocks"] == PREFIX
+    displace(tiered)
+    for whose in ({"tenant": "beta"}, {"tenant": "alpha", "subject": "other"}):
+        foreign = tiered.ask(mine, max_tokens=24, **whose)
+        assert (foreign.cached_tokens, foreign.tokens) == (0, expected)
+    assert tier(tiered)["restored_blocks"] - before["restored_blocks"] == PREFIX
+    assert tiered.governance("check") == []
+    assert tiered.governance("scan") == []
+
+
+def test_a_part_comes_from_the_device_and_the_rest_from_the_tier(tiered: LocalEngine, plain: LocalEngine):
+    mine = prompt(2)
+    longer = [*mine[:-1], *prompt(3, 2)]
+    tiered.ask(mine, tenant="delta")
+    displace(tiered)
+    tiered.ask(mine[: 4 * BLOCK + 1], tenant="delta")  # its beginning is on the device again
+    before = tier(tiered)["restored_blocks"]
+    answer = tiered.ask(longer, tenant="delta", max_tokens=12)
+    assert answer.cached_tokens == PREFIX * BLOCK
+    assert tier(tiered)["restored_blocks"] - before == PREFIX - 4
+    assert answer.tokens == plain.ask(longer, tenant="delta", max_tokens=12).tokens
+
+
+def test_logits_are_the_same_bits_after_a_restore(tiered: LocalEngine):
+    mine = prompt(4)
+    tiered.ask(mine, tenant="epsilon")
+    on_device = likelihoods(tiered, mine, "epsilon")
+    displace(tiered)
+    before = tier(tiered)["restored_blocks"]
+    restored = likelihoods(tiered, mine, "epsilon")
+    assert tier(tiered)["restored_blocks"] - before == PREFIX
+    assert restored == on_device
+    displace(tiered)
+    other = likelihoods(tiered, [*mine[:-1], 18], "epsilon")
+    assert other != on_device, "control: logits tell prompts apart"
+
+
+def likelihoods(engine: LocalEngine, tokens: list[int], tenant: str) -> list[dict[int, float]]:
+    """The likeliest tokens at each place of an answer, with their log-likelihood."""
+    request_id = engine.submit(tokens, tenant=tenant, max_tokens=6, logprobs=8)
+    found: list[dict[int, float]] = []
+    while engine.engine.has_unfinished_requests():
+        for output in engine.engine.step():
+            if output.finished and output.request_id == request_id:
+                places: Any = output.outputs[0].logprobs
+                found = [{token: one.logprob for token, one in place.items()} for place in places]
+    assert len(found) == 6
+    return found
+
+
+@pytest.mark.parametrize(
+    "requests", [pytest.param(90, id="90"), pytest.param(500, id="500", marks=pytest.mark.soak)]
+)
+def test_every_answer_is_that_of_the_plain_engine(tiered: LocalEngine, plain: LocalEngine, requests: int):
+    """Shared beginnings, several tenants, chunks, batches, and more work than the pool holds."""
+    random = Random(requests)
+    heads = [prompt(50 + number, random.choice((3, 6, 9))) for number in range(10)]
+    before, wrong, expected = tier(tiered), [], dict[tuple[int, ...], list[int]]()
+    for _ in range(requests // 6):
+        asked = {}
+        for _ in range(6):
+            tokens = [
+                *random.choice(heads)[:-1],
+                *prompt(random.randrange(400, 410), random.choice((0, 1, 2))),
+            ]
+            asked[tiered.submit(tokens, tenant=random.choice(TENANTS), max_tokens=12)] = tokens
+        for request_id, answer in tiered.finish().items():
+            tokens = tuple(asked[request_id])
+            if tokens not in expected:
+                expected[tokens] = plain.ask(list(tokens), max_tokens=12).tokens
+            if answer.tokens != expected[tokens]:
+                wrong.append((request_id, answer))
+    after = tier(tiered)
+    print(before, after)
+    assert wrong == []
+    assert after["restored_blocks"] - before["restored_blocks"] > requests // 2
+    assert after["failed_loads"] == before["failed_loads"]
+    assert tiered.governance("check") == []
+    assert tiered.governance("scan") == []
+
+
+def test_erasing_a_subject_ends_its_copies_at_once_and_nobody_elses(tiered: LocalEngine):
+    mine = prompt(5)
+    for subject in ("one", "two"):
+        tiered.ask(mine, tenant="zeta", subject=subject)
+    displace(tiered)
+    before = tier(tiered)["steps"]
+    erased = tiered.governance("erase", "zeta", "one", None)
+    for subject, hits in (("one", 0), ("two", PREFIX * BLOCK)):
+        assert tiered.ask(mine, tenant="zeta", subject=subject).cached_tokens == hits, (subject, erased)
+    after = tier(tiered)["steps"]
+    ended = after["ended erased"] - before.get("ended erased", 0)
+    assert ended == -(-PREFIX // 4)
+    assert after["destroyed key-destroyed"] - before.get("destroyed key-destroyed", 0) == ended
+    assert after["destroyed zeroed"] - before.get("destroyed zeroed", 0) >= ended
+
+
+def test_erasing_a_subject_while_its_load_is_in_flight(tiered: LocalEngine):
+    mine = prompt(6)
+    tiered.ask(mine, tenant="eta", subject="one")
+    displace(tiered)
+    tiered.rpc("tier_fault", "host", "slow", 0.3)
+    try:
+        request_id = tiered.submit(mine, tenant="eta", subject="one", max_tokens=40)
+        time.sleep(0.1)
+        tiered.governance("erase", "eta", "one", None)
+        answer = tiered.finish()[request_id]
+    finally:
+        tiered.rpc("tier_fault", "host", "none")
+    assert answer.reason == "abort"
+    assert tiered.governance("scan") == [], "its blocks are its own until the load is over"
+    assert tiered.ask(mine, tenant="eta", subject="one").cached_tokens == 0
+    assert until(lambda: not any(tiered.probe("pool")["refs"][1:]))
+    assert until(lambda: tiered.free_residue() == 0)
+    assert tiered.governance("check") == []
+    assert tiered.governance("scan") == []
+
+
+def test_an_abort_while_its_load_is_in_flight(tiered: LocalEngine, plain: LocalEngine):
+    mine = prompt(7)
+    tiered.ask(mine, tenant="theta")
+    displace(tiered)
+    tiered.rpc("tier_fault", "host", "slow", 0.2)
+    try:
+        request_id = tiered.submit(mine, tenant="theta", max_tokens=40)
+        time.sleep(0.1)
+        tiered.abort(request_id)
+        tiered.finish()
+    finally:
+        tiered.rpc("tier_fault", "host", "none")
+    assert until(lambda: not any(tiered.probe("pool")["refs"][1:]))
+    assert until(lambda: tiered.free_residue() == 0)
+    answer = tiered.ask(mine, tenant="theta", max_tokens=12)
+    assert answer.cached_tokens == PREFIX * BLOCK
+    assert answer.tokens == plain.ask(mine, max_tokens=12).tokens
+    assert tiered.governance("check") == []
+
+
+@pytest.mark.parametrize("fault", ["loads fail", "lies"])
+def test_a_store_that_fails_or_lies_is_a_miss(tiered: LocalEngine, plain: LocalEngine, fault: str):
+    seed = 8 + len(fault)
+    mine = prompt(seed)
+    expected = plain.ask(mine, max_tokens=24).tokens
+    tiered.ask(mine, tenant="iota", max_tokens=24)
+    displace(tiered)
+    before = tier(tiered)
+    changed = tiered.rpc("tier_fault", "host", fault)
+    try:
+        answer = tiered.ask(mine, tenant="iota", max_tokens=24)
+    finally:
+        tiered.rpc("tier_fault", "host", "none")
+    after = tier(tiered)
+    assert (answer.cached_tokens, answer.tokens, answer.reason) == (0, expected, "length")
+    assert after["failed_loads"] - before["failed_loads"] == 1
+    assert after["restored_blocks"] == before["restored_blocks"]
+    if fault == "lies":
+        assert changed[0] > 0
+        assert after["steps"]["ended broken"] - before["steps"].get("ended broken", 0) == 1
+    assert tiered.governance("check") == []
+
+
+def test_a_store_that_takes_nothing_keeps_nothing(tiered: LocalEngine, plain: LocalEngine):
+    mine = prompt(30)
+    tiered.rpc("tier_fault", "host", "stores fail")
+    try:
+        tiered.ask(mine, tenant="kappa")
+        displace(tiered)
+        answer = tiered.ask(mine, tenant="kappa", max_tokens=12)
+    finally:
+        tiered.rpc("tier_fault", "host", "none")
+    assert (answer.cached_tokens, answer.tokens) == (0, plain.ask(mine, max_tokens=12).tokens)
+
+
+def test_copies_are_sealed_and_staging_is_zeroed(tiered: LocalEngine):
+    mine = prompt(31)
+    tiered.ask(mine, tenant="lambda")
+    indexed = tiered.probe("pool")["indexed"]
+    contents = [tiered.rpc("block_content", block)[0] for block, is_there in enumerate(indexed) if is_there]
+    contents = [content for content in contents if len(set(content)) > 8]
+    assert len(contents) >= PREFIX, "positive control: blocks have content"
+    assert until(lambda: tier(tiered)["copies"] > 0)
+    displace(tiered)
+    for content in contents:
+        (found,) = tiered.rpc("tier_has", "host", content)
+        assert found["used"] > 0
+        assert (found["store"], found["staging"]) == (0, 0)
+
+
+def test_a_copy_ends_when_its_blocks_would_have_without_a_request(tiered: LocalEngine):
+    mine = prompt(32)
+    tiered.ask(mine, tenant="brief")
+    displace(tiered, rounds=2)
+    held = tier(tiered)
+    assert held["copies"] > 0
+    before = held["steps"].get("ended ceiling", 0)
+    time.sleep(4.5)  # idle: no request, no step of ours
+    assert tier(tiered)["steps"].get("ended ceiling", 0) - before >= -(-PREFIX // 4)
+    assert tiered.ask(mine, tenant="brief").cached_tokens == 0
+
+
+def test_no_way_through_a_tier_makes_anything_live_longer(tiered: LocalEngine):
+    mine, before = prompt(34), tier(tiered)["restored_blocks"]
+    began = time.monotonic()
+    tiered.ask(mine, tenant="short")
+    displace(tiered, rounds=3)
+    assert tiered.ask(mine, tenant="short").cached_tokens == PREFIX * BLOCK
+    assert tier(tiered)["restored_blocks"] - before == PREFIX
+    time.sleep(max(0.0, began + 8.0 - time.monotonic()))
+    assert tiered.ask(mine, tenant="short").cached_tokens == PREFIX * BLOCK, "in use, and before its ceiling"
+    time.sleep(
+        max(0.0, began + 10.5 - time.monotonic())
+    )  # used 2.5 s ago, of 6 s, and restored 9 s ago, of 10 s
+    assert tiered.ask(mine, tenant="short").cached_tokens == 0
+
+
+def test_what_the_policy_keeps_on_the_device_never_leaves_it(tiered: LocalEngine):
+    before = tier(tiered)["steps"].get("stored", 0)
+    for _ in range(2):
+        assert tiered.ask(prompt(33), tenant="secret").cached_tokens == 0
+    assert tier(tiered)["steps"].get("stored", 0) == before

@@ -1,0 +1,160 @@
+"""Copies of a governed engine in files: after a restart, under tensor parallelism, and what policy and keys end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from os import kill
+from pathlib import Path
+
+from local_engine import BLOCK, LocalEngine, environment
+from sqlalchemy import select
+from tier_engines import OBJECT, PREFIX, TIER_POLICY, deployment_with, displace, options, prompt, tier, until
+
+from kvcustody.audit.copies.copy_coverage import copy_coverage
+from kvcustody.audit.copies.copy_rows import copy_totals
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.clock import SystemClock
+from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.root_key_wrapping import open_wrapping
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+
+Start = Callable[..., LocalEngine]
+
+
+def files_with(folder: Path, content: bytes) -> tuple[int, int]:
+    """How many files of a tier hold these bytes, and how many files there are."""
+    files = [path for path in folder.rglob("*") if path.is_file() and len(path.name) == 64]
+    return sum(content in path.read_bytes() for path in files), len(files)
+
+
+def test_own_prompts_come_back_after_a_restart_and_foreign_ones_never(
+    start: Start, plain: LocalEngine, tmp_path: Path
+):
+    folder, mine = tmp_path / "tier", prompt(1)
+    deployment = deployment_with(tmp_path / "site")
+    there = options(host_tier_bytes=0, nvme_tier_path=str(folder), nvme_tier_bytes=256 << 20)
+    expected = plain.ask(mine, max_tokens=16).tokens
+    engine = start(deployment=deployment, **there)
+    assert engine.ask(mine, tenant="alpha", max_tokens=16).tokens == expected
+    indexed = engine.probe("pool")["indexed"]
+    contents = [engine.rpc("block_content", block)[0] for block, is_there in enumerate(indexed) if is_there]
+    displace(engine)
+    assert engine.ask(mine, tenant="alpha", max_tokens=16).cached_tokens == PREFIX * BLOCK
+    assert tier(engine, "nvme")["restored_blocks"] == PREFIX
+    engine.close()
+    for content in [one for one in contents if len(set(one)) > 8]:
+        holding, files = files_with(folder, content)
+        assert files >= PREFIX // 4
+        assert holding == 0
+
+    engine = start(deployment=deployment, **there)
+    assert engine.ask(mine, tenant="beta", max_tokens=16).cached_tokens == 0
+    answer = engine.ask(mine, tenant="alpha", max_tokens=16)
+    print(tier(engine, "nvme"))
+    assert (answer.cached_tokens, answer.tokens) == (PREFIX * BLOCK, expected)
+    engine.governance("erase", "alpha", None, None)
+    assert engine.ask(mine, tenant="alpha", max_tokens=16).cached_tokens == 0
+    assert engine.governance("check") == []
+    engine.close()
+
+
+def test_every_copy_is_on_record_from_its_beginning_to_the_evidence_of_its_end(start: Start, tmp_path: Path):
+    deployment = deployment_with(tmp_path / "site")
+    engine = start(deployment=deployment, **options())
+    for seed in range(3):
+        engine.ask(prompt(20 + seed), tenant="alpha", subject=f"s{seed}")
+    displace(engine)
+    engine.governance("erase", "alpha", "s1", None)
+    assert engine.ask(prompt(21), tenant="alpha", subject="s1").cached_tokens == 0
+    steps = tier(engine)["steps"]
+    engine.close()
+    ledger = open_store(deployment.ledger_url)
+    with ledger.connect() as connection:
+        (life,) = connection.scalars(select(incarnations.c.id))
+        totals = copy_totals(connection, life)["host"]
+        (covered,) = copy_coverage(connection).by_tier()
+    ledger.dispose()
+    print(steps, totals, covered)
+    assert totals.stored == totals.ended == totals.destroyed >= steps["stored"] > 3 * PREFIX // OBJECT
+    assert steps["ended erased"] == PREFIX // OBJECT
+    assert covered.coverage == 1.0
+    assert covered.due == totals.stored
+
+
+def test_a_policy_that_lets_nothing_leave_ends_what_has_left(start: Start, tmp_path: Path):
+    mine = prompt(2)
+    engine = start(deployment=deployment_with(tmp_path / "site"), **options())
+    engine.ask(mine, tenant="alpha")
+    displace(engine)
+    assert tier(engine)["copies"] > 0
+    stricter = TIER_POLICY.replace("internal: {tiers: [host, nvme], encrypt: required}", "internal: never")
+    assert stricter != TIER_POLICY
+    engine.governance("activate", stricter, 2, "tests")
+    assert until(lambda: tier(engine)["copies"] == 0)
+    assert tier(engine)["steps"]["ended policy"] > 0
+    assert engine.ask(mine, tenant="alpha").cached_tokens == 0
+    displace(engine)
+    assert tier(engine)["copies"] == 0
+    engine.close()
+
+
+def test_a_key_that_was_destroyed_by_another_process_ends_its_copies(
+    start: Start, plain: LocalEngine, tmp_path: Path
+):
+    mine = prompt(3)
+    deployment = deployment_with(tmp_path / "site")
+    engine = start(deployment=deployment, **options())
+    for tenant in ("alpha", "beta"):
+        engine.ask(mine, tenant=tenant)
+    displace(engine)
+    folder = deployment.folder
+    port = open_wrapping("file", folder / "root.key", strict=False)
+    keyring = Keyring(FileKeyStore(folder / "keyring.json"), port, SystemClock())
+    keyring.destroy(tenant_owner("api-keys", "alpha"), 1)
+    keyring.close()
+    before = tier(engine)
+    expected = plain.ask(mine, max_tokens=12).tokens
+    answer = engine.ask(mine, tenant="alpha", max_tokens=12)
+    assert (answer.cached_tokens, answer.tokens) == (0, expected)
+    assert tier(engine)["restored_blocks"] == before["restored_blocks"]
+    assert engine.ask(mine, tenant="beta", max_tokens=12).cached_tokens == PREFIX * BLOCK, "positive control"
+    engine.close()
+
+
+def test_each_of_two_workers_seals_its_own_part(start: Start, plain: LocalEngine, tmp_path: Path):
+    mine = prompt(4)
+    with environment({"VLLM_CPU_OMP_THREADS_BIND": "0|1"}):
+        engine = start(deployment=deployment_with(tmp_path / "site"), tensor_parallel_size=2, **options())
+    expected = engine.ask(mine, tenant="alpha", max_tokens=16).tokens
+    displace(engine)
+    used = [found["used"] for found in engine.rpc("tier_has", "host", b"nothing")]
+    assert len(used) == 2
+    assert min(used) > 0
+    answer = engine.ask(mine, tenant="alpha", max_tokens=16)
+    assert (answer.cached_tokens, answer.tokens) == (PREFIX * BLOCK, expected)
+    displace(engine)
+    engine.rpc("tier_fault", "host", "loads fail", 0.0, 1)
+    answer = engine.ask(mine, tenant="alpha", max_tokens=16)
+    assert (answer.cached_tokens, answer.tokens) == (0, expected)
+    assert tier(engine)["failed_loads"] == 1
+    assert engine.ask(mine, tenant="beta", max_tokens=16).cached_tokens == 0
+    assert engine.governance("check") == []
+    engine.close()
+
+
+def test_a_killed_engine_leaves_no_plaintext_in_files(start: Start, tmp_path: Path):
+    folder, mine = tmp_path / "tier", prompt(5)
+    there = options(host_tier_bytes=0, nvme_tier_path=str(folder), nvme_tier_bytes=256 << 20)
+    engine = start(deployment=deployment_with(tmp_path / "site"), **there)
+    engine.ask(mine, tenant="alpha")
+    indexed = engine.probe("pool")["indexed"]
+    contents = [engine.rpc("block_content", block)[0] for block, is_there in enumerate(indexed) if is_there]
+    displace(engine, rounds=2)
+    for process in (engine.worker_pid, engine.core_pid):
+        kill(process, signal.SIGKILL)
+    for content in [one for one in contents if len(set(one)) > 8]:
+        holding, files = files_with(folder, content)
+        assert (holding, files > 0) == (0, True)
