@@ -215,7 +215,7 @@ def explain_request(
     if tenant is not None:
         query = query.where(of_tenant(tenant))
     return tuple(
-        ExplainedRequest(*row[:7], transfers_of(connection, row.uuid, residency, tenant=tenant))
+        ExplainedRequest._make((*row, transfers_of(connection, row.uuid, residency, tenant=tenant)))
         for row in connection.execute(query).all()
     )
 
