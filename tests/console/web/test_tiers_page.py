@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,9 +12,11 @@ import httpx
 import pytest
 from decided_world import DecidedWorld
 from test_forms import rows_of
+from typer.testing import CliRunner
 from web_world import World, running
 
 from kvcustody.clock import SystemClock, VirtualClock
+from kvcustody.console.main import app
 from kvcustody.console.report.number_format import size, time_text
 from kvcustody.governance.observability.serving_summary import TierServing, tier_servings
 
@@ -109,8 +112,15 @@ def test_a_workers_tiers_and_what_moving_cost_its_serving(
     assert row[11] == str(use.decided_against)
     share = (use.store_us + use.restore_us) / (run.seen_us - run.started_us)
     assert row[13] == f"{100 * share:.2f} %"
+    top = ["top", "--ledger", decided.url]
+    [seen] = json.loads(CliRunner().invoke(app, [*top, "--json"]).stdout)["workers"]
+    assert seen["tiers"] == [one._asdict() for one in tier_servings(decided.status)]
+    shown = CliRunner().invoke(app, [*top, "--once"]).stdout
+    [line] = [line for line in shown.splitlines() if line.split()[:2] == ["worker", "host"]]
+    assert f"{use.stored_blocks:,}" in line and f"{use.restored_blocks:,}" in line
     assert "Tiers of workers" not in client(tiered, "dpo").get("/console/tiers").text
-    fleet.heard("worker", worker.incarnation, status={})
+    fleet.heard("worker", worker.incarnation, status={"running": 1.0})
+    assert "restoring" not in CliRunner().invoke(app, [*top, "--once"]).stdout  # control: no tier, no table
 
 
 def test_one_request_is_explained_where_it_is_named(
