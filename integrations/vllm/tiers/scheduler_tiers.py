@@ -40,7 +40,7 @@ from kvcustody.governance.tiers.tier_rules import Tables, TierRules
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, chain
 from kvcustody.integrations.vllm.tiers.copy_plans import LeavingRun, PlannedLoad, UnsavedRun
 from kvcustody.integrations.vllm.tiers.tier_messages import (
-    CloseCopies,
+    CloseTier,
     CopyJob,
     CopyReply,
     CopyRule,
@@ -48,7 +48,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     ForgetTenant,
     LoadCopies,
     NarrowCopies,
-    OpenCopies,
+    OpenTier,
     Rules,
     StoreCopy,
 )
@@ -131,7 +131,7 @@ class SchedulerTiers:
         self.directories = {tier: CopyDirectory(tier, shards, self._send) for tier in tiers}
         for tier in tiers:
             rules = self._all_rules(tier)
-            self._send(OpenCopies(_LATER, tier, block_tokens, rules))
+            self._send(OpenTier(_LATER, tier, block_tokens, rules))
 
     # -- what leaves ----------------------------------------------------------------------------------------------
 
@@ -448,7 +448,7 @@ class SchedulerTiers:
         """The last jobs of the workers."""
         self._jobs = []
         for tier in self.directories:
-            self._send(CloseCopies(_LATER, tier))
+            self._send(CloseTier(_LATER, tier))
         jobs, self._jobs = self._jobs, []
         return tuple(jobs)
 

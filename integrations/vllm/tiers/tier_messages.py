@@ -30,7 +30,7 @@ Rules: TypeAlias = dict[tuple[str, str], CopyRule]
 """By tenant and classification."""
 
 
-class OpenCopies(NamedTuple):
+class OpenTier(NamedTuple):
     """The first job of a tier: what may be in it, and how many tokens a block has."""
 
     number: int
@@ -108,7 +108,7 @@ class ExpireCopies(NamedTuple):
     tier: str
 
 
-class CloseCopies(NamedTuple):
+class CloseTier(NamedTuple):
     """The last job: end what does not outlive the process, and let the store go."""
 
     number: int
@@ -116,7 +116,7 @@ class CloseCopies(NamedTuple):
 
 
 CopyJob: TypeAlias = (
-    OpenCopies
+    OpenTier
     | NarrowCopies
     | StoreCopy
     | LoadCopies
@@ -124,7 +124,7 @@ CopyJob: TypeAlias = (
     | DestroyCopies
     | ForgetTenant
     | ExpireCopies
-    | CloseCopies
+    | CloseTier
 )
 
 

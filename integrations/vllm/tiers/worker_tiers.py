@@ -51,7 +51,7 @@ from kvcustody.governance.tiers.tier_rules import NOT_HERE
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
 from kvcustody.integrations.vllm.tiers.tier_messages import (
-    CloseCopies,
+    CloseTier,
     CopyJob,
     CopyReply,
     CopyRule,
@@ -61,7 +61,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     ForgetTenant,
     LoadCopies,
     NarrowCopies,
-    OpenCopies,
+    OpenTier,
     Rules,
     StoreCopy,
     received,
@@ -164,10 +164,10 @@ class WorkerTiers:
         for job in later:
             if isinstance(job, LoadCopies):
                 self._loading[job.number] = job
-            if isinstance(job, OpenCopies):
+            if isinstance(job, OpenTier):
                 self.threads[job.tier].buffers = self.buffers
             self.threads[job.tier].put(job)
-            if isinstance(job, CloseCopies):
+            if isinstance(job, CloseTier):
                 self.threads[job.tier].join()
 
     def finished_loads(self) -> set[str]:
@@ -190,7 +190,7 @@ class WorkerTiers:
     def close(self) -> None:
         """End what does not outlive the process, zero every buffer, and forget the keys; twice changes nothing."""
         for thread in self.threads.values():
-            thread.put(CloseCopies(0, thread.name))
+            thread.put(CloseTier(0, thread.name))
         for thread in self.threads.values():
             thread.join()
         self.staging.close()
@@ -280,10 +280,10 @@ class TierThread:
     def _do(self, job: CopyJob, plain: memoryview | None) -> CopyReply:
         self._look_at_keys()
         tier = self.tier
-        if isinstance(job, OpenCopies):
+        if isinstance(job, OpenTier):
             self._open(job)
             return self._reply(job.number, opened=(self.terms.layout, self.buffers))
-        if isinstance(job, CloseCopies):
+        if isinstance(job, CloseTier):
             return self._close(job)
         if tier is None:
             return self._reply(job.number)
@@ -321,7 +321,7 @@ class TierThread:
         events = tuple(tier.take_events())
         return CopyReply(number, self.name, shard, events, restored, erased, opened, tier.counts)
 
-    def _open(self, job: OpenCopies) -> None:
+    def _open(self, job: OpenTier) -> None:
         self._rule(job.rules)
         tenants = tuple(sorted({tenant for tenant, _ in job.rules}))
         self.terms = self.terms._replace(
@@ -385,7 +385,7 @@ class TierThread:
         except KeyringError:  # another shard destroyed the key between our look and our own end of it
             return tier.erase(job.erasure, job.selector, job.before_us)
 
-    def _close(self, job: CloseCopies) -> CopyReply:
+    def _close(self, job: CloseTier) -> CopyReply:
         self._is_over = True
         if self.tier is not None:
             self.tier.close()
