@@ -133,14 +133,18 @@ def transfers(
     after: tuple[int, int, int] | None = None,
     limit: int = 100,
 ) -> TransferPage:
-    """Decisions, newest first; `after` is the place of the last one of the page before."""
+    """Decisions, newest first (of one tenant: as its log has them); `after` is the place of the page before's last."""
     column = transfer_decisions.c
-    place = (column.at_us, column.log, column.idx)
+    place: tuple[ColumnElement[int], ...] = (column.at_us, column.log, column.idx)
     query: Select[Any] = select(incarnations.c.uuid, *(column[name] for name in _DECISION), *place)
     query = _chosen(query.join(incarnations, incarnations.c.id == column.incarnation), wanted)
-    if after is not None:
+    order = place
+    if wanted.tenant is not None:
+        order = (column.idx,)
+        query = query.where(column.idx < after[2]) if after is not None else query
+    elif after is not None:
         query = query.where(column.at_us <= after[0], tuple_(*place) < after)
-    ordered = query.order_by(*(part.desc() for part in place)).limit(limit + 1)
+    ordered = query.order_by(*(part.desc() for part in order)).limit(limit + 1)
     rows = connection.execute(ordered).all()
     last = rows[limit - 1] if len(rows) > limit else None
     following = None if last is None else (int(last[-3]), int(last[-2]), int(last[-1]))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from decided_world import DecidedWorld
 from offload_world import World, prompt
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.audit.copies.transfers import (
@@ -90,6 +90,7 @@ def test_every_decision_is_there_newest_first(decided: DecidedWorld, ledger: Eng
         (TransferFilter(action="restore", outcome="none"), "restore", {"outcome": ""}),
         (TransferFilter(choice="recompute", action="store"), "store", {"choice": "recompute"}),
         (TransferFilter(tenant="beta", action="restore"), "restore", {"tenant": "beta"}),
+        (TransferFilter(tenant="acme", action="store"), "store", {"tenant": "acme"}),
         (TransferFilter(tier="host", residency=0), "store", {}),
         (TransferFilter(tier="nvme", action="store"), "store", {"tier": "nvme"}),
     ],
@@ -99,6 +100,7 @@ def test_filters_choose_what_a_recount_chooses(
 ) -> None:
     found = every(ledger, wanted, 5)
     assert len(found) == len(decided.of(action, **said))
+    assert [one.at_us for one in found] == sorted((one.at_us for one in found), reverse=True)
     assert {one.action for one in found} <= {action}
 
 
@@ -213,10 +215,19 @@ def test_pages_are_read_by_the_index(ledger: Engine) -> None:
     assert "ix_transfer_decisions_at" in {
         index.name for index in metadata.tables["transfer_decisions"].indexes
     }
-    query = "EXPLAIN QUERY PLAN SELECT idx FROM transfer_decisions ORDER BY at_us DESC, log DESC, idx DESC LIMIT 5"
-    with ledger.connect() as connection:
-        plan = " ".join(str(row) for row in connection.exec_driver_sql(query))
-    assert "ix_transfer_decisions_at" in plan and "TEMP B-TREE" not in plan
+    asked: list[str] = []
+
+    @event.listens_for(ledger, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, values: Any, *_: Any) -> None:
+        if "FROM transfer_decisions" in statement and "EXPLAIN" not in statement:
+            cursor.execute("EXPLAIN QUERY PLAN " + statement, values)
+            asked.append(" ".join(str(row) for row in cursor.fetchall()))
+
+    for tenant in (None, "acme"):
+        every(ledger, TransferFilter(tenant), 50)
+    event.remove(ledger, "before_cursor_execute", note)
+    assert len(asked) > 4 and not [plan for plan in asked if "TEMP B-TREE" in plan], asked
+    assert "ix_transfer_decisions_at" in asked[0]
 
 
 def stores_of(folder: Path, mine: Callable[[World], None]) -> list[RecordedTransfer]:
