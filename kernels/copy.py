@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -53,9 +55,15 @@ def copy(table: SegmentTable, source: BlockIndices, target: BlockIndices) -> int
 def copy_out(table: SegmentTable, blocks: BlockIndices, into: memoryview) -> None:
     """Copy `blocks` into host memory of len(blocks) × `bytes_per_block` bytes; waits for the current stream's work.
 
-    Raises `DeviceError` on an index outside the pool and memory of another length.
+    On the host each piece is copied straight into `into`: nothing between holds what the caller then zeroes. Raises
+    `DeviceError` on an index outside the pool and memory of another length.
     """
     listed, parts = _parts(table, blocks, into)
+    if table.device.type == "cpu":
+        for piece, rows in _host_pieces(table, parts):
+            for row, block in zip(rows, listed.tolist(), strict=True):
+                row[:] = piece[block]
+        return
     index = torch.from_numpy(listed).to(table.device)
     for words, part in zip(table.words, parts, strict=True):
         part.copy_(words.index_select(0, index).view(torch.uint8))
@@ -68,11 +76,24 @@ def copy_in(table: SegmentTable, blocks: BlockIndices, data: memoryview) -> None
     """
     listed, parts = _parts(table, blocks, data)
     ascending(listed)
+    if table.device.type == "cpu":
+        for piece, rows in _host_pieces(table, parts):
+            for row, block in zip(rows, listed.tolist(), strict=True):
+                piece[block] = row
+        return
     index = torch.from_numpy(listed).to(table.device)
     for words, part in zip(table.words, parts, strict=True):
         words.index_copy_(
             0, index, part.clone(memory_format=torch.contiguous_format).to(table.device).view(words.dtype)
         )
+
+
+def _host_pieces(
+    table: SegmentTable, parts: list[torch.Tensor]
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+    """Each segment of the cache as [blocks, bytes], with its part of the caller's memory."""
+    for words, part in zip(table.words, parts, strict=True):
+        yield words.view(torch.uint8).numpy(), part.numpy()
 
 
 def _parts(
