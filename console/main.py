@@ -81,6 +81,10 @@ COMMANDS = {
         "kvcustody.console.worker:app",
         "Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
     ),
+    "tier": Lazy(
+        "kvcustody.console.tier.command:app",
+        "Tiers: what was stored off the device and came back, what was left alone, and why.",
+    ),
     "showback": Lazy(
         "kvcustody.console.audit.showback:bill",
         "Block-seconds held, prefill seconds saved, taken from others and given to them, by tenant.",

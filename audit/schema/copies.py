@@ -64,4 +64,5 @@ transfer_decisions = Table(
     _number("at_us"),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_transfer_decisions_residency", "incarnation", "residency"),
+    Index("ix_transfer_decisions_at", "at_us", "log", "idx"),  # pages, newest first
 )

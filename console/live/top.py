@@ -21,6 +21,7 @@ from rich.text import Text
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.live.worker_status import worker_statuses
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server
+from kvcustody.console.report.number_format import size, time_text
 from kvcustody.governance.observability.serving_summary import (
     SeenWorker,
     ServingSummary,
@@ -28,7 +29,9 @@ from kvcustody.governance.observability.serving_summary import (
     seconds_text,
     share_text,
     summary,
+    tier_servings,
 )
+from kvcustody.times import SECOND_US
 
 EPILOG = "Example: `kvcustody top --server https://kv.example:8443 --api-key-file olive.key`"
 
@@ -75,6 +78,7 @@ def _document(seen: list[SeenWorker], tenants: int) -> dict[str, Any]:
         "workers": [
             {"worker": one.worker, "age_seconds": one.age_seconds, "silent": one.silent}
             | summary(one.status)._asdict()
+            | {"tiers": [tier._asdict() for tier in tier_servings(one.status)]}
             for one in seen
         ],
         "tenants": _tenants(seen)[:tenants],
@@ -135,6 +139,7 @@ def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -
         "hits: share of prompt tokens · first token: median with a hit · waited, cancel: nine in ten, at most · "
         "again: blocks computed again after an eviction · advised: pool blocks that would have kept them"
     )
+    parts += _tiers(seen, before)
     rows = _tenants(seen)
     if tenants and rows:
         table = make_table(
@@ -153,6 +158,39 @@ def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -
             )
         parts.append(table)
     return Group(*parts)
+
+
+def _tiers(seen: list[SeenWorker], before: Mapping[str, Status]) -> list[Table | str]:
+    """The tiers of workers that have one, and what the columns mean."""
+    table = make_table(
+        "tiers",
+        *("worker", "tier", "used", "of", "copies", "stored", "restored", "storing", "restoring"),
+        *("refused", "left alone", "wrong by"),
+        left=2,
+    )
+    for one in seen:
+        for tier in tier_servings(one.status, before.get(one.worker, {})):
+            table.add_row(
+                Text(one.worker),
+                tier.tier,
+                size(tier.used_bytes),
+                "–" if tier.capacity_bytes is None else size(tier.capacity_bytes),
+                *(f"{number:,}" for number in (tier.copies, tier.stored_blocks, tier.restored_blocks)),
+                *(
+                    time_text(int(seconds * SECOND_US))
+                    for seconds in (tier.store_seconds, tier.restore_seconds)
+                ),
+                Text(f"{tier.refused:,}", "red" if tier.refused else ""),
+                f"{tier.left_alone:,}",
+                share_text(tier.prediction_error),
+            )
+    if not table.rows:
+        return []
+    return [
+        table,
+        "stored, restored: blocks · storing, restoring: the time it took, in which the engine waited · "
+        "left alone: slower than computing, or not worth it · wrong by: predictions of restores",
+    ]
 
 
 def _add(table: Table, one: SeenWorker, said: ServingSummary) -> None:

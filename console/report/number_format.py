@@ -43,6 +43,13 @@ def duration(value_us: int) -> str:
     return f"{value_us // 1000} ms" if value_us >= 1000 else f"{value_us} µs"
 
 
+def time_text(value_us: int) -> str:
+    """A length of time below hours, with a digit more than `duration` where it is short."""
+    if value_us < 1000:
+        return f"{value_us} µs"
+    return f"{value_us / 1000:,.1f} ms" if value_us < SECOND_US else f"{value_us / SECOND_US:,.1f} s"
+
+
 def size(value: int) -> str:
     """Bytes in a binary unit, one digit after the point, rounded down."""
     power = min(len(_UNITS) - 1, max(0, (value.bit_length() - 1) // 10)) if value else 0

@@ -50,9 +50,10 @@ from kvcustody.console.web.pages.reports import download as reports_download
 from kvcustody.console.web.pages.reports import listed as reports_listed
 from kvcustody.console.web.pages.reports import make as reports_make
 from kvcustody.console.web.pages.reports import show as reports_show
-from kvcustody.console.web.pages.sign_in import answer as sign_in_answer
-from kvcustody.console.web.pages.sign_in import to_sign_in as sign_in_to_sign_in
+from kvcustody.console.web.pages.tiers import show as tiers_show
 from kvcustody.console.web.rendering import STATIC_FILES, render
+from kvcustody.console.web.sign_in import answer as sign_in_answer
+from kvcustody.console.web.sign_in import to_sign_in as sign_in_to_sign_in
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
 from kvcustody.governance.api.http.exchange import Receive, Scope, Send
 from kvcustody.governance.service.problem_details import ProblemError, not_found
@@ -73,6 +74,7 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/audit/event", audit_event),
     ("GET", "/custody", custody_live),
     ("GET", "/custody/subject", custody_subject),
+    ("GET", "/tiers", tiers_show),
     ("GET", "/erasures", erasures_listed),
     ("POST", "/erasures", erasures_request),
     ("POST", "/erasures/preview", erasures_preview),

@@ -128,6 +128,7 @@ PLACES = (
     Place("/console/grants", "Grants", _POLICY),
     Place("/console/decisions", "Decisions", (Permission.READ_CUSTODY, Permission.WRITE_POLICY)),
     Place("/console/custody", "Custody", _CUSTODY),
+    Place("/console/tiers", "Tiers", (Permission.READ_CUSTODY, Permission.READ_OPERATIONS)),
     Place("/console/erasures", "Erasures", _CUSTODY),
     Place("/console/deletion", "Deletion", _CUSTODY),
     Place("/console/audit", "Audit explorer", _CUSTODY),

@@ -68,6 +68,7 @@ environment.globals |= {"static": _static}
 environment.filters |= {
     "count": words.count,
     "duration": words.duration,
+    "brief": words.time_text,
     "size": words.size,
     "minute": _minute,
     "second": _second,

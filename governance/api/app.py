@@ -26,6 +26,7 @@ from kvcustody.governance.api.operations.principals import (
     add_self_service,
 )
 from kvcustody.governance.api.operations.reports_and_checks import add_evidence
+from kvcustody.governance.api.operations.tiers import add_tiers
 from kvcustody.governance.api.operations.workers import add_workers
 from kvcustody.governance.service.service import Service
 
@@ -36,6 +37,7 @@ _GROUPS = (
     add_principal_endings,
     add_key_custody,
     add_custody,
+    add_tiers,
     add_audit,
     add_stream,
     add_erasures,

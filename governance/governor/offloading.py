@@ -163,18 +163,15 @@ class Offloading:
         before = run.depth * self._block_tokens
         takes_us, again_us = way.stores.predict(size), way.restores.predict(size)
         recompute_us = self._cost.seconds_of(blocks * self._block_tokens, before) * 1e6
-        reason = ""
+        reason = "pays"
         if size > self._left:
             reason = "busy"
-        elif (
-            takes_us is not None
-            and again_us is not None
-            and self._cost.is_known
-            and way.reused * (recompute_us - again_us) <= takes_us
-        ):
+        elif takes_us is None or again_us is None or not self._cost.is_known:
+            reason = "not measured yet"
+        elif way.reused * (recompute_us - again_us) <= takes_us:
             way.skipped += 1
-            reason = "" if way.skipped % _TRY == 0 else "does not pay"
-        if reason:
+            reason = "tried" if way.skipped % _TRY == 0 else "does not pay"
+        if reason in ("busy", "does not pay"):
             way.against += 1
             self._decide(
                 way, "store", label, 0, blocks, size, takes_us, recompute_us, "recompute", "", 0, reason
@@ -202,9 +199,25 @@ class Offloading:
                 "transfer",
                 "done",
                 took_us,
-                "pays",
+                reason,
             )
-        return stored == blocks or way.tier.has(label, run.keys[-KEY_BYTES:])
+        has = stored == blocks or way.tier.has(label, run.keys[-KEY_BYTES:])
+        if not (stored or has):  # no room, no buffer, or the store failed
+            self._decide(
+                way,
+                "store",
+                label,
+                0,
+                blocks,
+                size,
+                takes_us,
+                recompute_us,
+                "transfer",
+                "failed",
+                took_us,
+                reason,
+            )
+        return has
 
     # -- back -----------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,58 @@ class ServingSummary(NamedTuple):
     cancel: float | None  # nine in ten
 
 
+class TierServing(NamedTuple):
+    """One tier of a worker: what is in it, and what moving took; None where it was not said."""
+
+    tier: str
+    copies: int
+    used_bytes: int
+    capacity_bytes: int | None
+    waiting: int
+    stored_blocks: int
+    restored_blocks: int
+    store_seconds: float
+    restore_seconds: float
+    refused: int
+    left_alone: int
+    prediction_error: float | None
+
+    def busy_share(self, wall_seconds: float) -> float | None:
+        """Which part of the time of serving was spent on moving; None where no time has passed."""
+        return (self.store_seconds + self.restore_seconds) / wall_seconds if wall_seconds > 0 else None
+
+
+def tier_servings(status: Status, earlier: Status = _NOTHING) -> list[TierServing]:
+    """The tiers of one worker, in name order."""
+    before = earlier if _grew(status, earlier) else _NOTHING
+    start = "tier_copies."
+    names = sorted(name.removeprefix(start) for name in status if name.startswith(start))
+
+    def said(name: str, tier: str) -> float:
+        return status.get(f"tier_{name}.{tier}", 0)
+
+    def grown(name: str, tier: str) -> float:
+        return said(name, tier) - before.get(f"tier_{name}.{tier}", 0)
+
+    return [
+        TierServing(
+            tier,
+            int(said("copies", tier)),
+            int(said("used_bytes", tier)),
+            int(said("capacity_bytes", tier)) or None,
+            int(said("waiting", tier)),
+            int(grown("stored_blocks", tier)),
+            int(grown("restored_blocks", tier)),
+            grown("store_seconds", tier),
+            grown("restore_seconds", tier),
+            int(grown("refused", tier)),
+            int(grown("left_alone", tier)),
+            status.get(f"tier_prediction_error.{tier}"),
+        )
+        for tier in names
+    ]
+
+
 def summary(status: Status, earlier: Status = _NOTHING) -> ServingSummary:
     """The measures of one worker."""
     before = earlier if _grew(status, earlier) else _NOTHING

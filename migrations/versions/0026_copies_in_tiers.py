@@ -19,7 +19,10 @@ _INDEXES = {
         ("ix_copy_steps_incarnation", ("incarnation", "tier", "step", "low")),
         ("ix_copy_steps_erasure", ("erasure",)),
     ),
-    "transfer_decisions": (("ix_transfer_decisions_residency", ("incarnation", "residency")),),
+    "transfer_decisions": (
+        ("ix_transfer_decisions_residency", ("incarnation", "residency")),
+        ("ix_transfer_decisions_at", ("at_us", "log", "idx")),
+    ),
 }
 _WALLED = "SELECT 1 FROM pg_policies WHERE tablename = 'events' AND policyname = 'of_tenant'"
 _RIGHTS = {

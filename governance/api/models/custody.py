@@ -7,6 +7,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from kvcustody.audit.copies.copy_coverage import CopyCoverageRow
+from kvcustody.audit.copies.copy_rows import DecidedTransfer
+from kvcustody.audit.copies.transfers import (
+    ExplainedRequest,
+    RecordedTransfer,
+    TierSummary,
+    TransferSummary,
+)
 from kvcustody.audit.counters import hourly_coverage, read_figures
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.query import custody as queries
@@ -151,3 +158,85 @@ class HourlyCoverage(BaseModel):
     next: str | None
     as_of: int | None
     judged_us: int | None
+
+
+_DECIDED = {
+    "tenant": "acme",
+    "action": "restore",
+    "tier": "host",
+    "residency": 17,
+    "blocks": 8,
+    "bytes": 1_048_664,
+    "transfer_us": 812,
+    "recompute_us": 40_312,
+    "choice": "transfer",
+    "outcome": "done",
+    "actual_us": 799,
+    "reason": "faster",
+    "at_us": 1_780_000_000_000_000,
+}
+_SUMMED = {
+    "tier": "host",
+    "action": "restore",
+    "decisions": 12,
+    "transfers": 10,
+    "partial": 0,
+    "failed": 1,
+    "blocks": 72,
+    "bytes": 9_437_976,
+    "measured_us": 8210,
+    "predicted": 8,
+    "predicted_us": 7400,
+    "predicted_actual_us": 7310,
+    "error": 0.04,
+    "saved_us": 361_000,
+    "against": {"slower": 2},
+}
+Transfer = shown(RecordedTransfer, "Transfer", {"incarnation": "ab" * 16} | _DECIDED)
+Transfers = page_of(Transfer, "Transfers")
+TransferTotals = shown(TransferSummary, "TransferTotals", _SUMMED)
+Tier = shown(
+    TierSummary,
+    "Tier",
+    {
+        "tier": "host",
+        "stored": 40,
+        "stored_bytes": 41_946_560,
+        "ended": 8,
+        "ended_bytes": 8_389_312,
+        "living": 32,
+        "transfers": [_SUMMED],
+    },
+    parts={"transfers": list[TransferTotals]},  # type: ignore[valid-type]
+)
+TransferDecided = shown(DecidedTransfer, "TransferDecided", _DECIDED)
+RequestTransfers = shown(
+    ExplainedRequest,
+    "RequestTransfers",
+    {
+        "incarnation": "ab" * 16,
+        "residency": 17,
+        "tenant": "acme",
+        "classification": "internal",
+        "opened_us": 1_780_000_000_000_000,
+        "attached_blocks": 2,
+        "written_blocks": 9,
+        "decisions": [_DECIDED],
+    },
+    parts={"decisions": list[TransferDecided]},  # type: ignore[valid-type]
+)
+
+
+class Tiers(BaseModel):
+    """Every tier that the ledger knows of: its copies of all time, and what was decided in [since, until)."""
+
+    items: list[Tier]  # type: ignore[valid-type]
+    since_us: int
+    until_us: int
+
+
+class ExplainedTransfers(BaseModel):
+    """The requests of one number, a process each, newest first; `any_tier`: whether the ledger knows of any tier."""
+
+    items: list[RequestTransfers]  # type: ignore[valid-type]
+    any_tier: bool

@@ -247,6 +247,9 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
     erasure = json.loads(run("erasure", "request", "--tenant", "acme", "--actor", "dpo", "--yes", "--json"))[
         "erasure"
     ]
+    [opened] = json.loads(run("audit", "query", "--kind", "residency-opened", "--limit", "1", "--json"))[
+        "events"
+    ]
     return {
         "policy lint": (policy, "--ledger", "kvcustody.db"),
         "policy simulate": (policy, policy, "--ledger", "kvcustody.db"),
@@ -275,6 +278,9 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "size ledger": ("--ledger", "sqlite:///kvcustody.db"),
         "scan findings": (),
         "showback": ("--from", "2020-01-01"),
+        "tier list": (),
+        "tier transfers": (),
+        "tier explain": (str(opened["event"]["residency"]),),
         "prefixes top": ("--from", "2020-01-01"),
         "top": ("--once",),
         "advise": (),

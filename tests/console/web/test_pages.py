@@ -24,6 +24,7 @@ PAGES = {
         "grants": "/grants",
         "rule": "/decisions/rule?id=no-restricted&revision=1",
         "custody": "/custody",
+        "tiers": "/tiers?period=30d",
         "deletion": "/deletion?period=7d",
         "audit": "/audit?tenant=acme",
         "audit-empty": "/audit?tenant=acme&actor=nobody",

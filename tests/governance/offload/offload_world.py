@@ -43,9 +43,11 @@ audit: {on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}}
 class World:
     """A worker with tiers, and an engine that writes bytes that its prompt's tokens say."""
 
-    def __init__(self, folder: Path, tiers: str, *, host_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, folder: Path, tiers: str, *, host_bytes: int = 1 << 20, clock: VirtualClock | None = None
+    ) -> None:
         self.folder = folder
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
         self.policy = POLICY
         self.set: dict[str, object] = {}
         if "host" in tiers:

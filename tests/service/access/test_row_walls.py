@@ -12,6 +12,7 @@ from builders import walled_postgres
 from service_world import OFFSET_US, Worker, register, ship
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
+from kvcustody.audit.copies.transfers import transfers
 from kvcustody.audit.counters.judge_hours import judge
 from kvcustody.audit.coverage import summary as coverage_module
 from kvcustody.audit.processes.work_periods import read_work_periods
@@ -20,8 +21,9 @@ from kvcustody.governance.api.operations import audit as audit_api
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import erasures as erasures_api
 from kvcustody.governance.api.operations import event_stream as stream_api
-from kvcustody.governance.tiers.copy_event import CopyEvent
-from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from kvcustody.governance.api.operations import tiers as tiers_api
+from kvcustody.governance.tiers.copy_event import CopyEvent, TransferDecision
+from kvcustody.governance.tiers.copy_leaves import copy_leaves, decision_leaves
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"  # of requests of both tenants
 FORGETFUL: dict[str, tuple[Any, str, Any]] = {}  # by path: what to replace, and by what
@@ -58,6 +60,24 @@ _forgets(
     custody_api,
     "copy_coverage",
     lambda connection, chosen, **how: copy_coverage(connection, chosen._replace(tenant=None), **how),
+)
+_forgets(
+    "/v1/tiers?since=1&until=9000000000000000",
+    tiers_api,
+    "tier_summaries",
+    _without(tiers_api.tier_summaries, "tenant"),
+)
+_forgets(
+    "/v1/tiers/transfers",
+    tiers_api,
+    "transfers",
+    lambda connection, wanted, **how: transfers(connection, wanted._replace(tenant=None), **how),
+)
+_forgets(
+    "/v1/tiers/requests?residency=2",
+    tiers_api,
+    "explain_request",
+    _without(tiers_api.explain_request, "tenant"),
 )
 _forgets("/v1/erasures", erasures_api.ledger, "requests", _without(erasures_api.ledger.requests, "tenant"))
 _forgets("/v1/audit/logs", audit_api, "log_of", lambda tenant: _Everything())
@@ -108,6 +128,10 @@ def opened(database: str, tmp_path_factory, opened_in, make_client, make_people)
         number = 1 if tenant == "acme" else 2
         copies = [CopyEvent(step, name, number, tenant, "low", 4, 100, at, 9, why) for step, at, why in told]
         events += copy_leaves("nvme", copies)
+        told_why = ("recompute", "", 0, f"{tenant} waits for nobody")
+        events += decision_leaves(
+            [TransferDecision("restore", "nvme", tenant, number, 4, 100, 9, 20, 10, *told_why)]
+        )
     left = CopyEvent("destroyed", name, 0, "", "", 0, 100, 9, 0, "unlinked")
     events += copy_leaves("nvme", [left])
     traced = [

@@ -1,0 +1,292 @@
+"""The commands of `kvcustody tier`."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.audit.copies.transfers import (
+    TransferFilter,
+    explain_request,
+    has_tiers,
+    tier_summaries,
+    transfers,
+)
+from kvcustody.audit.query.known_names import known_tenant
+from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.opening import connect, one_ledger, reading
+from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us, period_us
+from kvcustody.console.report.number_format import several, size, time_text
+from kvcustody.console.tier.wording import lines_of, predicted_text
+from kvcustody.errors import ConfigError
+from kvcustody.times import DAY_US, readable
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Tiers: what was stored off the device and came back, what was left alone, and why.",
+    epilog="docs/operate/tiers.md#why-was-it-moved-or-not says how a decision is made and what each figure means.",
+)
+NO_TIER = (
+    "nothing is on record of any tier: a worker has one where `KVCUSTODY_HOST_TIER_BYTES` or "
+    "`KVCUSTODY_NVME_TIER_PATH` is set and the policy's `offload` names it (docs/operate/tiers.md)"
+)
+
+
+class _Tier(StrEnum):
+    HOST = "host"
+    NVME = "nvme"
+    REMOTE = "remote"
+
+
+class _Action(StrEnum):
+    STORE = "store"
+    RESTORE = "restore"
+
+
+class _Choice(StrEnum):
+    TRANSFER = "transfer"
+    RECOMPUTE = "recompute"
+    NONE = "none"
+
+
+class _Outcome(StrEnum):
+    DONE = "done"
+    PARTIAL = "partial"
+    FAILED = "failed"
+    NONE = "none"
+
+
+_From = Annotated[
+    str | None, typer.Option("--from", help="From this UTC date or moment on; default: a day before --to.")
+]
+_To = Annotated[str | None, typer.Option("--to", help="Up to this one, not included; now.")]
+_Tenant = Annotated[str | None, typer.Option(help="Of this tenant alone.")]
+_Incarnation = Annotated[
+    str | None, typer.Option(help="Of this process alone: 32 hexadecimal digits.", metavar="ID")
+]
+
+
+@app.command(name="list", epilog="Example: `kvcustody tier list --from 2026-11-01 --tenant acme`")
+def list_tiers(
+    ctx: typer.Context,
+    *,
+    start: _From = None,
+    end: _To = None,
+    tenant: _Tenant = None,
+    ledger: Ledger = DEFAULT,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Each tier's copies, and what stores and restores of a period moved, took, saved and were predicted to take."""
+    since_us, until_us = period_us(start, end, span_us=DAY_US)
+    if server is not None:
+        one_ledger(ctx)
+        with connect(server, key_file, authority) as plane:
+            items = plane.get("/v1/tiers", since=since_us, until=until_us, tenant=tenant)["items"]
+    else:
+        with reading(ledger) as engine, engine.connect() as connection:
+            tenant = known_tenant(connection, tenant)
+            found = tier_summaries(connection, since_us, until_us, tenant=tenant)
+        items = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]
+    if as_json:
+        print_json({"since_us": since_us, "until_us": until_us, "tiers": items})
+        return
+    if not items:
+        print(NO_TIER)
+        return
+    _print_tiers(items, since_us, until_us)
+
+
+@app.command(
+    name="transfers",
+    epilog="Example: `kvcustody tier transfers --tier nvme --outcome failed --from 2026-11-01 --json`",
+)
+def list_transfers(
+    ctx: typer.Context,
+    *,
+    start: Annotated[str | None, typer.Option("--from", help="From this UTC date or moment on.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Up to this one, not included.")] = None,
+    tenant: _Tenant = None,
+    tier: Annotated[_Tier | None, typer.Option(help="Only about this tier.")] = None,
+    action: Annotated[_Action | None, typer.Option(help="Only stores, or only restores.")] = None,
+    choice: Annotated[
+        _Choice | None, typer.Option(help="Only what was moved, or what was left to be computed.")
+    ] = None,
+    outcome: Annotated[
+        _Outcome | None, typer.Option(help="Only with this outcome; `none`: nothing was to be moved.")
+    ] = None,
+    residency: Annotated[
+        int | None, typer.Option(min=0, help="Restored for this request; 0: stores, which are for none.")
+    ] = None,
+    incarnation: _Incarnation = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, the newest.")] = 50,
+    after: Annotated[
+        str | None, typer.Option(help="Go on after this cursor, which the last page gave.")
+    ] = None,
+    ledger: Ledger = DEFAULT,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Decisions to move copies or not, newest first: what either way was predicted to take, and what it took."""
+    since_us, until_us = moment_us(start, "--from"), moment_us(end, "--to")
+    chosen = (tier, action, choice, outcome, residency, _process(incarnation), since_us, until_us)
+    if server is not None:
+        one_ledger(ctx)
+        names = ("tier", "action", "choice", "outcome", "residency", "incarnation", "since", "until")
+        asked = dict(zip(names, chosen, strict=True))
+        with connect(server, key_file, authority) as plane:
+            found = plane.get("/v1/tiers/transfers", **asked, tenant=tenant, limit=limit, cursor=after)
+        items, following = found["items"], found["next"]
+    else:
+        with reading(ledger) as engine, engine.connect() as connection:
+            wanted = TransferFilter(known_tenant(connection, tenant), *chosen)
+            page = transfers(connection, wanted, after=_place(after), limit=limit)
+        items = [row._asdict() for row in page.transfers]
+        following = None if page.next is None else ":".join(map(str, page.next))
+    if as_json:
+        print_json({"transfers": items, "next": following})
+        return
+    _print_transfers(items)
+    if following is not None:
+        print(f"more: --after {following}")
+
+
+@app.command(epilog="Example: `kvcustody tier explain 17 --worker gpu-0`")
+def explain(
+    ctx: typer.Context,
+    residency: Annotated[
+        int, typer.Argument(min=0, metavar="RESIDENCY", help="The request's number, as its process counts.")
+    ],
+    *,
+    incarnation: _Incarnation = None,
+    worker: Annotated[str | None, typer.Option(help="Of this worker's processes alone.")] = None,
+    tenant: _Tenant = None,
+    ledger: Ledger = DEFAULT,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Say for one request what its look-up found in which tier, what was chosen and why, and what it took.
+
+    `kvcustody audit query --kind residency-opened` shows requests with their numbers; of these, `--residency` and
+    `--kind transfer-decided` show the leaves that this is said from.
+    """
+    process = _process(incarnation)
+    if server is not None:
+        one_ledger(ctx)
+        with connect(server, key_file, authority) as plane:
+            asked = {"residency": residency, "incarnation": process, "worker": worker, "tenant": tenant}
+            answer = plane.get("/v1/tiers/requests", **asked)
+        items, any_tier, place = answer["items"], answer["any_tier"], server
+    else:
+        with reading(ledger) as engine, engine.connect() as connection:
+            tenant = known_tenant(connection, tenant)
+            found = explain_request(connection, residency, incarnation=process, worker=worker, tenant=tenant)
+            any_tier, place = has_tiers(connection, tenant=tenant), ledger
+        items = [row._asdict() | {"decisions": [one._asdict() for one in row.decisions]} for row in found]
+    one = _only(items, residency, place, any_tier)
+    lines = lines_of(one) if any_tier else [*lines_of(one)[:1], NO_TIER]
+    if as_json:
+        print_json({"request": one, "explained": lines})
+        return
+    print(f"{readable(one['opened_us'])} {one['incarnation']}")
+    print("\n".join(lines))
+
+
+def _only(items: list[dict[str, Any]], residency: int, place: str, any_tier: bool) -> dict[str, Any]:
+    """The one request that is meant; raises `ConfigError` where there is none, or several."""
+    if not items:
+        problem = (
+            f"`{place}` has no request {residency} that fits; "
+            "`kvcustody audit query --kind residency-opened` shows those it has"
+        )
+        raise ConfigError(problem if any_tier else f"{problem}; {NO_TIER}", residency=residency)
+    if len(items) > 1:
+        processes = ", ".join(f"`{item['incarnation']}`" for item in items[:5])
+        raise ConfigError(
+            f"{len(items)} processes have a request {residency}: name one with --incarnation, "
+            f"the newest first: {processes}",
+            residency=residency,
+        )
+    return items[0]
+
+
+def _process(said: str | None) -> str | None:
+    if said is not None and not re.fullmatch(r"[0-9a-f]{32}", said):
+        raise ConfigError(
+            f"--incarnation `{said}` is no process: it has 32 hexadecimal digits, "
+            "as `kvcustody worker list` shows them",
+            incarnation=said,
+        )
+    return said
+
+
+def _place(cursor: str | None) -> tuple[int, int, int] | None:
+    if cursor is None:
+        return None
+    found = re.fullmatch(r"(\d{1,18}):(\d{1,9}):(\d{1,18})", cursor)
+    if found is None:
+        raise ConfigError(
+            f"--after `{cursor}` is no cursor of this command; give what `more:` said", cursor=cursor
+        )
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def _print_tiers(items: list[dict[str, Any]], since_us: int, until_us: int) -> None:
+    title = f"{readable(since_us)} to {readable(until_us)}"
+    tiers = make_table("copies, of all time", "tier", "stored", "bytes", "ended", "there now")
+    for item in items:
+        numbers = (f"{item[name]:,}" for name in ("stored", "ended", "living"))
+        stored, ended, living = numbers
+        tiers.add_row(item["tier"], stored, size(item["stored_bytes"]), ended, living)
+    stdout().print(tiers, markup=False)
+    if not any(item["transfers"] for item in items):
+        print(f"nothing was decided about moving copies from {title}; give an earlier --from")
+        return
+    columns = ("moved", "blocks", "bytes", "took", "partial", "failed", "wrong by", "saved", "left alone")
+    table = make_table(title, "tier", "action", "decisions", *columns, left=2)
+    for item in items:
+        for row in item["transfers"]:
+            saved, error = row["saved_us"], row["error"]
+            table.add_row(
+                row["tier"],
+                row["action"],
+                *(f"{row[name]:,}" for name in ("decisions", "transfers", "blocks")),
+                size(row["bytes"]),
+                time_text(row["measured_us"]),
+                *(f"{row[name]:,}" for name in ("partial", "failed")),
+                "–" if error is None else f"{error:.0%}",
+                "–" if saved is None else ("−" if saved < 0 else "") + time_text(abs(saved)),
+                ", ".join(f"{number:,} {reason}" for reason, number in row["against"].items()) or "0",
+            )
+    stdout().print(table, markup=False)
+
+
+def _print_transfers(items: list[dict[str, Any]]) -> None:
+    columns = ("blocks", "bytes", "to move", "to compute", "took")
+    names = ("when (UTC)", "tenant", "tier", "action", "request", "choice", "outcome", "why")
+    table = make_table(several(len(items), "decision"), *names, *columns, left=len(names))
+    for item in items:
+        table.add_row(
+            readable(item["at_us"]),
+            item["tenant"],
+            item["tier"],
+            item["action"],
+            str(item["residency"] or "–"),
+            item["choice"],
+            item["outcome"] or "–",
+            item["reason"],
+            f"{item['blocks']:,}",
+            size(item["bytes"]),
+            *(predicted_text(item, name) for name in ("transfer_us", "recompute_us")),
+            time_text(item["actual_us"]) if item["outcome"] else "–",
+        )
+    stdout().print(table, markup=False)

@@ -1,0 +1,100 @@
+"""Decisions about moving copies in words: what was found, what either way was to take, what was chosen, what it took.
+
+    lines_of(request)          # one request, a sentence a line
+
+1. Nothing is said that its row does not say; what was not known then is called so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvcustody.console.report.number_format import several, size, time_text
+
+_WHY = {
+    "faster": "that was predicted to be faster than computing them",
+    "not measured yet": "what either way takes was not measured yet, which only trying tells",
+    "slower": "computing them was predicted to be faster",
+    "tried": "one in sixteen is, of those that do not seem to pay: whether they do is known of these alone",
+    "pays": "what comes back was expected to save more than storing takes",
+    "does not pay": "what comes back was not expected to save as much as storing takes",
+    "busy": "this step of the engine had copied out its share already",
+}
+_COMPARED = ("faster", "slower", "pays", "does not pay", "tried")
+_OUTCOME = {
+    "restore": {
+        "done": "all of it came",
+        "partial": "only a part came, and what is missing was looked for again, or computed",
+        "failed": "nothing came",
+    },
+    "store": {"done": "it is there", "failed": "the tier had no room for it or no buffer, or failed"},
+}
+
+
+def predicted_text(one: dict[str, Any], name: str) -> str:
+    """A prediction of a decision: 0 is none yet, where the decision does not say that it compared both."""
+    if one[name]:
+        return time_text(one[name])
+    return "not known yet" if one["reason"] not in _COMPARED else "under 1 µs"
+
+
+def why(reason: str) -> str:
+    """A decision's reason as a sentence's end; one that is not known here as it stands."""
+    return _WHY.get(reason, reason)
+
+
+def lines_of(request: dict[str, Any]) -> list[str]:
+    """What is on record of one request's look-up in tiers, `ExplainedRequest` as a dictionary."""
+    attached, handed = request["attached_blocks"], request["written_blocks"]
+    lines = [
+        f"request {request['residency']} of `{request['tenant']}`, classified `{request['classification']}`: "
+        f"{several(attached, 'block')} attached on the device, {several(handed, 'block')} handed out to be filled"
+    ]
+    decisions = request["decisions"]
+    if not decisions:
+        lines.append("no tier had anything of what followed: it was computed")
+    for one in decisions:
+        lines += decision_lines(one)
+    moved = [one for one in decisions if one["choice"] == "transfer"]
+    if len(moved) > 1:
+        took = sum(one["actual_us"] for one in moved)
+        lines.append(f"together: {several(len(moved), 'transfer')} in {time_text(took)}")
+    return lines
+
+
+def decision_lines(one: dict[str, Any]) -> Iterator[str]:
+    """One decision, `RecordedTransfer` or `DecidedTransfer` as a dictionary."""
+    tier, blocks = one["tier"], several(one["blocks"], "block")
+    stored = one["action"] == "store"
+    verb = "offered to" if stored else "found in"
+    yield f"{verb} {tier}: {blocks}, {size(one['bytes'])}"
+    transfer, again = (predicted_text(one, name) for name in ("transfer_us", "recompute_us"))
+    yield f"  predicted: {transfer} to {'store' if stored else 'restore'} them, {again} to compute them"
+    if one["choice"] != "transfer":
+        yield f"  chosen: not to {one['action']} them, as {why(one['reason'])}"
+        return
+    yield f"  chosen: to {one['action']} them, as {why(one['reason'])}"
+    yield f"  it took {time_text(one['actual_us'])}: {_judged(one)}"
+
+
+def error_share(one: dict[str, Any]) -> float | None:
+    """What a prediction was wrong by, as a share of what was measured; None where there was none, or nothing moved."""
+    if not one["transfer_us"] or not one["actual_us"] or one["outcome"] != "done":
+        return None
+    return abs(int(one["transfer_us"]) - int(one["actual_us"])) / int(one["actual_us"])
+
+
+def _judged(one: dict[str, Any]) -> str:
+    stored = one["action"] == "store"
+    parts = [_OUTCOME[one["action"]].get(one["outcome"], one["outcome"])]
+    share = error_share(one)
+    if share is not None:
+        over = one["actual_us"] - one["transfer_us"]
+        parts.append(
+            f"{time_text(abs(over))} {'more' if over > 0 else 'less'} than predicted ({share:.0%} of it)"
+        )
+    if not stored and one["outcome"] == "done" and one["recompute_us"]:
+        saved = one["recompute_us"] - one["actual_us"]
+        parts.append(f"{time_text(abs(saved))} {'saved' if saved >= 0 else 'lost'} against computing")
+    return "; ".join(parts)
