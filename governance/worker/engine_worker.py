@@ -19,13 +19,13 @@ from kvcustody.allocator.external.block_ranking import ranked_sample
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
-from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.writer.event_writer import LedgerWriter
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.agent import start_agent
+from kvcustody.governance.custody_events import worker_stopped
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.orphans.ledger_join import recover
@@ -98,12 +98,11 @@ class EngineWorker:
         order = port.step()
         if order is not None and last is not None:
             last(order)
-        port.counts()  # hands over what the last order proved
+        tiers = port.counts().tiers  # hands over what the last order proved
         queue = port.pool.queue
         allocated = port.pool.next_generation - 1
-        self.writer.submit(
-            [WorkerStopped(self.clock.now_us(), self.name, "closed", allocated, tuple(queue.device_blocks))]
-        )
+        now_us, scrubbed = self.clock.now_us(), tuple(queue.device_blocks)
+        self.writer.submit([worker_stopped(now_us, self.name, "closed", allocated, scrubbed, tiers)])
         _log.info("worker stopped", worker=self.name, blocks_allocated=allocated)
 
     def __enter__(self) -> EngineWorker:

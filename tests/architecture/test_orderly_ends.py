@@ -74,7 +74,7 @@ def test_whoever_opens_a_writer_ends_it_in_order() -> None:
 
 def test_what_holds_memory_records_its_end_by_itself() -> None:
     for where in filter(None, WITH_MEMORY.values()):
-        assert "WorkerStopped(" in (ROOT / where).read_text(encoding="utf-8"), where
+        assert "worker_stopped(" in (ROOT / where).read_text(encoding="utf-8"), where
 
 
 def test_control_a_writer_that_nothing_ends_is_found() -> None:
