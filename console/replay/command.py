@@ -49,7 +49,7 @@ Examples:
     kvcustody replay --golden
 """
 
-HOST_TIER_BYTES, COMPARED_REQUESTS = 512 << 20, 1000  # where nothing else is said
+HOST_TIER_BYTES = 512 << 20  # of a comparison, where nothing else is said
 _POOL_BLOCKS = {
     **{"mooncake": 16_000, "agentic": 64_000, "kv-cache-tester": 64_000},
     **{name: scenario.pool_blocks for name, scenario in SCENARIOS.items()},
