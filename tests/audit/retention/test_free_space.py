@@ -16,6 +16,7 @@ from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.database.monthly_partitions import create_partitions, month_of, partitions
 from kvcustody.audit.events import (
     BlocksAttached,
+    CopiesStored,
     CustodyEnded,
     DecisionRecorded,
     Event,
@@ -23,6 +24,7 @@ from kvcustody.audit.events import (
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
+    TransferDecided,
     WorkerStarted,
     WorkerStopped,
 )
@@ -57,6 +59,10 @@ def custody(number: int, tenant: str) -> Iterator[Event]:
     yield HitCounters(now, tenant, tenant, "attach", "permit", "own-scope", 1, now, 3, 2, 1)
     yield ResidencyReleased(now + 1, number, tenant, "finish", (run,), 0)
     times = (now + 1, now + 2, now + 1, 1_000_000, now + 10**6)
+    copy = (("ab" * 32,), (number + 1,), (3,), (1000,), (now + 10**6,), (now,), 1_000_000)
+    yield CopiesStored(now, "host", tenant, "internal", *copy)
+    moved = ("store", "host", tenant, 0, 3, 1000, 10, 20, "transfer", "done", 11, "pays")
+    yield TransferDecided(now, *moved)
     yield CustodyEnded(now + 2, tenant, "internal", (run,), "expired", *times)
     done = ("memset", "cpu", 12288, now + 3, now + 4, "full", 1.0, 3, "ok", (run,))
     yield ReceiptRecorded(now + 4, number, 0, tenant, *done)
