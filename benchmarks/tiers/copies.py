@@ -36,7 +36,7 @@ from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierTerms
-from kvcustody.governance.tiers.tier_index import TierIndex
+from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
@@ -193,9 +193,7 @@ def index(objects: int) -> dict[str, float]:
     tracemalloc.start()
     made = TierIndex()
     for name in names:
-        made.add(
-            name, size=OBJECT, domain=1, subject=1, bucket=1, born_us=1, ceiling_us=2, depth=0, blocks=BLOCKS
-        )
+        made.add(name, IndexRow(1, 1, 2, 2, 2, OBJECT, 0, BLOCKS, 1, 1, 1))
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     some = names[:: max(1, objects // 10_000)]
