@@ -78,8 +78,7 @@ def copy_in(table: SegmentTable, blocks: BlockIndices, data: memoryview) -> None
     ascending(listed)
     if table.device.type == "cpu":
         for piece, rows in _host_pieces(table, parts):
-            for row, block in zip(rows, listed.tolist(), strict=True):
-                piece[block] = row
+            piece[listed] = rows
         return
     index = torch.from_numpy(listed).to(table.device)
     for words, part in zip(table.words, parts, strict=True):

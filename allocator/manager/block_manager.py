@@ -56,7 +56,7 @@ from kvcustody.allocator.prefix.longest_prefix import PrefixMatch, Prompt, ReadP
 from kvcustody.allocator.prefix.node import Node, PathResidency
 from kvcustody.allocator.prefix.publish import Publication
 from kvcustody.allocator.prefix.sequence import RunningSequence
-from kvcustody.allocator.prefix.tree import Lifetime, PrefixTree
+from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.errors import CapacityError, HandleError
 
 RESIDENCY_BITS = 40  # of a residency's number; above it stands its pool's, and both are below 2^53
@@ -349,10 +349,14 @@ class BlockManager:
     def publish_restored(
         self, sequence: RunningSequence, blocks: int, born_us: int, ceiling_us: int, now_us: int
     ) -> None:
-        """The sequence's first `blocks` are whole: those that were not published came from a tier."""
+        """The sequence's first `blocks` are whole: those that were not published came from a tier.
+
+        What it computes from them lives no longer than they may (L8).
+        """
         slot, tokens = sequence.slot, blocks * self.options.block_tokens
         self.decode.computed[slot] = max(tokens, int(self.decode.computed[slot]))
-        self.publication.publish(sequence, blocks, now_us, Lifetime(born_us, ceiling_us))
+        sequence.ceiling_us = min(sequence.ceiling_us, ceiling_us)
+        self.publication.publish(sequence, blocks, now_us, born_us)
 
     def extend_many(
         self, slots: NDArray[np.int64], tokens: NDArray[np.int32] | None, now_us: int

@@ -23,7 +23,7 @@ from kvcustody.allocator.pool.records import AttachedBlocks, EndingRun, Released
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
-from kvcustody.allocator.prefix.tree import Lifetime, PrefixTree
+from kvcustody.allocator.prefix.tree import PrefixTree
 
 
 class Publication:
@@ -33,30 +33,30 @@ class Publication:
         self.pool = pool
         self.tree = tree
         self._unsummed: list[Blocks] = []
-        self._lived: Lifetime | None = None  # of what is published now
 
     def publish(
-        self, sequence: RunningSequence, computed_blocks: int, now_us: int, lived: Lifetime | None = None
+        self, sequence: RunningSequence, computed_blocks: int, now_us: int, born_us: int | None = None
     ) -> None:
         """Publish what is whole, computed and keyed, span by span, in token order.
 
-        `lived`: it came from a tier, and what it has lived counts.
+        `born_us`: when it was first written, where it came from a tier.
         """
-        self._lived = lived
-        self._publish_spans(sequence, computed_blocks, now_us)
+        self._publish_spans(sequence, computed_blocks, now_us, born_us)
         if self._unsummed:
             unsummed, self._unsummed = self._unsummed, []
             sums = self.pool.keep_sums()
             if sums is not None:
                 sums.record(np.concatenate(unsummed))
 
-    def _publish_spans(self, sequence: RunningSequence, computed_blocks: int, now_us: int) -> None:
+    def _publish_spans(
+        self, sequence: RunningSequence, computed_blocks: int, now_us: int, born_us: int | None
+    ) -> None:
         spans = sequence.spans
         while spans:
             span = spans[0]
             until = min(computed_blocks, span.last, span.first + len(span.keys) // KEY_BYTES)
             publishable = until > span.first and span.domain.cacheable and span.domain.is_open
-            if publishable and not self._publish_run(sequence, span, until - span.first, now_us):
+            if publishable and not self._publish_run(sequence, span, until - span.first, now_us, born_us):
                 # A key is taken by a node that cannot be attached: the rest stays private.
                 span.keys, span.state = b"", None
                 return
@@ -64,7 +64,9 @@ class Publication:
                 return
             del spans[0]
 
-    def _publish_run(self, sequence: RunningSequence, span: Span, count: int, now_us: int) -> bool:
+    def _publish_run(
+        self, sequence: RunningSequence, span: Span, count: int, now_us: int, born_us: int | None
+    ) -> bool:
         tree = self.tree
         keys = span.keys[: KEY_BYTES * count]
         blocks = sequence.table[span.first : span.first + count]
@@ -94,7 +96,8 @@ class Publication:
                 run,
                 keys[KEY_BYTES * joined :],
                 now_us,
-                self._lived,
+                born_us=born_us,
+                ceiling_us=sequence.ceiling_us,
             )
             sequence.leaf = node
             if tree.changes is not None:

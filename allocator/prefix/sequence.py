@@ -12,7 +12,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from kvcustody.allocator.pool.accounting import Account, Domain
-from kvcustody.allocator.pool.block_state import EMPTY, Blocks
+from kvcustody.allocator.pool.block_state import EMPTY, NEVER_US, Blocks
 from kvcustody.allocator.prefix.block_priority import BlockPriority
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.node import Node, PathResidency
@@ -43,6 +43,7 @@ class RunningSequence:
         "admitted_blocks",
         "asked_us",
         "block_count",
+        "ceiling_us",
         "domain",
         "duplicates",
         "extra_written",
@@ -82,6 +83,9 @@ class RunningSequence:
         self.table: Blocks = EMPTY
         self.block_count = 0
         self.hit_blocks = 0
+        self.ceiling_us = (
+            NEVER_US  # of what it publishes, where a tier filled blocks of it: none of that lives longer
+        )
         self.restored_blocks = 0  # behind the hit, filled from a tier
         self.tail_tokens = 0  # behind those, of the block that is not full
         self.asked_us = 0  # when it was first asked for: before its blocks were there

@@ -21,7 +21,6 @@ never blocks: they gather the moves of block states, and `flush` makes each kind
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -35,13 +34,6 @@ from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy, EvictionQ
 from kvcustody.allocator.prefix.hash_index import IndexChange, PrefixIndex
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node, PathResidency
 from kvcustody.errors import IsolationError
-
-
-class Lifetime(NamedTuple):
-    """When blocks were first written, and what nothing prolongs."""
-
-    born_us: int
-    ceiling_us: int
 
 
 class PrefixTree:
@@ -149,19 +141,20 @@ class PrefixTree:
         blocks: Blocks,
         keys: bytes,
         now_us: int,
-        lived: Lifetime | None = None,
+        *,
+        born_us: int | None = None,
+        ceiling_us: int = NEVER_US,
     ) -> Node:
         """Enter a run under `parent`, referred to by its writer. A run without keys is shared but never found.
 
-        `lived`: what it brought with it from a tier; no ceiling is later than that.
+        `born_us`: when it was first written, where that was before now; `ceiling_us`: what nothing of it outlives.
         """
         depth = parent.depth + parent.length if parent is not None else 0
         node = Node(domain, parent, start, depth, blocks, len(blocks))
         node.refs = 1
-        node.born_us = node.used_us = now_us
+        node.born_us, node.used_us = now_us if born_us is None else min(now_us, born_us), now_us
         ceiling = now_us + domain.absolute_us if domain.absolute_us < NEVER_US else NEVER_US
-        if lived is not None:
-            node.born_us, ceiling = min(now_us, lived.born_us), min(ceiling, lived.ceiling_us)
+        ceiling = min(ceiling, ceiling_us)
         if parent is not None:
             ceiling = min(ceiling, parent.ceiling_us)
             parent.add_child(node)

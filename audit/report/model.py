@@ -16,6 +16,7 @@ from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.report.activity import Activity
 from kvcustody.audit.report.framework import Framework
 from kvcustody.audit.report.gaps_and_spills import GapsAndSpills
+from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.report.sample import SampleItem
 from kvcustody.audit.report.system_boundary import Boundary
 from kvcustody.audit.report.tiers import TierFacts
@@ -69,21 +70,6 @@ class PolicyProof(NamedTuple):
     is_active: bool
     proof_digest: str
     properties: tuple[ReportedProperty, ...]
-
-
-class Balance(NamedTuple):
-    """An identity with both of its sides, and where each comes from."""
-
-    name: str
-    left: int
-    right: int
-    left_source: str
-    right_source: str
-
-    @property
-    def holds(self) -> bool:
-        """Whether the sides are equal."""
-        return self.left == self.right
 
 
 class PopulationFacts(NamedTuple):

@@ -7,17 +7,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.database.snapshot import AsOf
-from kvcustody.audit.report.model import Balance
 from kvcustody.audit.report.system_boundary import Boundary, ReportedWorker
 from kvcustody.audit.schema.ledger import receipts
 
 _LEAVES = "leaves"
+
+
+class Balance(NamedTuple):
+    """An identity with both of its sides, and where each comes from."""
+
+    name: str
+    left: int
+    right: int
+    left_source: str
+    right_source: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the sides are equal."""
+        return self.left == self.right
 
 
 def reconcile(

@@ -15,24 +15,10 @@ from sqlalchemy import Connection, func, select
 from kvcustody.audit.copies.copy_coverage import CopyCoverage, CopyCoverageRow
 from kvcustody.audit.copies.copy_rows import CopyTotals, copy_totals
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.report.system_boundary import ReportedWorker
 from kvcustody.audit.schema.copies import transfer_decisions
 from kvcustody.audit.schema.ledger import incarnations, logs
-
-
-class TierBalance(NamedTuple):
-    """An identity of a tier with both of its sides, and where each comes from."""
-
-    name: str
-    left: int
-    right: int
-    left_source: str
-    right_source: str
-
-    @property
-    def holds(self) -> bool:
-        """Whether the sides are equal."""
-        return self.left == self.right
 
 
 class DecisionTotal(NamedTuple):
@@ -54,7 +40,7 @@ class TierFacts(NamedTuple):
 
     rows: tuple[CopyCoverageRow, ...]
     digest: str
-    balances: tuple[TierBalance, ...]
+    balances: tuple[Balance, ...]
     decisions: tuple[DecisionTotal, ...]
 
     @property
@@ -82,9 +68,9 @@ def read_tiers(
     return TierFacts(copies.rows, copies.digest, tuple(balances), decisions)
 
 
-def _verdicts(copies: CopyCoverage) -> Iterator[TierBalance]:
+def _verdicts(copies: CopyCoverage) -> Iterator[Balance]:
     for row in copies.by_tier():
-        yield TierBalance(
+        yield Balance(
             f"copies due in {row.tier} = covered + late + open + unproven + disputed",
             row.due,
             row.covered + row.late + row.open + row.unproven + row.disputed,
@@ -93,7 +79,7 @@ def _verdicts(copies: CopyCoverage) -> Iterator[TierBalance]:
         )
 
 
-def _of_worker(connection: Connection, worker: ReportedWorker, state: AsOf) -> Iterator[TierBalance]:
+def _of_worker(connection: Connection, worker: ReportedWorker, state: AsOf) -> Iterator[Balance]:
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == worker.incarnation))
     if life is None or not worker.tiers:
         return
@@ -101,7 +87,7 @@ def _of_worker(connection: Connection, worker: ReportedWorker, state: AsOf) -> I
     for tier in worker.tiers:
         said = totals.get(tier.tier, CopyTotals())
         for step in ("stored", "ended", "destroyed"):
-            yield TierBalance(
+            yield Balance(
                 f"{who}: copies {step} in {tier.tier} by its counter when it stopped = in leaves",
                 getattr(tier, step),
                 getattr(said, step),

@@ -25,7 +25,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
+from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
@@ -171,52 +171,25 @@ class Offloading:
         elif way.reused * (recompute_us - again_us) <= takes_us:
             way.skipped += 1
             reason = "tried" if way.skipped % _TRY == 0 else "does not pay"
+        record = self._recorder("store", way, label.tenant, 0, takes_us, recompute_us)
         if reason in ("busy", "does not pay"):
             way.against += 1
-            self._decide(
-                way, "store", label, 0, blocks, size, takes_us, recompute_us, "recompute", "", 0, reason
-            )
+            record(blocks, size, "recompute", "", 0, reason)
             return False
         self._left -= size
         began_ns = perf_counter_ns()
         stored = way.tier.store(run, read)
         took_us = (perf_counter_ns() - began_ns) // 1000
+        has = stored == blocks or way.tier.has(label, run.keys[-KEY_BYTES:])
         if stored:
             part = size * stored // blocks
             way.stores.learn(part, took_us)
             way.stored_blocks += stored
             way.stored_bytes += part
             way.store_us += took_us
-            self._decide(
-                way,
-                "store",
-                label,
-                0,
-                stored,
-                part,
-                takes_us,
-                recompute_us,
-                "transfer",
-                "done",
-                took_us,
-                reason,
-            )
-        has = stored == blocks or way.tier.has(label, run.keys[-KEY_BYTES:])
-        if not (stored or has):  # no room, no buffer, or the store failed
-            self._decide(
-                way,
-                "store",
-                label,
-                0,
-                blocks,
-                size,
-                takes_us,
-                recompute_us,
-                "transfer",
-                "failed",
-                took_us,
-                reason,
-            )
+            record(stored, part, "transfer", "done", took_us, reason)
+        elif not has:  # no room, no buffer, or the store failed
+            record(blocks, size, "transfer", "failed", took_us, reason)
         return has
 
     # -- back -----------------------------------------------------------------------------------------------------
@@ -249,13 +222,13 @@ class Offloading:
         keys = _chain_before(sequence, span) + span.keys[: KEY_BYTES * wanted]
         if len(keys) != KEY_BYTES * (start + wanted):
             return 0
-        come, tried = 0, set[bytes]()
+        come, tried = 0, set[_Way]()
         while come < wanted:
             way, found = self._best(label, keys, start + come, tried)
             if way is None:
                 break
-            tried.add(found[0].name)
             came = self._load(way, manager, sequence, label, keys, start + come, found)
+            tried = {way} if came else tried | {way}  # it has told all that goes on from there
             for one in came:
                 manager.publish_restored(
                     sequence, span.first + one.blocks, one.born_us, one.ceiling_us, now_us
@@ -266,15 +239,15 @@ class Offloading:
         return come
 
     def _best(
-        self, label: DomainLabel, keys: bytes, depth: int, tried: set[bytes]
+        self, label: DomainLabel, keys: bytes, depth: int, tried: set[_Way]
     ) -> tuple[_Way | None, list[Found]]:
         """Whoever brings most; of those alike, whoever is asked first."""
         best: tuple[_Way | None, list[Found]] = (None, [])
         most = 0
-        for way in self._ways:
+        for way in [way for way in self._ways if way not in tried]:
             found = way.tier.lookup(label, keys, depth)
             blocks = sum(one.blocks for one in found)
-            if blocks > most and found[0].name not in tried:
+            if blocks > most:
                 best, most = (way, found), blocks
         return best
 
@@ -292,26 +265,14 @@ class Offloading:
         tokens, residency = self._block_tokens, sequence.residency.id
         takes_us = way.restores.predict(size)
         recompute_us = self._cost.seconds_of(blocks * tokens, depth * tokens) * 1e6
+        record = self._recorder("restore", way, label.tenant, residency, takes_us, recompute_us)
         reason = "faster"
         if takes_us is None or not self._cost.is_known:
             reason = "not measured yet"
         elif takes_us >= recompute_us:
             way.against += 1
             way.watch.left_alone(self._clock.now_us())
-            self._decide(
-                way,
-                "restore",
-                label,
-                residency,
-                blocks,
-                size,
-                takes_us,
-                recompute_us,
-                "recompute",
-                "",
-                0,
-                "slower",
-            )
+            record(blocks, size, "recompute", "", 0, "slower")
             return []
         memory = cast(CopyableMemory, manager.pool.memory)
         span = sequence.spans[0]
@@ -330,20 +291,7 @@ class Offloading:
         way.restore_us += took_us
         way.watch.used()
         outcome = "done" if count == blocks else "partial" if count else "failed"
-        self._decide(
-            way,
-            "restore",
-            label,
-            residency,
-            blocks,
-            size,
-            takes_us,
-            recompute_us,
-            "transfer",
-            outcome,
-            took_us,
-            reason,
-        )
+        record(blocks, size, "transfer", outcome, took_us, reason)
         return came
 
     # -- swap -----------------------------------------------------------------------------------------------------
@@ -362,7 +310,9 @@ class Offloading:
         if before is not None and before.domain is not domain:
             before = None
         parent = before.keys[-KEY_BYTES:] if before is not None else _NO_KEY
-        ceiling_us = min(now_us + domain.absolute_us, before.ceiling_us if before is not None else NEVER_US)
+        ceiling_us = min(now_us + domain.absolute_us, sequence.ceiling_us)
+        if before is not None:
+            ceiling_us = min(ceiling_us, before.ceiling_us)
         born_us = before.born_us if before is not None else now_us
         key = _tail_key(parent, manager.decode.pending[slot, :tokens].tobytes())
         label, block = label_of(domain), sequence.table[whole : whole + 1]
@@ -372,7 +322,7 @@ class Offloading:
         def read(first: int, count: int, into: memoryview) -> None:
             _read(memory, block, into)
 
-        return any(way.tier.admits(label) and bool(way.tier.store(run, read)) for way in self._ways)
+        return any(self._store(way, run, label, 1, memory, read) for way in self._ways)
 
     def keep_path(self, manager: BlockManager, leaf: Node | None) -> None:
         """Keep what was published of a path that nobody refers to now; it stays in the pool while there is room."""
@@ -392,20 +342,17 @@ class Offloading:
         parent = before[-KEY_BYTES:] or _NO_KEY
         data = prompt.data[4 * size * whole : 4 * (size * whole + tokens)]
         keys = before + _tail_key(parent, data)
-        label, memory = label_of(span.domain), cast(CopyableMemory, manager.pool.memory)
+        label = label_of(span.domain)
         if len(keys) != KEY_BYTES * (span.start + 1):
             return 0
-
-        def write(at: int, count: int, skip: int, data: memoryview) -> None:
-            _write(memory, sequence.table[whole : whole + 1], skip, data)
-
-        for way in self._ways:
-            found = way.tier.lookup(label, keys, span.start)
-            if found and way.tier.load(label, keys, span.start, found, write):
-                manager.decode.computed[sequence.slot] = whole * size + tokens
-                sequence.tail_tokens = tokens
-                return tokens
-        return 0
+        way, found = self._best(label, keys, span.start, set())
+        came = [] if way is None else self._load(way, manager, sequence, label, keys, span.start, found)
+        if not came:
+            return 0
+        sequence.ceiling_us = min(sequence.ceiling_us, came[0].ceiling_us)
+        manager.decode.computed[sequence.slot] = whole * size + tokens
+        sequence.tail_tokens = tokens
+        return tokens
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -500,38 +447,25 @@ class Offloading:
         for way in self._ways:
             way.tier.close()
 
-    def _decide(
+    def _recorder(
         self,
-        way: _Way,
         action: str,
-        label: DomainLabel,
+        way: _Way,
+        tenant: str,
         residency: int,
-        blocks: int,
-        size: int,
         transfer_us: float | None,
         recompute_us: float,
-        choice: str,
-        outcome: str,
-        actual_us: int,
-        reason: str,
-    ) -> None:
-        self._decisions.append(
-            TransferDecision(
-                action,
-                way.tier.name,
-                label.tenant,
-                residency,
-                blocks,
-                size,
-                self._clock.now_us(),
-                int(transfer_us or 0),
-                int(recompute_us),
-                choice,
-                outcome,
-                actual_us,
-                reason,
+    ) -> Callable[[int, int, str, str, int, str], None]:
+        """Puts a decision on record: `record(blocks, size, choice, outcome, actual_us, reason)`."""
+
+        def record(blocks: int, size: int, choice: str, outcome: str, actual_us: int, reason: str) -> None:
+            expected = (int(transfer_us or 0), int(recompute_us))
+            moved = (way.tier.name, tenant, residency, blocks, size, self._clock.now_us())
+            self._decisions.append(
+                TransferDecision(action, *moved, *expected, choice, outcome, actual_us, reason)
             )
-        )
+
+        return record
 
 
 def _key_before(node: Node, position: int) -> bytes:

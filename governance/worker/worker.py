@@ -82,7 +82,6 @@ class Worker:
         shards = max((len(pool.scrubbed) for pool in pools), default=0)
         scrubbed = tuple(sum(pool.scrubbed[shard] for pool in pools) for shard in range(shards))
         allocated = sum(pool.allocated for pool in pools)
-        tiers = self.governor.counts().tiers
         now_us, tiers = self._clock.now_us(), self.governor.counts().tiers
         self.writer.submit([worker_stopped(now_us, self.name, "closed", allocated, scrubbed, tiers)])
         _log.info("worker stopped", worker=self.name, blocks_allocated=allocated)

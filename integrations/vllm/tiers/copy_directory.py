@@ -123,7 +123,7 @@ class CopyDirectory:
                     event.size,
                     event.at_us,
                     event.due_us,
-                    label if event.cause != "found" else None,
+                    label,
                 )
                 self._copies[event.name] = copy
                 self._domains[_spec(copy)] += 1

@@ -91,3 +91,32 @@ def test_an_erasure_ends_what_was_swapped_out(world: World) -> None:
     world.worker.governor.erase(Selector("acme"))
     world.worker.governor.step()
     assert resumed(world, tokens + made) == 0
+
+
+@pytest.mark.parametrize("tokens", [5, 4 * TOKENS + 5])
+def test_no_number_of_swaps_prolongs_what_was_computed_first(world: World, tokens: int) -> None:
+    """At most an hour, swapped out and in every nine minutes, decoding on; a partial block without a parent, too."""
+    text, made, minute = prompt(1, 0, tokens), prompt(2, 0, 40), 60_000_000
+    governor, at = world.worker.governor, 1
+    request = run(world, text, made[:at])
+    for trip in range(8):
+        governor.preempt(request.request_id, swap=True)
+        world.crowd(trip)
+        world.clock.advance(9 * minute)
+        governor.step()
+        admitted = governor.admit(who("acme"), MODEL, text + made[:at], is_resumed=True, takes_partial=True)
+        assert isinstance(admitted, Admission)
+        if 9 * (trip + 1) >= 60:
+            assert admitted.hit_tokens == 0, f"after {9 * (trip + 1)} minutes"
+            break
+        assert admitted.hit_tokens == tokens + at - 1
+        governor.commit([admitted.request_id], [tokens + at])
+        for token in made[at : at + 5]:
+            assert governor.extend_many([admitted.request_id], [token]) == ()
+        at += 5
+        request = admitted
+        for block, index in enumerate(governor.blocks(request.request_id).tolist()):
+            world.memory.write(
+                0, np.array([index]), memoryview(bytearray(content(world, text + made[:at], block)))
+            )
+    assert trip == 6

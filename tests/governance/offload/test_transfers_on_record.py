@@ -224,7 +224,7 @@ def test_pages_are_read_by_the_index(ledger: Engine) -> None:
             asked.append(" ".join(str(row) for row in cursor.fetchall()))
 
     for tenant in (None, "acme"):
-        every(ledger, TransferFilter(tenant), 50)
+        every(ledger, TransferFilter(tenant), 25)
     event.remove(ledger, "before_cursor_execute", note)
     assert len(asked) > 4 and not [plan for plan in asked if "TEMP B-TREE" in plan], asked
     assert "ix_transfer_decisions_at" in asked[0]
