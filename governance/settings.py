@@ -325,6 +325,11 @@ class Settings(LayeredSettings):
         le=60_000,
         description="Milliseconds that a tier on a disk may take for one object; then it is a miss.",
     )
+    tier_transfers: Literal["measured", "always"] = Field(
+        "measured",
+        description="Whether copies move: where that is expected to be faster than computing (`measured`), or wherever "
+        "policy permits (`always`).",
+    )
     sweep_batch_residencies: int = Field(
         128,
         ge=1,

@@ -96,7 +96,10 @@ class CopyDifferences(NamedTuple):
 
 
 class DecidedTransfer(NamedTuple):
-    """One decision to move copies or not; times that were predicted, and what was measured."""
+    """One decision to move copies or not; times that were predicted, and what was measured.
+
+    `part_blocks`: how many came, where the outcome is partial.
+    """
 
     tenant: str
     action: str
@@ -110,6 +113,7 @@ class DecidedTransfer(NamedTuple):
     outcome: str
     actual_us: int
     reason: str
+    part_blocks: int
     at_us: int
 
 

@@ -5,7 +5,7 @@
     explain_request(connection, 17)
 
 1. Rows of decisions alone are read, in pages; no leaf is. With a tenant, only those in that tenant's own log.
-2. Of a restore that brought a part, no row says how much came: its blocks are counted in `partial`, and nowhere else.
+2. Of a restore that brought a part, blocks and bytes are those that came.
 3. Predictions are judged by transfers that were done and that had one (`transfer_us` above 0). What a restore saved is
    what computing its tokens was predicted to take less what it took: negative where it lost.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, case, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select, tuple_
 
 from kvcustody.audit.copies.copy_rows import DecidedTransfer, transfers_of
 from kvcustody.audit.counters.read_figures import TierTotals, tier_totals
@@ -65,6 +65,7 @@ class RecordedTransfer(NamedTuple):
     outcome: str
     actual_us: int
     reason: str
+    part_blocks: int
     at_us: int
 
 
@@ -78,7 +79,7 @@ class TransferPage(NamedTuple):
 class TransferSummary(NamedTuple):
     """Stores or restores of one tier in a period.
 
-    `blocks` and `bytes` are of transfers that were done. `predicted` of these had a prediction, of `predicted_us`
+    `blocks` and `bytes` are those that were moved. `predicted` of these had a prediction, of `predicted_us`
     together, and took `predicted_actual_us`; `error` is what each was wrong by, as a share of that: None where there
     was none. `against` counts decisions after which nothing moved, by reason. `saved_us` is of restores: None for
     stores.
@@ -157,11 +158,11 @@ def transfer_summary(
     """Decisions of a period by tier and action, in name order."""
     column = transfer_decisions.c
     key = (column.tier, column.action, column.choice, column.outcome, column.reason)
-    known = column.transfer_us > 0
+    known, is_part = column.transfer_us > 0, and_(column.outcome == "partial", column.blocks > 0)
     sums = (
         func.count(),
-        _sum(column.blocks),
-        _sum(column.bytes),
+        _sum(case((is_part, column.part_blocks), else_=column.blocks)),
+        _sum(case((is_part, column.bytes * column.part_blocks // column.blocks), else_=column.bytes)),
         _sum(column.actual_us),
         _sum(case((known, 1), else_=0)),
         _sum(case((known, column.transfer_us), else_=0)),
@@ -253,6 +254,8 @@ class _Sums:
         self.measured_us += actual_us
         if outcome == "partial":
             self.partial += count
+            self.blocks += blocks
+            self.bytes += size
         elif outcome == "failed":
             self.failed += count
         else:

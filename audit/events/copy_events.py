@@ -77,6 +77,7 @@ class TransferDecided(LifecycleEvent, frozen=True, tag="transfer-decided"):
 
     `action`: store or restore. `choice`: transfer, recompute or none. `outcome`: done, partial, failed, or empty.
     `actual_us` is what was measured: 0 where nothing moved. `residency`: whom it was restored for; 0 for a store.
+    `part_blocks`: how many of the blocks came, where the outcome is partial.
     """
 
     action: str
@@ -91,3 +92,4 @@ class TransferDecided(LifecycleEvent, frozen=True, tag="transfer-decided"):
     outcome: str
     actual_us: int
     reason: str
+    part_blocks: int = 0

@@ -62,6 +62,7 @@ transfer_decisions = Table(
     _number("actual_us"),
     _text("reason"),
     _number("at_us"),
+    Column("part_blocks", BigInteger, nullable=False, server_default="0"),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_transfer_decisions_residency", "incarnation", "residency"),
     Index("ix_transfer_decisions_at", "at_us", "log", "idx"),  # pages, newest first

@@ -13,6 +13,7 @@ from typing import Any
 from kvcustody.console.report.number_format import several, size, time_text
 
 _WHY = {
+    "always": "the settings of this worker say that whatever is permitted is moved",
     "faster": "that was predicted to be faster than computing them",
     "not measured yet": "what either way takes was not measured yet, which only trying tells",
     "slower": "computing them was predicted to be faster",
@@ -25,7 +26,7 @@ _COMPARED = ("faster", "slower", "pays", "does not pay", "tried")
 _OUTCOME = {
     "restore": {
         "done": "all of it came",
-        "partial": "only a part came, and what is missing was looked for again, or computed",
+        "partial": "a part came, and what is missing was looked for again, or computed",
         "failed": "nothing came",
     },
     "store": {"done": "it is there", "failed": "the tier had no room for it or no buffer, or failed"},
@@ -88,6 +89,10 @@ def error_share(one: dict[str, Any]) -> float | None:
 def _judged(one: dict[str, Any]) -> str:
     stored = one["action"] == "store"
     parts = [_OUTCOME[one["action"]].get(one["outcome"], one["outcome"])]
+    if one["part_blocks"]:
+        parts[0] = (
+            f"{several(one['part_blocks'], 'block')} came; what is missing was looked for again, or computed"
+        )
     share = error_share(one)
     if share is not None:
         over = one["actual_us"] - one["transfer_us"]

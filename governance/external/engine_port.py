@@ -137,6 +137,7 @@ class EnginePort(Authority[ExternalPool]):
         self._thrash = ThrashWatch()
         self._tokens_of: Callable[[Hashable], int] | None = None
         self.tier_counts: Callable[[], tuple[TierCounts, ...]] = tuple  # of the adapter's tiers
+        self.tier_figures: Callable[[], dict[str, float]] = dict
         self.tenant_left: Callable[[str], None] = _nobody  # told to the adapter's tiers
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
@@ -878,6 +879,7 @@ class EnginePort(Authority[ExternalPool]):
             self._departed,
             self._are_hits_leading,
             serving=self.measures.figures(),
+            tiers=self.tier_figures(),
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),
             room=room,
             tenant_tokens=tokens or {},

@@ -101,8 +101,11 @@ class Governor(Authority[BlockManager]):
         expires_utc_us: int | None = None,
         tiers: Callable[[TierRules], Sequence[SealedTier]] | None = None,
         recompute: RecomputeCost | None = None,
+        moves_always: bool = False,
     ) -> None:
         """`tiers` opens what evicted blocks go to, under the rules of whichever revision is active.
+
+        `moves_always`: copies move wherever policy permits, whatever it takes.
 
         `recompute` says what computing tokens again takes, in place of what its own prefills were measured at.
         """
@@ -131,7 +134,8 @@ class Governor(Authority[BlockManager]):
         self.offload: Offloading | None = None
         if tiers is not None:
             opened = tiers(TierRules(lambda: (self.table, self._reuse.coming), self.authorize))
-            self.offload = Offloading(opened, recompute or self.measures.cost, self._clock, self.block_tokens)
+            cost = recompute or self.measures.cost
+            self.offload = Offloading(opened, cost, self._clock, self.block_tokens, always=moves_always)
             self.erasures.tiers += opened
             pools.watch = self.offload.watch
         pools.boot(quotas_of(table))

@@ -31,23 +31,19 @@ from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
 from kvcustody.audit.coverage.conservation import TierCounts
-from kvcustody.audit.events import Event
+from kvcustody.audit.events import Event, TransferDecided
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
-from kvcustody.governance.tiers.copy_event import TransferDecision
-from kvcustody.governance.tiers.copy_leaves import copy_leaves, decision_leaves
+from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
-from kvcustody.governance.tiers.transfer_rates import LinkWatch, TierUse, TransferRates
+from kvcustody.governance.tiers.tier_link import TierLink, TransferChoice, decided, tier_figures
+from kvcustody.governance.tiers.transfer_rates import TierUse
 
 STEP_BYTES_MAX = 256 << 20
 _Read = Callable[[int, int, memoryview], None]
 _NO_KEY = bytes(KEY_BYTES)
-_TRY = (
-    16  # of the stores that seem not to pay, one in so many is made: whether they pay is known of those alone
-)
-_PRIOR_STORED, _PRIOR_USED = 64, 32  # blocks: what comes back, as long as little is known
 
 
 class CopyableMemory(Memory, Protocol):
@@ -63,32 +59,11 @@ class CopyableMemory(Memory, Protocol):
 class _Way:
     """One tier with what its use has taken."""
 
-    __slots__ = (
-        "against",
-        "restore_us",
-        "restored_blocks",
-        "restored_bytes",
-        "restores",
-        "skipped",
-        "store_us",
-        "stored_blocks",
-        "stored_bytes",
-        "stores",
-        "tier",
-        "watch",
-    )
+    __slots__ = ("link", "tier")
 
-    def __init__(self, tier: SealedTier) -> None:
+    def __init__(self, tier: SealedTier, *, always: bool) -> None:
         self.tier = tier
-        self.stores, self.restores = TransferRates(), TransferRates()
-        self.stored_blocks = self.restored_blocks = self.stored_bytes = self.restored_bytes = 0
-        self.store_us = self.restore_us = self.against = self.skipped = 0
-        self.watch = LinkWatch()
-
-    @property
-    def reused(self) -> float:
-        """Which part of what is stored comes back."""
-        return (self.restored_blocks + _PRIOR_USED) / (self.stored_blocks + _PRIOR_STORED)
+        self.link = TierLink(always=always)
 
 
 class Offloading:
@@ -102,13 +77,15 @@ class Offloading:
         block_tokens: int,
         *,
         step_bytes: int = STEP_BYTES_MAX,
+        always: bool = False,
     ) -> None:
-        self._ways = [_Way(tier) for tier in tiers]
+        """`always`: whatever is permitted is moved, whatever it takes."""
+        self._ways = [_Way(tier, always=always) for tier in tiers]
         self._cost = cost
         self._clock = clock
         self._block_tokens = block_tokens
         self._step_bytes = self._left = step_bytes
-        self._decisions: list[TransferDecision] = []
+        self._decisions: list[TransferDecided] = []
 
     @property
     def tiers(self) -> list[SealedTier]:
@@ -160,21 +137,11 @@ class Offloading:
         if not way.tier.admits(label):
             return False
         size = blocks * memory.bytes_per_block * memory.shards
-        before = run.depth * self._block_tokens
-        takes_us, again_us = way.stores.predict(size), way.restores.predict(size)
-        recompute_us = self._cost.seconds_of(blocks * self._block_tokens, before) * 1e6
-        reason = "pays"
-        if size > self._left:
-            reason = "busy"
-        elif takes_us is None or again_us is None or not self._cost.is_known:
-            reason = "not measured yet"
-        elif way.reused * (recompute_us - again_us) <= takes_us:
-            way.skipped += 1
-            reason = "tried" if way.skipped % _TRY == 0 else "does not pay"
-        record = self._recorder("store", way, label.tenant, 0, takes_us, recompute_us)
-        if reason in ("busy", "does not pay"):
-            way.against += 1
-            record(blocks, size, "recompute", "", 0, reason)
+        recompute_us = self._recompute_us(blocks, run.depth)
+        choice = way.link.choose_store(size, recompute_us, is_busy=size > self._left)
+        record = self._recorder("store", way, label.tenant, 0, choice)
+        if not choice.moves:
+            record(blocks, size, "", 0)
             return False
         self._left -= size
         began_ns = perf_counter_ns()
@@ -183,13 +150,10 @@ class Offloading:
         has = stored == blocks or way.tier.has(label, run.keys[-KEY_BYTES:])
         if stored:
             part = size * stored // blocks
-            way.stores.learn(part, took_us)
-            way.stored_blocks += stored
-            way.stored_bytes += part
-            way.store_us += took_us
-            record(stored, part, "transfer", "done", took_us, reason)
+            way.link.stored(part, stored, took_us)
+            record(stored, part, "done", took_us)
         elif not has:  # no room, no buffer, or the store failed
-            record(blocks, size, "transfer", "failed", took_us, reason)
+            record(blocks, size, "failed", took_us)
         return has
 
     # -- back -----------------------------------------------------------------------------------------------------
@@ -262,17 +226,10 @@ class Offloading:
         found: list[Found],
     ) -> list[Restored]:
         blocks, size = sum(one.blocks for one in found), sum(one.size for one in found)
-        tokens, residency = self._block_tokens, sequence.residency.id
-        takes_us = way.restores.predict(size)
-        recompute_us = self._cost.seconds_of(blocks * tokens, depth * tokens) * 1e6
-        record = self._recorder("restore", way, label.tenant, residency, takes_us, recompute_us)
-        reason = "faster"
-        if takes_us is None or not self._cost.is_known:
-            reason = "not measured yet"
-        elif takes_us >= recompute_us:
-            way.against += 1
-            way.watch.left_alone(self._clock.now_us())
-            record(blocks, size, "recompute", "", 0, "slower")
+        choice = way.link.choose_restore(size, self._recompute_us(blocks, depth), self._clock.now_us())
+        record = self._recorder("restore", way, label.tenant, sequence.residency.id, choice)
+        if not choice.moves:
+            record(blocks, size, "", 0)
             return []
         memory = cast(CopyableMemory, manager.pool.memory)
         span = sequence.spans[0]
@@ -285,13 +242,11 @@ class Offloading:
         came = way.tier.load(label, keys, depth, found, write)
         took_us = (perf_counter_ns() - began_ns) // 1000
         count = sum(one.blocks for one in came)
-        way.restores.learn(max(1, size * max(count, 1) // blocks), took_us)
-        way.restored_blocks += count
-        way.restored_bytes += size * count // blocks
-        way.restore_us += took_us
-        way.watch.used()
-        outcome = "done" if count == blocks else "partial" if count else "failed"
-        record(blocks, size, "transfer", outcome, took_us, reason)
+        way.link.restored(size, count, took_us, asked=blocks)
+        if count == blocks:
+            record(blocks, size, "done", took_us)
+        else:
+            record(blocks, size, "partial" if count else "failed", took_us, count)
         return came
 
     # -- swap -----------------------------------------------------------------------------------------------------
@@ -363,7 +318,7 @@ class Offloading:
             if way.tier.is_due(now_us):
                 way.tier.expire()
         for way in self._ways:
-            if way.watch.due(now_us):
+            if way.link.watch.due(now_us):
                 self._look(way)
 
     @staticmethod
@@ -371,7 +326,7 @@ class Offloading:
         began_ns = perf_counter_ns()
         size = way.tier.probe()
         if size:
-            way.restores.learn(size, (perf_counter_ns() - began_ns) // 1000)
+            way.link.restores.learn(size, (perf_counter_ns() - began_ns) // 1000)
 
     def narrow(self) -> None:
         """Policy or keys have changed: what may stay no longer ends."""
@@ -391,10 +346,10 @@ class Offloading:
             if events:
                 found += copy_leaves(way.tier.name, events, way.tier.within_us)
         if self._decisions:
-            found += decision_leaves(self.take_decisions())
+            found += self.take_decisions()
         return found
 
-    def take_decisions(self) -> list[TransferDecision]:
+    def take_decisions(self) -> list[TransferDecided]:
         """What was decided since the last call."""
         decisions, self._decisions = self._decisions, []
         return decisions
@@ -405,41 +360,14 @@ class Offloading:
 
     def uses(self) -> list[TierUse]:
         """What each tier did."""
-        return [
-            TierUse(
-                way.tier.name,
-                way.stored_blocks,
-                way.restored_blocks,
-                way.stored_bytes,
-                way.restored_bytes,
-                way.store_us,
-                way.restore_us,
-                way.against,
-                way.restores.error,
-            )
-            for way in self._ways
-        ]
+        return [way.link.use(way.tier.name) for way in self._ways]
 
     def figures(self) -> dict[str, float]:
         """Everything, by the keys of `metrics.MEASURES`."""
         found: dict[str, float] = {}
         for way in self._ways:
-            counts = way.tier.counts
-            for key, value in (
-                ("copies", counts.living),
-                ("used_bytes", counts.living_bytes),
-                ("capacity_bytes", way.tier.capacity_bytes),
-                ("waiting", counts.waiting),
-                ("stored_blocks", way.stored_blocks),
-                ("restored_blocks", way.restored_blocks),
-                ("store_seconds", way.store_us / 1e6),
-                ("restore_seconds", way.restore_us / 1e6),
-                ("refused", counts.refused),
-                ("left_alone", way.against),
-                ("prediction_error", way.restores.error),
-            ):
-                if value is not None:
-                    found[f"tier_{key}.{way.tier.name}"] = value
+            tier = way.tier
+            found |= tier_figures(way.link.use(tier.name), tier.counts, tier.capacity_bytes)
         return found
 
     def close(self) -> None:
@@ -447,23 +375,20 @@ class Offloading:
         for way in self._ways:
             way.tier.close()
 
-    def _recorder(
-        self,
-        action: str,
-        way: _Way,
-        tenant: str,
-        residency: int,
-        transfer_us: float | None,
-        recompute_us: float,
-    ) -> Callable[[int, int, str, str, int, str], None]:
-        """Puts a decision on record: `record(blocks, size, choice, outcome, actual_us, reason)`."""
+    def _recompute_us(self, blocks: int, depth: int) -> float | None:
+        """What computing these blocks again is expected to take; None where that is not known."""
+        tokens = self._block_tokens
+        return self._cost.seconds_of(blocks * tokens, depth * tokens) * 1e6 if self._cost.is_known else None
 
-        def record(blocks: int, size: int, choice: str, outcome: str, actual_us: int, reason: str) -> None:
-            expected = (int(transfer_us or 0), int(recompute_us))
-            moved = (way.tier.name, tenant, residency, blocks, size, self._clock.now_us())
-            self._decisions.append(
-                TransferDecision(action, *moved, *expected, choice, outcome, actual_us, reason)
-            )
+    def _recorder(
+        self, action: str, way: _Way, tenant: str, residency: int, choice: TransferChoice
+    ) -> Callable[..., None]:
+        """Puts a decision on record: `record(blocks, size, outcome, actual_us)`."""
+
+        def record(blocks: int, size: int, outcome: str, actual_us: int, part: int = 0) -> None:
+            moved = (way.tier.name, tenant, residency, blocks, size)
+            now_us = self._clock.now_us()
+            self._decisions.append(decided(now_us, action, *moved, choice, outcome, actual_us, part))
 
         return record
 

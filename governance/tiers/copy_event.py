@@ -1,4 +1,4 @@
-"""What a tier says of its copies and of decisions to move them, as it happens: `copy_leaves` puts it on record."""
+"""What a tier says of its copies, as it happens: `copy_leaves` puts it on record."""
 
 from __future__ import annotations
 
@@ -26,26 +26,3 @@ class CopyEvent(NamedTuple):
     due_us: int
     cause: str = ""
     erasure: str = ""
-
-
-class TransferDecision(NamedTuple):
-    """Whether copies of a tier were moved, what either way was predicted to take, and what came of it.
-
-    `action`: store or restore. `choice`: transfer, recompute or none (nothing was there, or it was not worth it).
-    `outcome`: done, partial, failed or empty. `residency`: whom it was restored for; 0 for a store at eviction.
-    `actual_us` is measured: 0 where nothing moved.
-    """
-
-    action: str
-    tier: str
-    tenant: str
-    residency: int
-    blocks: int
-    size: int
-    at_us: int
-    transfer_us: int
-    recompute_us: int
-    choice: str
-    outcome: str
-    actual_us: int
-    reason: str

@@ -1,7 +1,6 @@
 """Events of the ledger from what a tier says: several copies of one tenant, classification and cause are one leaf.
 
     emit(copy_leaves(tier.name, tier.take_events(), tier.within_us))
-    emit(decision_leaves(decisions))
 
 A copy's steps stay in their order: what it was stored by is a leaf before the one that ends it. What an earlier process
 left (number 0) stands in leaves of its own: it is no copy of this one.
@@ -9,10 +8,10 @@ left (number 0) stands in leaves of its own: it is no copy of this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from kvcustody.audit.events import CopiesDestroyed, CopiesEnded, CopiesStored, Event, TransferDecided
-from kvcustody.governance.tiers.copy_event import CopyEvent, TransferDecision
+from kvcustody.audit.events import CopiesDestroyed, CopiesEnded, CopiesStored, Event
+from kvcustody.governance.tiers.copy_event import CopyEvent
 
 COPIES_A_LEAF = 40  # the longest lists of so many fit a leaf beside the longest names
 WITHIN_US = 1_000_000
@@ -38,28 +37,6 @@ def copy_leaves(
         _leaf(tier, group[start : start + COPIES_A_LEAF], within_us)
         for group in groups.values()
         for start in range(0, len(group), COPIES_A_LEAF)
-    ]
-
-
-def decision_leaves(decisions: Iterable[TransferDecision]) -> list[Event]:
-    """What these decisions put on record."""
-    return [
-        TransferDecided(
-            one.at_us,
-            one.action,
-            one.tier,
-            one.tenant,
-            one.residency,
-            one.blocks,
-            one.size,
-            one.transfer_us,
-            one.recompute_us,
-            one.choice,
-            one.outcome,
-            one.actual_us,
-            one.reason,
-        )
-        for one in decisions
     ]
 
 

@@ -49,6 +49,7 @@ class TierPlan(NamedTuple):
     object_blocks: int = 16
     staging_buffers: int = 2
     timeout_seconds: float = 0.25
+    moves_always: bool = False
 
 
 def tier_names(settings: Settings) -> list[str]:
@@ -71,6 +72,7 @@ def tier_plan(settings: Settings) -> TierPlan | None:
         settings.tier_object_blocks,
         settings.tier_staging_buffers,
         settings.tier_timeout_ms / 1000,
+        settings.tier_transfers == "always",
     )
 
 

@@ -129,7 +129,14 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
             port = open_root_key(settings)
             tiers = partial(open_tiers, plan, shape, keyring, port, clock, stack)
         governor = Governor(
-            pools, table, keyring, writer, clock=clock, expires_utc_us=standing.expires_utc_us, tiers=tiers
+            pools,
+            table,
+            keyring,
+            writer,
+            clock=clock,
+            expires_utc_us=standing.expires_utc_us,
+            tiers=tiers,
+            moves_always=plan is not None and plan.moves_always,
         )
         governor.erasures.tiers += plugins.open_tiers(settings, tier_names(settings))
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)

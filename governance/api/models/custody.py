@@ -173,6 +173,7 @@ _DECIDED = {
     "outcome": "done",
     "actual_us": 799,
     "reason": "faster",
+    "part_blocks": 0,
     "at_us": 1_780_000_000_000_000,
 }
 _SUMMED = {

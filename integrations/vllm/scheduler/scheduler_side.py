@@ -142,10 +142,12 @@ class SchedulerSide:
             object_blocks=plan.object_blocks,
             block_tokens=state.block_tokens,
             shards=shards,
+            always=plan.moves_always,
         )
         self.tiers = state.deferred.tiers = tiers
         self.port.erasures.tiers += tiers.directories.values()
         self.port.tier_counts, self.port.tenant_left = tiers.tier_counts, tiers.forget_tenant
+        self.port.tier_figures = tiers.figures
 
     def _open_publisher(self, opened: opening.OpenedCustody) -> None:
         """The settings ask for block events. Raises `ConfigError` where their address cannot be bound."""

@@ -41,10 +41,11 @@ class KnownCopy(NamedTuple):
 
 
 class FoundCopies(NamedTuple):
-    """Copies one after the other: their names, and the depth at which the last one ends."""
+    """Copies one after the other: their names, the depth at which the last one ends, and their sealed bytes."""
 
     names: tuple[bytes, ...]
     end: int
+    size: int
 
 
 class _Erasure:
@@ -161,6 +162,7 @@ class CopyDirectory:
         Objects end where the depth is a multiple of `step`, or sooner.
         """
         names: list[bytes] = []
+        size = 0
         while depth < whole:
             for end in range(min(whole, depth - depth % step + step), depth, -1):
                 name = name_at(end)
@@ -170,10 +172,11 @@ class CopyDirectory:
                 if end - copy.blocks <= depth:
                     names.append(name)
                     depth = end
+                    size += copy.size
                     break
             else:
                 break
-        return FoundCopies(tuple(names), depth)
+        return FoundCopies(tuple(names), depth, size)
 
     def has(self, name: bytes) -> bool:
         """Whether this object can be found."""

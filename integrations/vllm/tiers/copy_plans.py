@@ -9,6 +9,7 @@ from kvcustody.allocator.pool.block_state import Blocks
 
 if TYPE_CHECKING:
     from kvcustody.allocator.external.residency import ExternalResidency
+    from kvcustody.governance.tiers.tier_link import TransferChoice
 
 
 class LeavingRun(NamedTuple):
@@ -55,3 +56,5 @@ class PlannedLoad(NamedTuple):
     depth: int
     until: int
     end: int
+    size: int = 0  # sealed bytes, of one shard
+    choice: TransferChoice | None = None

@@ -13,7 +13,8 @@
 2. What leaves is of the request's own domain, with the times of its blocks: due when its last use was long enough ago,
    and no later than their ceiling. What comes back carries both, and so does what is computed from it.
 3. A request that waits for a load holds its blocks. One whose load failed once computes.
-4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier.
+4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier. A load is made
+   where that is expected to be faster than computing, by what loads took from their request's blocks to the answer.
 5. A change of policy or keys reaches the workers with the next step; until then nothing of what it ends is looked up
    that the policy does not permit.
 """
@@ -36,6 +37,7 @@ from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import CopyCounts, Restored
+from kvcustody.governance.tiers.tier_link import TierLink, TransferChoice, decided, tier_figures
 from kvcustody.governance.tiers.tier_rules import Tables, TierRules
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, chain
 from kvcustody.integrations.vllm.tiers.copy_plans import LeavingRun, PlannedLoad, UnsavedRun
@@ -73,9 +75,19 @@ class _Loading(NamedTuple):
 
     governed: GovernedRequest
     residency: ExternalResidency
-    names: tuple[bytes, ...]
-    tier: str
+    planned: PlannedLoad
     blocks: list[int]
+    began_us: int
+
+
+class _Storing(NamedTuple):
+    """A store that has left: whose, how much, why."""
+
+    tier: str
+    tenant: str
+    blocks: int
+    size: int
+    choice: TransferChoice
 
 
 class TierCount(NamedTuple):
@@ -87,6 +99,7 @@ class TierCount(NamedTuple):
     steps: dict[str, int]
     restored_blocks: int
     failed_loads: int
+    left_alone: int
 
 
 class SchedulerTiers:
@@ -101,7 +114,9 @@ class SchedulerTiers:
         object_blocks: int,
         block_tokens: int,
         shards: int,
+        always: bool = False,
     ) -> None:
+        """`always`: whatever is permitted is moved, whatever it takes."""
         self._port = port
         self._keyring = keyring = port.keyring
         self._keys = SealKeys(keyring, shred)
@@ -119,6 +134,10 @@ class SchedulerTiers:
         self._label_of: dict[int, DomainLabel] = {}  # by job, of what it stores
         self._stores: set[int] = set()
         self._loads: dict[int, tuple[_Loading, list[tuple[Restored, ...]]]] = {}
+        self._storing: dict[int, tuple[_Storing, int]] = {}  # by job, with the longest that a shard took
+        self._links = {tier: TierLink(always=always) for tier in tiers}
+        self._capacity = dict.fromkeys(tiers, 0)
+        self._block_bytes = port.pool.bytes_per_block
         self._buffers = 0  # for stores, of the worker that has fewest
         self._layout: dict[str, bytes] = {}
         self._rules_of: Tables | None = None
@@ -126,7 +145,6 @@ class SchedulerTiers:
         self._expire_us = 0
         self._counts: dict[tuple[str, int], CopyCounts] = {}  # by tier and shard, as they told last
         self._steps: dict[str, Counter[str]] = {tier: Counter() for tier in tiers}
-        self._restored: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self.directories = {tier: CopyDirectory(tier, shards, self._send) for tier in tiers}
         for tier in tiers:
@@ -241,6 +259,12 @@ class SchedulerTiers:
             name = self._name(tier, label, run.keys[-len(_NO_KEY) :])
             if not rule.limit.absolute_us or name is None or directory.has(name):
                 continue
+            blocks = len(run.blocks)
+            size, recompute_us = blocks * self._block_bytes, self._recompute_us(blocks, run.depth)
+            choice = self._links[tier].choose_store(size, recompute_us)
+            if not choice.moves:
+                self._decide("store", tier, label.tenant, 0, blocks, size, choice, "", 0)
+                continue
             job = StoreCopy(
                 _LATER,
                 tier,
@@ -254,7 +278,9 @@ class SchedulerTiers:
                 rule,
                 run.blocks.tolist(),
             )
-            self._stores.add(self._send(job, label))
+            number = self._send(job, label)
+            self._stores.add(number)
+            self._storing[number] = (_Storing(tier, label.tenant, blocks, size, choice), 0)
 
     # -- what comes back ------------------------------------------------------------------------------------------
 
@@ -286,9 +312,19 @@ class SchedulerTiers:
             found = directory.longest(name_at, depth, len(keys), self._step, now_us)
             until = min(found.end, limit)
             if until > (depth if best is None else best.until):
-                best = PlannedLoad(tier, found.names, depth, until, found.end)
-        governed.planned = best
-        return 0 if best is None else best.until - depth
+                best = PlannedLoad(tier, found.names, depth, until, found.end, found.size)
+        if best is None:
+            return 0
+        blocks = best.until - depth
+        recompute_us = self._recompute_us(blocks, depth)
+        choice = self._links[best.tier].choose_restore(best.size, recompute_us, now_us, looks=True)
+        if not choice.moves:
+            governed.skips_tiers = True
+            whose = (label.tenant, residency.id)
+            self._decide("restore", best.tier, *whose, blocks, best.size, choice, "", 0)
+            return 0
+        governed.planned = best._replace(choice=choice)
+        return blocks
 
     def allocated(self, governed: GovernedRequest, table: Sequence[int]) -> None:
         """The request has blocks for what was planned: its load leaves with this step."""
@@ -302,7 +338,7 @@ class SchedulerTiers:
         job = LoadCopies(_LATER, planned.tier, governed.request_id, label, keys, planned.depth, blocks)
         number = self._send(job)
         governed.restored_blocks = len(blocks)
-        self._loads[number] = (_Loading(governed, residency, planned.names, planned.tier, blocks), [])
+        self._loads[number] = (_Loading(governed, residency, planned, blocks, self._port.clock.now_us()), [])
 
     def is_loading(self, governed: GovernedRequest) -> bool:
         """Whether workers may still write into the request's blocks."""
@@ -323,9 +359,13 @@ class SchedulerTiers:
                 self._counts[reply.tier, reply.shard] = reply.counts
             directory.answered(reply.number, reply.shard, reply.erased)
             if reply.opened is not None:
-                layout, buffers = reply.opened
-                self._layout[reply.tier] = layout
-                self._buffers = min(self._buffers or buffers, buffers)
+                opened = reply.opened
+                self._layout[reply.tier] = opened.layout
+                self._buffers = min(self._buffers or opened.buffers, opened.buffers)
+                self._capacity[reply.tier] += opened.capacity_bytes
+            if reply.number in self._storing:
+                storing, longest_us = self._storing[reply.number]
+                self._storing[reply.number] = (storing, max(longest_us, reply.took_us))
             if reply.number in self._loads:
                 self._loads[reply.number][1].append(reply.restored)
             self._answered(reply, directory)
@@ -344,17 +384,58 @@ class SchedulerTiers:
         loading = self._loads.pop(reply.number, None)
         if loading is not None:
             self._loaded(*loading)
+        storing = self._storing.pop(reply.number, None)
+        if storing is not None:
+            self._stored(*storing, has=any(event.step == "stored" for event in reply.events))
+
+    def _stored(self, storing: _Storing, took_us: int, *, has: bool) -> None:
+        """All shards have answered; `has`: the last of them has it."""
+        tier, tenant, blocks, size, choice = storing
+        if has:
+            self._links[tier].stored(size, blocks, took_us)
+        self._decide("store", tier, tenant, 0, blocks, size, choice, "done" if has else "failed", took_us)
+
+    def _recompute_us(self, blocks: int, depth: int) -> float | None:
+        """What computing these blocks is expected to take; None where that is not known."""
+        cost, tokens = self._port.measures.cost, self._block_tokens
+        return cost.seconds_of(blocks * tokens, depth * tokens) * 1e6 if cost.is_known else None
+
+    def _decide(
+        self,
+        action: str,
+        tier: str,
+        tenant: str,
+        residency: int,
+        blocks: int,
+        size: int,
+        choice: TransferChoice,
+        outcome: str,
+        actual_us: int,
+        part_blocks: int = 0,
+    ) -> None:
+        """Put a decision on record."""
+        moved = (tier, tenant, residency, blocks, size, choice, outcome, actual_us, part_blocks)
+        self._port.record_copies([decided(self._port.clock.now_us(), action, *moved)])
 
     def _loaded(self, loading: _Loading, by_shard: list[tuple[Restored, ...]]) -> None:
         """All shards have answered: what came is as old as its copies, and a request whose load failed computes."""
-        governed, residency = loading.governed, loading.residency
+        governed, residency, planned = loading.governed, loading.residency, loading.planned
+        asked = len(loading.blocks)
         come = min(sum(one.blocks for one in restored) for restored in by_shard)
-        self._restored[loading.tier] += come
-        if come < len(loading.blocks):
-            self._failed[loading.tier] += 1
+        took_us = self._port.clock.now_us() - loading.began_us
+        self._links[planned.tier].restored(planned.size, come, took_us, asked=asked)
+        outcome = "done" if come == asked else "partial" if come else "failed"
+        assert planned.choice is not None, "a plan is of a choice"
+        whose = (residency.tenant, residency.id)
+        part = come if come < asked else 0
+        self._decide(
+            "restore", planned.tier, *whose, asked, planned.size, planned.choice, outcome, took_us, part
+        )
+        if part or not come:
+            self._failed[planned.tier] += 1
             governed.skips_tiers = True
             governed.restored_blocks = come
-            self.directories[loading.tier].hide(loading.names)
+            self.directories[planned.tier].hide(planned.names)
         if governed.residency is residency:
             self._port.restored(
                 residency,
@@ -378,12 +459,20 @@ class SchedulerTiers:
 
     def tier_counts(self) -> tuple[TierCounts, ...]:
         """The workers' own counters by tier, all shards together, for conservation."""
-        found = []
-        for tier in self.directories:
-            counts = [one for (name, _), one in self._counts.items() if name == tier]
-            sums = [sum(values) for values in zip(*counts, strict=True)] or [0] * len(CopyCounts._fields)
-            found.append(TierCounts(tier, *sums[:-1]))
-        return tuple(found)
+        return tuple(TierCounts(tier, *self._sums(tier)[:-1]) for tier in self.directories)
+
+    def _sums(self, tier: str) -> CopyCounts:
+        """The counters of all shards together."""
+        counts = [one for (name, _), one in self._counts.items() if name == tier]
+        sums = [sum(values) for values in zip(*counts, strict=True)] or [0] * len(CopyCounts._fields)
+        return CopyCounts(*sums)
+
+    def figures(self) -> dict[str, float]:
+        """What each tier did and has, by the keys of `metrics.MEASURES`."""
+        found: dict[str, float] = {}
+        for tier, link in self._links.items():
+            found |= tier_figures(link.use(tier), self._sums(tier), self._capacity[tier])
+        return found
 
     def forget_tenant(self, tenant: str) -> None:
         """A tenant that nobody listed has left: what it had in tiers ends."""
@@ -438,8 +527,9 @@ class SchedulerTiers:
                 len(directory),
                 directory.size,
                 dict(self._steps[tier]),
-                self._restored[tier],
+                self._links[tier].restored_blocks,
                 self._failed[tier],
+                self._links[tier].against,
             )
             for tier, directory in self.directories.items()
         ]

@@ -128,11 +128,19 @@ CopyJob: TypeAlias = (
 )
 
 
+class OpenedTier(NamedTuple):
+    """The answer to the first job: what a block's bytes mean, how many stores may be under way, most bytes kept."""
+
+    layout: bytes
+    buffers: int
+    capacity_bytes: int
+
+
 class CopyReply(NamedTuple):
     """One worker's answer to a job, with everything that happened to its copies until then.
 
-    `number` 0: nobody asked. `opened`: to the first job, (layout, buffers for stores). `restored`: to a load, less than
-    was asked where it failed. `counts`: the worker's own, behind these events.
+    `number` 0: nobody asked. `restored`: to a load, less than was asked where it failed. `counts`: the worker's own,
+    behind these events. `took_us`: what the job took on the thread.
     """
 
     number: int
@@ -141,8 +149,9 @@ class CopyReply(NamedTuple):
     events: tuple[CopyEvent, ...] = ()
     restored: tuple[Restored, ...] = ()
     erased: TierErased | None = None
-    opened: tuple[bytes, int] | None = None
+    opened: OpenedTier | None = None
     counts: CopyCounts | None = None
+    took_us: int = 0
 
 
 def received(label: DomainLabel) -> DomainLabel:

@@ -19,6 +19,7 @@ from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from time import perf_counter_ns
 from typing import NamedTuple
 
 import structlog
@@ -61,6 +62,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     ForgetTenant,
     LoadCopies,
     NarrowCopies,
+    OpenedTier,
     OpenTier,
     Rules,
     StoreCopy,
@@ -254,8 +256,10 @@ class TierThread:
             except Empty:
                 self._look()
                 continue
+            began_ns = perf_counter_ns()
             try:
                 reply = self._do(job, plain)
+                reply = reply._replace(took_us=(perf_counter_ns() - began_ns) // 1000)
             except Exception as error:  # whatever it was: it is a miss, and the engine goes on
                 _log.error("copy job failed", tier=self.name, job=type(job).__name__, error=repr(error))
                 reply = self._reply(job.number)
@@ -282,7 +286,8 @@ class TierThread:
         tier = self.tier
         if isinstance(job, OpenTier):
             self._open(job)
-            return self._reply(job.number, opened=(self.terms.layout, self.buffers))
+            opened = OpenedTier(self.terms.layout, self.buffers, self.store.capacity_bytes)
+            return self._reply(job.number, opened=opened)
         if isinstance(job, CloseTier):
             return self._close(job)
         if tier is None:
@@ -313,7 +318,7 @@ class TierThread:
         *,
         restored: tuple[Restored, ...] = (),
         erased: TierErased | None = None,
-        opened: tuple[bytes, int] | None = None,
+        opened: OpenedTier | None = None,
     ) -> CopyReply:
         tier, shard = self.tier, self.terms.shard
         if tier is None:

@@ -22,13 +22,13 @@ from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
 from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.events import LEAF_BYTES_MAX, Context, Event, WorkerStarted, leaves
+from kvcustody.audit.events import LEAF_BYTES_MAX, Context, Event, TransferDecided, WorkerStarted, leaves
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
-from kvcustody.governance.tiers.copy_event import CopyEvent, TransferDecision
-from kvcustody.governance.tiers.copy_leaves import COPIES_A_LEAF, copy_leaves, decision_leaves
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.copy_leaves import COPIES_A_LEAF, copy_leaves
 
 CONTEXT = Context("ab" * 16, 0, lambda tenant, subject, session="": "p" * 24)
 NOTHING = PoolCounts(0, 0, 0, 0, 0, 0, (), 0)
@@ -336,16 +336,16 @@ def test_lists_that_do_not_belong_together_are_no_leaf(change: dict[str, Any]) -
 
 def test_decisions_are_found_by_their_request(any_store: Engine, make_writer: Any) -> None:
     decisions = [
-        TransferDecision(
-            "restore", "nvme", "acme", 7, 48, 3 << 20, 10, 812, 40_312, "transfer", "done", 799, "faster"
+        TransferDecided(
+            10, "restore", "nvme", "acme", 7, 48, 3 << 20, 812, 40_312, "transfer", "done", 799, "faster"
         ),
-        TransferDecision(
-            "restore", "host", "labs", 7, 1, 99, 11, 900, 200, "recompute", "", 0, "tier is slow"
+        TransferDecided(
+            11, "restore", "host", "labs", 7, 1, 99, 900, 200, "recompute", "", 0, "tier is slow"
         ),
-        TransferDecision("store", "host", "acme", 0, 4, 400, 12, 1, 2, "none", "", 0, "no samples yet"),
+        TransferDecided(12, "store", "host", "acme", 0, 4, 400, 1, 2, "none", "", 0, "no samples yet"),
     ]
     writer = make_writer(any_store)
-    record(any_store, writer, [START, *decision_leaves(decisions)])
+    record(any_store, writer, [START, *decisions])
     with any_store.connect() as connection:
         found = transfers_of(connection, writer.incarnation, 7)
         assert [

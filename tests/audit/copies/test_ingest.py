@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 import pytest
 
-from kvcustody.audit.events import Context, Event, leaves
+from kvcustody.audit.events import Context, Event, TransferDecided, leaves
 from kvcustody.governance.service.ingest.check_leaves import Sender, read_batch, write_batch
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.tiers.copy_event import CopyEvent, TransferDecision
-from kvcustody.governance.tiers.copy_leaves import copy_leaves, decision_leaves
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.copy_leaves import copy_leaves
 
 LIFE = "ab" * 16
 CONTEXT = Context(LIFE, 1_700_000_000_000_000, lambda tenant, subject, session="": "p" * 24)
@@ -32,9 +32,7 @@ def told() -> list[Event]:
                 CopyEvent("destroyed", name, 0, "", "", 0, 100, 4, 0, "unlinked"),
             ],
         ),
-        *decision_leaves(
-            [TransferDecision("store", "nvme", "acme", 0, 4, 100, 5, 1, 2, "transfer", "done", 1, "faster")]
-        ),
+        TransferDecided(5, "store", "nvme", "acme", 0, 4, 100, 1, 2, "transfer", "done", 1, "faster"),
     ]
 
 

@@ -19,7 +19,7 @@ from copy_world import CopyWorld
 from verifiers import is_sound, run_alone
 
 from kvcustody.audit.coverage import recount_process as recounting
-from kvcustody.audit.events import Event, WorkerStarted, WorkerStopped
+from kvcustody.audit.events import Event, TransferDecided, WorkerStarted, WorkerStopped
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
@@ -32,19 +32,19 @@ from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.console.report.document import page_of, render_all
 from kvcustody.console.report.page_model import strings_of
-from kvcustody.governance.tiers.copy_event import CopyEvent, TransferDecision
-from kvcustody.governance.tiers.copy_leaves import copy_leaves, decision_leaves
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.copy_leaves import copy_leaves
 
 KEY = SigningKey.generate("ledger.test")
 VKEY = str(KEY.verifier)
 DECISIONS = [
-    TransferDecision(
-        "restore", "nvme", "acme", 7, 48, 3 << 20, 10, 812, 40_312, "transfer", "done", 799, "faster"
+    TransferDecided(
+        10, "restore", "nvme", "acme", 7, 48, 3 << 20, 812, 40_312, "transfer", "done", 799, "faster"
     ),
-    TransferDecision(
-        "restore", "nvme", "acme", 8, 4, 1 << 20, 11, 200, 400, "transfer", "done", 201, "faster"
+    TransferDecided(
+        11, "restore", "nvme", "acme", 8, 4, 1 << 20, 200, 400, "transfer", "done", 201, "faster"
     ),
-    TransferDecision("restore", "host", "labs", 9, 1, 99, 12, 900, 200, "recompute", "", 0, "tier is slow"),
+    TransferDecided(12, "restore", "host", "labs", 9, 1, 99, 900, 200, "recompute", "", 0, "tier is slow"),
 ]
 
 
@@ -64,7 +64,7 @@ class Told:
         events: list[Event] = [WorkerStarted(1, "worker-1", 64, 1, 4096, "cpu", "test")]
         for world in self.worlds:
             events += copy_leaves(world.tier, self.without(world.events, lost))
-        events += decision_leaves(DECISIONS)
+        events += DECISIONS
         now = max(world.now for world in self.worlds) + 1
         events.append(WorkerStopped(now, "worker-1", "closed", 0, (0,), tiers, *counters))
         writer.submit(events)

@@ -7,10 +7,10 @@ from typing import Any
 
 from offload_world import World, prompt
 
+from kvcustody.audit.events import TransferDecided
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.prefill_cost import DeclaredRate
-from kvcustody.governance.tiers.copy_event import TransferDecision
 
 
 class DecidedWorld:
@@ -22,13 +22,13 @@ class DecidedWorld:
     def __init__(self, folder: Path, clock: VirtualClock | None = None) -> None:
         self.world = World(folder, "host", clock=clock)
         self.url = f"sqlite:///{folder / 'ledger.db'}"
-        self.decisions: list[TransferDecision] = []
+        self.decisions: list[TransferDecided] = []
         offload = self.world.worker.governor.offload
         assert offload is not None
         self.offload = offload
         take = offload.take_decisions
 
-        def taking() -> list[TransferDecision]:
+        def taking() -> list[TransferDecided]:
             taken = take()
             self.decisions += taken
             return taken
@@ -65,7 +65,7 @@ class DecidedWorld:
 
         tier.load = loading  # type: ignore[method-assign]
 
-    def of(self, action: str, **said: object) -> list[TransferDecision]:
+    def of(self, action: str, **said: object) -> list[TransferDecided]:
         """The decisions that are so."""
         return [
             one

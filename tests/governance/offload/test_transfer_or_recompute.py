@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from offload_world import World, prompt
 
+from kvcustody.audit.events import TransferDecided
 from kvcustody.governance.governor.offloading import Offloading
 from kvcustody.governance.observability.prefill_cost import DeclaredRate
-from kvcustody.governance.tiers.copy_event import TransferDecision
 from kvcustody.governance.tiers.transfer_rates import TransferRates
 
 
@@ -18,12 +18,12 @@ def offloading(world: World) -> Offloading:
     return world.worker.governor.offload
 
 
-def watched(offload: Offloading) -> list[TransferDecision]:
+def watched(offload: Offloading) -> list[TransferDecided]:
     """What is decided from now on, as the ledger gets it."""
-    found: list[TransferDecision] = []
+    found: list[TransferDecided] = []
     take = offload.take_decisions
 
-    def taking() -> list[TransferDecision]:
+    def taking() -> list[TransferDecided]:
         taken = take()
         found.extend(taken)
         return taken
@@ -32,7 +32,7 @@ def watched(offload: Offloading) -> list[TransferDecision]:
     return found
 
 
-def restores(decided: list[TransferDecision]) -> list[TransferDecision]:
+def restores(decided: list[TransferDecided]) -> list[TransferDecided]:
     return [one for one in decided if one.action == "restore"]
 
 
@@ -87,14 +87,14 @@ def test_a_tier_that_was_left_alone_is_looked_at_between_steps_and_used_again(
     (way,) = offload._ways
     for size in (1_000, 10_000, 100_000):
         for _ in range(20):
-            way.restores.learn(size, 10**12)  # the link has become hopeless
+            way.link.restores.learn(size, 10**12)  # the link has become hopeless
     assert world.serve("acme", prompt(1, 10)) < 160
-    assert way.against > 0
-    before = way.restores.samples
+    assert way.link.against > 0
+    before = way.link.restores.samples
     for _ in range(40):
         world.clock.advance(60_000_000 // 8)
         world.worker.governor.step()
-    assert way.restores.samples > before, "and nobody asked"
+    assert way.link.restores.samples > before, "and nobody asked"
     world.crowd(5)
     assert world.serve("acme", prompt(1, 10)) == 160
     world.worker.close()

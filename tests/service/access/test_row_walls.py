@@ -15,6 +15,7 @@ from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.copies.transfers import transfers
 from kvcustody.audit.counters.judge_hours import judge
 from kvcustody.audit.coverage import summary as coverage_module
+from kvcustody.audit.events import TransferDecided
 from kvcustody.audit.processes.work_periods import read_work_periods
 from kvcustody.errors import LedgerError
 from kvcustody.governance.api.operations import audit as audit_api
@@ -22,8 +23,8 @@ from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import erasures as erasures_api
 from kvcustody.governance.api.operations import event_stream as stream_api
 from kvcustody.governance.api.operations import tiers as tiers_api
-from kvcustody.governance.tiers.copy_event import CopyEvent, TransferDecision
-from kvcustody.governance.tiers.copy_leaves import copy_leaves, decision_leaves
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.copy_leaves import copy_leaves
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"  # of requests of both tenants
 FORGETFUL: dict[str, tuple[Any, str, Any]] = {}  # by path: what to replace, and by what
@@ -129,9 +130,7 @@ def opened(database: str, tmp_path_factory, opened_in, make_client, make_people)
         copies = [CopyEvent(step, name, number, tenant, "low", 4, 100, at, 9, why) for step, at, why in told]
         events += copy_leaves("nvme", copies)
         told_why = ("recompute", "", 0, f"{tenant} waits for nobody")
-        events += decision_leaves(
-            [TransferDecision("restore", "nvme", tenant, number, 4, 100, 9, 20, 10, *told_why)]
-        )
+        events.append(TransferDecided(9, "restore", "nvme", tenant, number, 4, 100, 20, 10, *told_why))
     left = CopyEvent("destroyed", name, 0, "", "", 0, 100, 9, 0, "unlinked")
     events += copy_leaves("nvme", [left])
     traced = [

@@ -1,0 +1,173 @@
+"""Whether moving blocks to or from one tier is worth it, by what moving has taken and brought so far.
+
+    link = TierLink()
+    choice = link.choose_restore(size, recompute_us, now_us)     # recompute_us None: not known yet
+    link.restored(size, blocks, took_us)                         # how it went
+    choice = link.choose_store(size, recompute_us)
+    link.stored(size, blocks, took_us)
+
+1. What comes back is restored where that is expected to be faster than computing it.
+2. What leaves is stored where the time that a restore would save, for the part of what is stored that comes back, is
+   more than storing takes. Of those that seem not to pay one in `TRIED` is made: whether they pay is known of these.
+3. As long as either time is not known, blocks are moved: only trying tells.
+4. A tier that is left alone is looked at now and then (`LinkWatch`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.audit.events import TransferDecided
+from kvcustody.governance.tiers.tier import CopyCounts
+from kvcustody.governance.tiers.transfer_rates import LinkWatch, TierUse, TransferRates
+
+TRIED = 16
+_PRIOR_STORED, _PRIOR_USED = 64, 32  # blocks: what comes back, as long as little is known
+AGAINST = ("slower", "does not pay", "busy")
+"""The reasons for not moving."""
+
+
+class TransferChoice(NamedTuple):
+    """Whether to move, and why; what either way is expected to take, in microseconds, 0 where that is not known."""
+
+    moves: bool
+    reason: str
+    transfer_us: int
+    recompute_us: int
+
+
+class TierLink:
+    """What one tier's use has taken. `always`: whatever is permitted is moved, whatever it takes."""
+
+    __slots__ = (
+        "_always",
+        "against",
+        "restore_us",
+        "restored_blocks",
+        "restored_bytes",
+        "restores",
+        "skipped",
+        "store_us",
+        "stored_blocks",
+        "stored_bytes",
+        "stores",
+        "watch",
+    )
+
+    def __init__(self, *, always: bool = False) -> None:
+        self._always = always
+        self.stores, self.restores = TransferRates(), TransferRates()
+        self.stored_blocks = self.restored_blocks = self.stored_bytes = self.restored_bytes = 0
+        self.store_us = self.restore_us = self.against = self.skipped = 0
+        self.watch = LinkWatch()
+
+    @property
+    def reused(self) -> float:
+        """Which part of what is stored comes back."""
+        return (self.restored_blocks + _PRIOR_USED) / (self.stored_blocks + _PRIOR_STORED)
+
+    def choose_store(self, size: int, recompute_us: float | None, *, is_busy: bool = False) -> TransferChoice:
+        """Whether to store so many bytes (rule 2). `is_busy`: there is no room for it now."""
+        takes_us, again_us = self.stores.predict(size), self.restores.predict(size)
+        if is_busy:
+            reason = "busy"
+        elif self._always:
+            reason = "always"
+        elif takes_us is None or again_us is None or recompute_us is None:
+            reason = "not measured yet"
+        elif self.reused * (recompute_us - again_us) > takes_us:
+            reason = "pays"
+        else:
+            self.skipped += 1
+            reason = "tried" if self.skipped % TRIED == 0 else "does not pay"
+        return self._choice(reason, takes_us, recompute_us)
+
+    def choose_restore(
+        self, size: int, recompute_us: float | None, now_us: int, *, looks: bool = False
+    ) -> TransferChoice:
+        """Whether to restore so many bytes (rule 1). `looks`: nobody else looks at a link that is left alone."""
+        takes_us = self.restores.predict(size)
+        if self._always:
+            reason = "always"
+        elif takes_us is None or recompute_us is None:
+            reason = "not measured yet"
+        elif takes_us < recompute_us:
+            reason = "faster"
+            self.watch.used()
+        elif looks and self.watch.due(now_us):
+            reason = "tried"
+        else:
+            reason = "slower"
+            self.watch.left_alone(now_us)
+        return self._choice(reason, takes_us, recompute_us)
+
+    def _choice(self, reason: str, takes_us: float | None, recompute_us: float | None) -> TransferChoice:
+        moves = reason not in AGAINST
+        self.against += not moves
+        return TransferChoice(moves, reason, int(takes_us or 0), int(recompute_us or 0))
+
+    def stored(self, size: int, blocks: int, took_us: int) -> None:
+        """So many bytes of so many blocks were stored."""
+        self.stores.learn(size, took_us)
+        self.stored_blocks += blocks
+        self.stored_bytes += size
+        self.store_us += took_us
+
+    def restored(self, size: int, blocks: int, took_us: int, *, asked: int) -> None:
+        """So many of the blocks that were `asked`, which are `size` bytes together, came back."""
+        came = size * blocks // asked
+        self.restores.learn(max(1, size * max(blocks, 1) // asked), took_us)
+        self.restored_blocks += blocks
+        self.restored_bytes += came
+        self.restore_us += took_us
+
+    def use(self, tier: str) -> TierUse:
+        """What it did."""
+        return TierUse(
+            tier,
+            self.stored_blocks,
+            self.restored_blocks,
+            self.stored_bytes,
+            self.restored_bytes,
+            self.store_us,
+            self.restore_us,
+            self.against,
+            self.restores.error,
+        )
+
+
+def decided(
+    now_us: int,
+    action: str,
+    tier: str,
+    tenant: str,
+    residency: int,
+    blocks: int,
+    size: int,
+    choice: TransferChoice,
+    outcome: str,
+    actual_us: int,
+    part_blocks: int = 0,
+) -> TransferDecided:
+    """The leaf of a choice and of what came of it."""
+    moved = (tier, tenant, residency, blocks, size, choice.transfer_us, choice.recompute_us)
+    way = "transfer" if choice.moves else "recompute"
+    return TransferDecided(now_us, action, *moved, way, outcome, actual_us, choice.reason, part_blocks)
+
+
+def tier_figures(use: TierUse, counts: CopyCounts, capacity_bytes: int) -> dict[str, float]:
+    """One tier's part of a worker's figures, by the keys of `metrics.MEASURES`."""
+    found = {
+        "copies": counts.living,
+        "used_bytes": counts.living_bytes,
+        "capacity_bytes": capacity_bytes,
+        "waiting": counts.waiting,
+        "stored_blocks": use.stored_blocks,
+        "restored_blocks": use.restored_blocks,
+        "store_seconds": use.store_us / 1e6,
+        "restore_seconds": use.restore_us / 1e6,
+        "refused": counts.refused,
+        "left_alone": use.decided_against,
+        "prediction_error": use.error,
+    }
+    return {f"tier_{key}.{use.tier}": value for key, value in found.items() if value is not None}

@@ -1,0 +1,75 @@
+"""A governed engine loads and stores where that is expected to be faster, and each decision is on record with both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from local_engine import BLOCK, LocalEngine
+from sqlalchemy import select
+from tier_engines import PREFIX, deployment_with, displace, options, prompt, tier, until
+
+from kvcustody.audit.copies.transfers import RecordedTransfer, TransferFilter, transfers
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.governance.observability.prefill_cost import LEARNED_MIN
+
+SLOW = 0.4  # seconds that the store takes for each object; nothing of this model takes so long to compute
+
+
+def decided(url: str, action: str) -> list[RecordedTransfer]:
+    """Decisions on record, oldest first."""
+    store = open_store(url)
+    with store.connect() as connection:
+        assert connection.scalars(select(incarnations.c.uuid)).all()
+        found = transfers(connection, TransferFilter(action=action), limit=1000)
+    store.dispose()
+    return list(reversed(found.transfers))
+
+
+def test_a_tier_that_is_slower_is_left_alone_and_looked_at_again(
+    start: Callable[..., LocalEngine], plain: LocalEngine, tmp_path: Path
+):
+    deployment = deployment_with(tmp_path / "site")
+    engine = start(deployment=deployment, **options(tier_transfers="measured"))
+    mine = prompt(1)
+    expected = plain.ask(mine, max_tokens=8).tokens
+    for seed in range(LEARNED_MIN + 2):  # what computing takes is known then
+        engine.ask(prompt(60 + seed), tenant="churner", max_tokens=2)
+    engine.ask(mine, tenant="alpha")
+    displace(engine)
+    engine.rpc("tier_fault", "host", "slow", SLOW)
+    first = engine.ask(mine, tenant="alpha", max_tokens=8)
+    assert (first.cached_tokens, first.tokens) == (PREFIX * BLOCK, expected), "only trying tells"
+    displace(engine)
+    alone = tier(engine)["left_alone"]
+    second = engine.ask(mine, tenant="alpha", max_tokens=8)
+    assert (second.cached_tokens, second.tokens) == (0, expected), "computing is faster"
+    assert tier(engine)["left_alone"] == alone + 1
+    serving = engine.governance("stats")["tier_figures"]
+    assert serving["tier_left_alone.host"] >= 1
+    assert serving["tier_restored_blocks.host"] == PREFIX
+    assert serving["tier_capacity_bytes.host"] == 64 << 20
+    assert 0 < serving["tier_used_bytes.host"] < 64 << 20
+    engine.rpc("tier_fault", "host", "none")
+    displace(engine)
+    time.sleep(1.5)  # a link that is left alone is looked at after a second
+    third = engine.ask(mine, tenant="alpha", max_tokens=8)
+    assert (third.cached_tokens, third.tokens) == (PREFIX * BLOCK, expected)
+    assert engine.governance("check") == []
+    assert until(lambda: len(decided(deployment.ledger_url, "restore")) >= 3)
+    engine.close()
+    restores = [one for one in decided(deployment.ledger_url, "restore") if one.tenant == "alpha"]
+    assert [(one.reason, one.choice, one.outcome) for one in restores] == [
+        ("not measured yet", "transfer", "done"),
+        ("slower", "recompute", ""),
+        ("tried", "transfer", "done"),
+    ]
+    tried, left, looked = restores
+    assert tried.transfer_us == 0 and tried.actual_us > SLOW * 1e6 and tried.blocks == PREFIX
+    assert left.transfer_us > left.recompute_us > 0 and left.actual_us == 0
+    assert looked.transfer_us > looked.recompute_us > 0 and looked.actual_us < tried.actual_us
+    stores = decided(deployment.ledger_url, "store")
+    assert {one.outcome for one in stores if one.choice == "transfer"} == {"done"}
+    assert any(one.reason == "does not pay" for one in stores), "what would not be loaded is not stored"
