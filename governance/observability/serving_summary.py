@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kvcustody.governance.observability.histogram import INFINITE
@@ -66,6 +66,12 @@ class TierServing(NamedTuple):
     def busy_share(self, wall_seconds: float) -> float | None:
         """Which part of the time of serving was spent on moving; None where no time has passed."""
         return (self.store_seconds + self.restore_seconds) / wall_seconds if wall_seconds > 0 else None
+
+
+def tiers_at_work(statuses: Iterable[Status]) -> frozenset[str] | None:
+    """The tiers that any of these workers has; None where there is no worker, so that nothing is known."""
+    found = [{one.tier for one in tier_servings(status)} for status in statuses]
+    return frozenset().union(*found) if found else None
 
 
 def tier_servings(status: Status, earlier: Status = _NOTHING) -> list[TierServing]:

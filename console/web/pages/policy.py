@@ -14,6 +14,7 @@ from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.policy_status import known_policy, read_policy_status, release_of
 from kvcustody.console.web.source_listing import Line, lines_of
 from kvcustody.errors import PolicyError
+from kvcustody.governance.observability.serving_summary import tiers_at_work
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.roles import Permission
@@ -151,7 +152,8 @@ def _checked(visit: PageRequest, document: str) -> Checked:
     state, effect = release_of(visit), visit.service.policies_in_effect()
     revoked = frozenset() if state is None else state.revoked
     table = compile_policy(found.policy, revision=1, revoked=revoked)
-    warnings = tuple(lint(table, now_us=visit.service.clock.utc_us()))
+    tiers = tiers_at_work(one.status for one in visit.service.fleet.running())
+    warnings = tuple(lint(table, now_us=visit.service.clock.utc_us(), tiers=tiers))
     known, why = known_policy(effect)
     old = None if known is None else known.table()
     change = None if old is None else diff(old, table)

@@ -26,6 +26,7 @@ from kvcustody.governance.api.models.policies import (
     WorkbenchAnswer,
 )
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
+from kvcustody.governance.observability.serving_summary import tiers_at_work
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
@@ -79,9 +80,13 @@ def validated(what: PolicySource) -> dict[str, Any]:
 
 
 def linted(service: ServiceDep, what: PolicySource) -> dict[str, Any]:
-    """What in a sound document is probably not meant: rules that do nothing, grants that end, names that look alike."""
+    """What in a sound document is probably not meant: rules that do nothing, grants that end, names that look alike.
+
+    Also tiers that none of the workers that run has.
+    """
     table = _table(what.source, what.revoked)
-    problems = [_problem(problem) for problem in lint(table, now_us=service.clock.utc_us())]
+    tiers = tiers_at_work(one.status for one in service.fleet.running())
+    problems = [_problem(problem) for problem in lint(table, now_us=service.clock.utc_us(), tiers=tiers)]
     return {"sound": True, "digest": table.digest, "problems": problems, "omitted": 0}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from control_plane_world import APART
 from decided_world import DecidedWorld
 from test_forms import rows_of
 from typer.testing import CliRunner
@@ -58,10 +60,14 @@ def test_every_figure_is_what_the_governor_decided(
         moved = [one for one in mine if one.choice == "transfer"]
         done = [one for one in moved if one.outcome == "done"]
         known = [one for one in done if one.transfer_us]
+        part = [one.part_blocks for one in moved if one.outcome == "partial"]
+        part_bytes = sum(
+            one.bytes * one.part_blocks // one.blocks for one in moved if one.outcome == "partial"
+        )
         assert row[:5] == [
-            "host", action, str(len(mine)), str(len(moved)), str(sum(one.blocks for one in done)),
+            "host", action, str(len(mine)), str(len(moved)), str(sum(one.blocks for one in done) + sum(part)),
         ]  # fmt: skip
-        assert row[5] == size(sum(one.size for one in done))
+        assert row[5] == size(sum(one.bytes for one in done) + part_bytes)
         assert row[6] == time_text(sum(one.actual_us for one in moved) // len(moved))
         wrong = sum(abs(one.transfer_us - one.actual_us) for one in known)
         assert row[7] == f"{wrong / sum(one.actual_us for one in known):.0%}"
@@ -121,6 +127,30 @@ def test_a_workers_tiers_and_what_moving_cost_its_serving(
     assert "Tiers of workers" not in client(tiered, "dpo").get("/console/tiers").text
     fleet.heard("worker", worker.incarnation, status={"running": 1.0})
     assert "restoring" not in CliRunner().invoke(app, [*top, "--once"]).stdout  # control: no tier, no table
+
+
+def test_a_policys_tiers_that_no_worker_has_are_told(
+    decided: DecidedWorld, tiered: World, client: Callable[[World, str], httpx.Client]
+) -> None:
+    document = APART.replace(
+        "offload: {low: never,", "offload: {low: {tiers: [host, nvme], encrypt: required},"
+    )
+    author = client(tiered, "author")
+    fleet, worker = tiered.service.fleet, tiered.worker
+
+    def told() -> list[str]:
+        [token, *_] = re.findall(r'name="csrf" value="(\w+)"', author.get("/console/policy/draft").text)
+        page = author.post("/console/policy/draft", data={"csrf": token, "source": document}).text
+        key = {"Authorization": f"Bearer {tiered.keys['author']}"}
+        found = author.post("/v1/policies:lint", json={"source": document}, headers=key).json()
+        messages = [one["message"] for one in found["problems"] if "offloaded" in one["message"]]
+        assert all(html.escape(message) in page for message in messages)
+        return [tier for tier in ("host", "nvme") if any(f"`{tier}`" in message for message in messages)]
+
+    fleet.heard("worker", worker.incarnation, status={"running": 1.0})
+    assert told() == ["host", "nvme"]
+    fleet.heard("worker", worker.incarnation, status=decided.status)
+    assert told() == ["nvme"]
 
 
 def test_one_request_is_explained_where_it_is_named(
