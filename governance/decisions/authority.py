@@ -106,6 +106,16 @@ class Authority(ABC, Generic[PoolT_co]):
         self._book = self._new_book(table)
         self._reuse = self._new_reuse(table)
 
+    @property
+    def tables(self) -> tuple[DecisionTable, DecisionTable | None]:
+        """The active revision, and one that is not on record yet: what narrows applies from both."""
+        return self.table, self._reuse.coming
+
+    @property
+    def keyring(self) -> Keyring:
+        """Whose epochs keys come from: for what names copies by the same."""
+        return self._keyring
+
     # -- what a facade over a pool provides ---------------------------------------------------------------------------
 
     @abstractmethod

@@ -155,16 +155,6 @@ class EnginePort(Authority[ExternalPool]):
         self._refuse_integrity(table)
         super().activate(table, actor=actor, expires_utc_us=expires_utc_us)
 
-    @property
-    def tables(self) -> tuple[DecisionTable, DecisionTable | None]:
-        """The active revision, and one that is not on record yet: what narrows applies from both."""
-        return self.table, self._reuse.coming
-
-    @property
-    def keyring(self) -> Keyring:
-        """Whose epochs the port's keys come from: for what names copies by the same."""
-        return self._keyring
-
     def defer_calls(self, flush: Callable[[], None]) -> None:
         """The adapter makes its calls later, in order; `flush` makes it make all of them now."""
         self._flush_deferred = flush

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -36,9 +37,11 @@ from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.request import NO_HINTS, read_kinds
+from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_plan
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.integrations.identity.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.model_identity import Models
 from kvcustody.integrations.vllm.scheduler.block_pool import governed_pool
@@ -100,6 +103,7 @@ class SchedulerSide:
         self._last_cached: CachedRequestData | None = None  # what the last step handed to requests that run
         self._unclean_hand_outs = 0  # of the pool, as of the last step
         self._deferred_work_done = False
+        self._salts_open = ExitStack()
         self._built_us = 0
         self._max_model_tokens = int(config.model_config.max_model_len)
 
@@ -192,8 +196,26 @@ class SchedulerSide:
         if not self.state.keys_early:
             self.port.pool.only_steps = True
             scheduler._connector_finished = _nothing_to_hand_off
+        else:
+            self._open_salts()
         self.control.scheduler = scheduler
         scheduler.defer_block_free = False
+
+    def _open_salts(self) -> None:
+        """A connector beside ours gets salts of domains; the settings say where others find whose they are."""
+        assert self._opened is not None
+        stack = self._salts_open
+        shred = ShredKeys.open(
+            self.settings.shred_keys_path, open_root_key(self.settings), self._opened.clock
+        )
+        stack.callback(shred.close)
+        keys = SealKeys(self.port.keyring, shred)
+        stack.callback(keys.close)
+        directory, path = None, self.settings.scope_salts_path
+        if path is not None:
+            directory = ScopeDirectory(path, keys)
+            stack.callback(directory.close)
+        self.state.salts = ScopeSalts(keys, directory)
 
     def bind_engine(self, engine: EngineProcess) -> None:
         """The engine is complete: idle work can be done from now on."""
@@ -427,6 +449,7 @@ class SchedulerSide:
             self.tiers.close()
         if self.state.events is not None:
             self.state.events.close()
+        self._salts_open.close()
 
 
 def _nothing_to_hand_off(_request: Request) -> tuple[bool, None]:

@@ -25,6 +25,7 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.request import RequestStatus
 
 from kvcustody.errors import IsolationError
+from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.external.engine_control import EngineView
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvcustody.allocator.external.residency import ExternalResidency
+    from kvcustody.integrations.identity.scope_salts import ScopeSalts
     from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
     from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
 
@@ -64,6 +66,7 @@ class SchedulerState:
         self.withheld: set[int] = set()
         self._wait_for_token: dict[str, GovernedRequest] = {}  # have blocks, and no token yet
         self.events: SchedulerBlockEvents | None = None  # where somebody listens
+        self.salts: ScopeSalts | None = None  # where a connector beside ours keeps blocks
         self._manager = manager
         self.pool: GovernedBlockPool = manager.block_pool
         self.caching = bool(manager.enable_caching)
@@ -109,6 +112,8 @@ class SchedulerState:
         if governed.waits_for is not None:
             return False
         keys = self.port.look_up(residency, self._find, lazily=self.defers_inserts)
+        if self.salts is not None:
+            request.cache_salt = self._salt(self.salts, residency)
         governed.publishes = keys.publishable and self.caching
         request.block_hashes = keys.keys if type(keys.keys) is LazyKeys else list(keys.keys)
         governed.keyed_tokens = keys.whole * self.block_tokens
@@ -126,6 +131,12 @@ class SchedulerState:
         governed.readable_tokens = keys.readable * self.block_tokens
         self.reading = governed
         return True
+
+    @staticmethod
+    def _salt(salts: ScopeSalts, residency: ExternalResidency) -> str:
+        """What a connector beside ours keeps this request's blocks under: of its domain, where all of them are."""
+        is_own = residency.reads_own_alone and not residency.segment_blocks and not residency.granted_blocks
+        return salts.of(label_of(residency.domain)) if is_own and residency.publishes else salts.once()
 
     def _insert_before_look_up(self, residency: ExternalResidency) -> None:
         """What was deferred and this look-up may read enters the index first (journal, rule 5 of `deferred_calls`)."""

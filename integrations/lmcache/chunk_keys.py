@@ -1,0 +1,49 @@
+"""Whose an LMCache object is, and what it is called in our tiers.
+
+    whose = directory.label_of(key.cache_salt)        # None: no governed engine told of it, so it is not kept
+    chunk_key(key)                                    # 32 bytes: of this chunk, model, rank and group
+    layout_of(key, size)                              # 32 bytes that differ where its bytes would mean something else
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+
+class ObjectKey(Protocol):
+    """What we read of `lmcache.v1.distributed.api.ObjectKey`."""
+
+    @property
+    def chunk_hash(self) -> bytes:
+        """Of the chunk's tokens and all before them."""
+
+    @property
+    def model_name(self) -> str:
+        """The model's name."""
+
+    @property
+    def kv_rank(self) -> int:
+        """Which part of the model's KV state."""
+
+    @property
+    def object_group_id(self) -> int:
+        """Which group of layers."""
+
+    @property
+    def cache_salt(self) -> str:
+        """Whose it is."""
+
+
+def chunk_key(key: ObjectKey) -> bytes:
+    """A digest over every field but the salt, each with its length: the domain stands for that."""
+    hashed = hashlib.blake2b(digest_size=32, person=b"kvcustody chunk")
+    for part in (key.chunk_hash, key.model_name.encode()):
+        hashed.update(len(part).to_bytes(4, "little") + part)
+    hashed.update(key.kv_rank.to_bytes(8, "little") + key.object_group_id.to_bytes(8, "little"))
+    return hashed.digest()
+
+
+def layout_of(model_name: str, size: int) -> bytes:
+    """A digest: objects of another model or size are not ours."""
+    return hashlib.blake2b(f"lmcache {model_name} {size}".encode(), digest_size=32).digest()

@@ -1,0 +1,217 @@
+"""The worker of one LMCache server: policy, keys, ledger and sealed tier, on a thread that alone uses them.
+
+    custody = CustodyThread(settings)
+    custody.open(chunk_bytes, chunk_tokens)           # with the first object, which says how large they are
+    future = custody.run(call)                        # `call(chunks)` on the thread; None where it is closed
+    custody.close()
+
+1. The worker has no blocks of its own to hand out: what it has custody of are the copies in its tier. It is registered,
+   scanned, erased from and stopped as any worker is.
+2. It steps while nobody asks, so that what is due ends, and orders reach it.
+3. A store that came from an engine is due when a block that was written then would be: LMCache's keys hold no time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import structlog
+
+from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.clock import SystemClock
+from kvcustody.errors import ConfigError, CustodyError
+from kvcustody.governance.decisions.access_plan import owed_by
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.open_tiers import tier_names
+from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
+from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
+from kvcustody.integrations.identity.scope_salts import ScopeDirectory
+from kvcustody.integrations.lmcache.chunk_keys import ObjectKey, chunk_key
+
+_STEP_SECONDS = 0.05
+_END_SECONDS = 15.0
+_BLOCKS = 256  # so that every partition of a policy gets one; none is ever handed out
+_NO_KEY = bytes(32)
+_log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+
+class NoBlocks(UnbackedMemory):
+    """The memory of a worker that has copies alone: nothing of it is handed out, so nothing of it is copied."""
+
+    def read(self, shard: int, blocks: Blocks, into: memoryview) -> None:
+        """Never called."""
+        raise AssertionError("no block was handed out")
+
+    def write(self, shard: int, blocks: Blocks, data: memoryview) -> None:
+        """Never called."""
+        raise AssertionError("no block was handed out")
+
+
+class Chunks:
+    """The sealed tier of one worker, by LMCache's keys. Used on the custody thread alone."""
+
+    def __init__(self, worker: Worker, directory: ScopeDirectory, chunk_bytes: int) -> None:
+        self.worker = worker
+        self.directory = directory
+        self.chunk_bytes = chunk_bytes
+        offload = worker.governor.offload
+        assert offload is not None, "the settings were checked"
+        self.tiers: list[SealedTier] = offload.tiers
+
+    @property
+    def governor(self) -> Governor:
+        """Of the worker."""
+        return self.worker.governor
+
+    def store(self, key: ObjectKey, content: memoryview) -> bool:
+        """Whether a copy is there now."""
+        label = self.directory.label_of(key.cache_salt)
+        if label is None or len(content) != self.chunk_bytes:
+            return False
+        now_us = self.governor.clock.now_us()
+        owed = owed_by(self.governor.table, label.tenant, label.level)
+        ceiling_us = now_us + owed.absolute_us
+        last = chunk_key(key)
+        run = PublishedRun(label, last, _NO_KEY, 0, now_us, ceiling_us, min(ceiling_us, now_us + owed.idle_us))
+
+        def read(first: int, count: int, into: memoryview) -> None:
+            into[:] = content
+
+        return any(tier.has(label, last) or tier.store(run, read) == 1 for tier in self.tiers)
+
+    def has(self, key: ObjectKey) -> bool:
+        """Whether a copy can be found now."""
+        label = self.directory.label_of(key.cache_salt)
+        return label is not None and any(tier.lookup(label, chunk_key(key), 0) for tier in self.tiers)
+
+    def load(self, key: ObjectKey, into: memoryview) -> bool:
+        """Whether the copy was brought into memory of a chunk's size; zeros where it does not open."""
+        label = self.directory.label_of(key.cache_salt)
+        if label is None or len(into) != self.chunk_bytes:
+            return False
+        last = chunk_key(key)
+
+        def write(depth: int, count: int, skip: int, data: memoryview) -> None:
+            into[:] = data
+
+        for tier in self.tiers:
+            found = tier.lookup(label, last, 0)
+            if found and tier.load(label, last, 0, found, write):
+                return True
+        return False
+
+    def forget(self, key: ObjectKey) -> bool:
+        """End a copy; whether there was one."""
+        label = self.directory.label_of(key.cache_salt)
+        if label is None:
+            return False
+        found = [(tier, one) for tier in self.tiers for one in tier.lookup(label, chunk_key(key), 0)]
+        return sum(tier.destroy([one.name]) for tier, one in found) > 0
+
+
+class CustodyThread:
+    """One for each LMCache server."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises `ConfigError` that names a setting that is missing."""
+        if settings.scope_salts_path is None:
+            raise ConfigError("setting `scope_salts_path`: name the file in which governed engines tell their salts")
+        if not tier_names(settings):
+            raise ConfigError("setting `nvme_tier_path`: LMCache's second tier needs a tier, a folder or `host_tier_bytes`")
+        self._settings = settings
+        self._path: Path = settings.scope_salts_path
+        self._jobs: SimpleQueue[tuple[Callable[[Chunks], object], Future[object]] | None] = SimpleQueue()
+        self._opening: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.failure: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an object was seen, so that there is a worker."""
+        return self._thread is not None
+
+    def open(self, chunk_bytes: int, chunk_tokens: int) -> None:
+        """Objects are of this size from now on; a second time changes nothing."""
+        with self._lock:
+            if self._thread is None:
+                self._opening = (chunk_bytes, chunk_tokens)
+                self._thread = threading.Thread(target=self._run, name="kvcustody-lmcache", daemon=True)
+                self._thread.start()
+
+    def run(self, call: Callable[[Chunks], T]) -> Future[T]:
+        """Have this done behind what was asked before; the future has a `CustodyError` where nothing is open."""
+        future: Future[T] = Future()
+        if not self.is_open:
+            future.set_exception(CustodyError("no object was seen yet"))
+            return future
+        self._jobs.put((call, future))  # type: ignore[arg-type]  # of one type each
+        return future
+
+    def close(self) -> None:
+        """Stop the worker in order; twice changes nothing."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(_END_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            chunks = self._opened()
+        except CustodyError as error:
+            self.failure = error.message
+            _log.error("LMCache's tier is not opened", error=error.message)
+            self._refuse_all()
+            return
+        try:
+            self._serve(chunks)
+        finally:
+            chunks.worker.close()
+            chunks.directory.close()
+
+    def _serve(self, chunks: Chunks) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_STEP_SECONDS)
+                if job is None:
+                    return
+                call, future = job
+                try:
+                    future.set_result(call(chunks))
+                except Exception as error:  # whatever it was: a miss, and the server goes on
+                    _log.error("copy job failed", error=repr(error))
+                    future.set_exception(error)
+            except Empty:
+                pass
+            chunks.governor.step()
+
+    def _opened(self) -> Chunks:
+        assert self._opening is not None
+        chunk_bytes, chunk_tokens = self._opening
+        settings = self._settings.model_copy(
+            update={"block_tokens": chunk_tokens, "tier_object_blocks": 1, "tier_transfers": "always"}
+        )
+        plan = MemoryPlan(lambda blocks: NoBlocks(blocks, chunk_bytes), _BLOCKS, 1, chunk_bytes)
+        worker = open_worker(settings, plan)
+        try:
+            shred = ShredKeys.open(settings.shred_keys_path, open_root_key(settings), SystemClock())
+            directory = ScopeDirectory(self._path, SealKeys(worker.governor.keyring, shred))
+        except CustodyError:
+            worker.close()
+            raise
+        return Chunks(worker, directory, chunk_bytes)
+
+    def _refuse_all(self) -> None:
+        """Nothing is open: whatever is asked fails, until the end."""
+        while (job := self._jobs.get()) is not None:
+            job[1].set_exception(CustodyError(self.failure))
