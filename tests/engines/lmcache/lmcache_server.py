@@ -1,0 +1,90 @@
+"""LMCache's own server on loopback, with an adapter for its second tier, or without."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+CHUNK_TOKENS = 64
+OURS = {
+    "type": "plugin",
+    "module_path": "kvcustody.integrations.lmcache.l2_adapter",
+    "class_name": "CustodyL2Adapter",
+    "adapter_params": {"chunk_tokens": CHUNK_TOKENS},
+}
+
+
+class LMCacheServer:
+    """A process; `kill` or `close` it."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], adapter: dict[str, Any] | None = OURS) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port, self.http = free_port(), free_port()
+        command = [
+            str(Path(sys.executable).parent / "lmcache"), "server", "--host", "127.0.0.1", "--port", str(self.port),
+            "--http-host", "127.0.0.1", "--http-port", str(self.http), "--l1-size-gb", "0.25",
+            "--eviction-policy", "LRU", "--chunk-size", str(CHUNK_TOKENS), "--supported-transfer-mode", "engine_driven",
+        ]  # fmt: skip
+        if adapter is not None:
+            command += ["--l2-adapter", json.dumps(adapter), "--l2-store-policy", "skip_l1"]
+        quiet = {"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1", "LMCACHE_DISABLE_BANNER": "1"}
+        self.log = folder / f"server-{self.port}.log"
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": "0", **quiet, **environment},
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        self._wait()
+
+    def _wait(self, seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise AssertionError(f"the server ended: {self.log.read_text()[-3000:]}")
+            try:
+                with socket.create_connection(("127.0.0.1", self.http), timeout=1):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise AssertionError(f"the server does not answer: {self.log.read_text()[-3000:]}")
+
+    def status(self) -> dict[str, Any]:
+        """What the server says of itself."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status", timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def connector(self) -> dict[str, Any]:
+        """Its entry among vLLM's connectors."""
+        where = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": self.port}
+        return {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": where}
+
+    def kill(self) -> None:
+        """With no warning."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """As an operator would."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
