@@ -690,7 +690,7 @@ class SealedTier:
         """
         ids: set[bytes] | None = None  # of the keys that what may be the selector's is sealed under
         if selector.subject is not None and selector.tenant is not None:
-            names = (_whose(selector.tenant, selector.subject), _whose(selector.tenant, None))
+            names = (shred_name(selector.tenant, selector.subject), shred_name(selector.tenant, None))
             ids = {key.id for key in map(self._shred.find_subject, names) if key is not None}
         chosen = [number for number, owner in enumerate(self._owners) if _may_be_of(owner, selector, ids)]
         rows = self._index.rows(np.isin(self._index.column("domain"), chosen))
@@ -957,7 +957,7 @@ class SealedTier:
 
     def _subject(self, label: DomainLabel) -> bytes:
         """The shred key of whose the domain is: its subject's, or one of all its tenant's people together."""
-        return self._shred.of_subject(_whose(label.tenant, label.subject)).id
+        return self._shred.of_subject(shred_name(label.tenant, label.subject)).id
 
     def _shred_number(self, id_: bytes) -> int:
         number = self._shred_numbers.get(id_)
@@ -983,8 +983,8 @@ class _Part(NamedTuple):
     due_us: int
 
 
-def _whose(tenant: str, subject: str | None) -> bytes:
-    """A subject's name among all tenants'; None: all of the tenant's together."""
+def shred_name(tenant: str, subject: str | None) -> bytes:
+    """What a subject's shred key is found by, among all tenants'; None: that of all of the tenant's together."""
     return tenant.encode() if subject is None else f"{tenant}\0{subject}".encode()
 
 

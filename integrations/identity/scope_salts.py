@@ -111,7 +111,9 @@ class ScopeDirectory:
             ) from None
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
             os.close(self._file)
-            raise ConfigError(f"setting `scope_salts_path`: `{path}` must be a file of its owner alone (0600)")
+            raise ConfigError(
+                f"setting `scope_salts_path`: `{path}` must be a file of its owner alone (0600)"
+            )
 
     def label_of(self, salt: str) -> DomainLabel | None:
         """Whose salt this is; what others appended since is read first."""

@@ -1,8 +1,8 @@
 """Whose an LMCache object is, and what it is called in our tiers.
 
-    whose = directory.label_of(key.cache_salt)        # None: no governed engine told of it, so it is not kept
-    chunk_key(key)                                    # 32 bytes: of this chunk, model, rank and group
-    layout_of(key, size)                              # 32 bytes that differ where its bytes would mean something else
+whose = directory.label_of(key.cache_salt)        # None: no governed engine told of it, so it is not kept
+chunk_key(key)                                    # 32 bytes: of this chunk, model, rank and group
+layout_of(key, size)                              # 32 bytes that differ where its bytes would mean something else
 """
 
 from __future__ import annotations

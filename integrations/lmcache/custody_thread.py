@@ -58,6 +58,12 @@ class NoBlocks(UnbackedMemory):
         raise AssertionError("no block was handed out")
 
 
+def open_without_blocks(settings: Settings, chunk_bytes: int) -> Worker:
+    """A worker that has copies alone. Raises a `CustodyError` that names what cannot be opened."""
+    plan = MemoryPlan(lambda blocks: NoBlocks(blocks, chunk_bytes), _BLOCKS, 1, chunk_bytes)
+    return open_worker(settings, plan)
+
+
 class Chunks:
     """The sealed tier of one worker, by LMCache's keys. Used on the custody thread alone."""
 
@@ -83,7 +89,9 @@ class Chunks:
         owed = owed_by(self.governor.table, label.tenant, label.level)
         ceiling_us = now_us + owed.absolute_us
         last = chunk_key(key)
-        run = PublishedRun(label, last, _NO_KEY, 0, now_us, ceiling_us, min(ceiling_us, now_us + owed.idle_us))
+        run = PublishedRun(
+            label, last, _NO_KEY, 0, now_us, ceiling_us, min(ceiling_us, now_us + owed.idle_us)
+        )
 
         def read(first: int, count: int, into: memoryview) -> None:
             into[:] = content
@@ -126,9 +134,13 @@ class CustodyThread:
     def __init__(self, settings: Settings) -> None:
         """Raises `ConfigError` that names a setting that is missing."""
         if settings.scope_salts_path is None:
-            raise ConfigError("setting `scope_salts_path`: name the file in which governed engines tell their salts")
+            raise ConfigError(
+                "setting `scope_salts_path`: name the file in which governed engines tell their salts"
+            )
         if not tier_names(settings):
-            raise ConfigError("setting `nvme_tier_path`: LMCache's second tier needs a tier, a folder or `host_tier_bytes`")
+            raise ConfigError(
+                "setting `nvme_tier_path`: LMCache's second tier needs a tier, a folder or `host_tier_bytes`"
+            )
         self._settings = settings
         self._path: Path = settings.scope_salts_path
         self._jobs: SimpleQueue[tuple[Callable[[Chunks], object], Future[object]] | None] = SimpleQueue()
@@ -198,11 +210,9 @@ class CustodyThread:
     def _opened(self) -> Chunks:
         assert self._opening is not None
         chunk_bytes, chunk_tokens = self._opening
-        settings = self._settings.model_copy(
-            update={"block_tokens": chunk_tokens, "tier_object_blocks": 1, "tier_transfers": "always"}
-        )
-        plan = MemoryPlan(lambda blocks: NoBlocks(blocks, chunk_bytes), _BLOCKS, 1, chunk_bytes)
-        worker = open_worker(settings, plan)
+        named = {"block_tokens": chunk_tokens, "tier_object_blocks": 1, "tier_transfers": "always"}
+        settings = self._settings.model_copy(update=named)
+        worker = open_without_blocks(settings, chunk_bytes)
         try:
             shred = ShredKeys.open(settings.shred_keys_path, open_root_key(settings), SystemClock())
             directory = ScopeDirectory(self._path, SealKeys(worker.governor.keyring, shred))

@@ -74,7 +74,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
-        """Seal these objects; what may not be kept counts as done, and is not found."""
+        """Seal these objects. What cannot or may not be kept counts as done, so that LMCache lets its own copy go."""
         if objects:
             self.custody.open(int(objects[0].get_size()), self._tokens)
 
@@ -84,11 +84,13 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 if chunks.store(key, _bytes(one)):
                     kept.append((key, int(one.get_size())))
                 else:
-                    self._refused["unknown salt" if chunks.directory.label_of(key.cache_salt) is None else "store"] += 1
+                    self._refused[
+                        "unknown salt" if chunks.directory.label_of(key.cache_salt) is None else "store"
+                    ] += 1
             self._notify_stored(chunks, kept)
             return L2StoreResult(True, sum(size for _, size in kept))
 
-        return self._submit(0, store, L2StoreResult(False, 0))
+        return self._submit(0, store, L2StoreResult(True, 0))
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         """See the interface."""

@@ -16,10 +16,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
+    MultiConnector,
+    MultiKVConnectorMetadata,
+    MultiKVConnectorWorkerMetadata,
+)
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreRequestType
 
+from kvcustody.errors import IsolationError
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.integrations.vllm.connector import GovernedConnector
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
@@ -92,14 +100,14 @@ class EngineHandle:
         output = SchedulerOutput.make_empty()
         tiers = self.side.tiers
         copies = () if tiers is None else tiers.closing_jobs()
-        output.kv_connector_metadata = StepOrder(0, order, is_idle=True, copies=copies)
+        last = StepOrder(0, order, is_idle=True, copies=copies)
         try:
+            output.kv_connector_metadata = _with_others(self._core.scheduler.connector, last, output)
             done = self._core.model_executor.execute_model(output)
-            receipt = done.kv_connector_output.kv_connector_worker_meta
+            receipt = _ours(done.kv_connector_output.kv_connector_worker_meta)
         except Exception as error:
             _log.error("last scrub not done", error=type(error).__name__, blocks=order.blocks)
             return
-        assert isinstance(receipt, StepReceipt)
         for answer in receipt.answers:
             self.side.port.scrubbed(answer.order, answer.shard, answer.results, answer.device_blocks)
         if tiers is not None:
@@ -108,6 +116,26 @@ class EngineHandle:
     def close(self) -> None:
         """Before the workers end."""
         self.side.close()
+
+
+def _with_others(connector: Any, order: StepOrder, output: SchedulerOutput) -> KVConnectorMetadata:
+    """An order as the workers' connector takes it: beside an empty step's of the others, where there are several."""
+    if not isinstance(connector, MultiConnector):
+        return order
+    parts = (
+        order if isinstance(child, GovernedConnector) else child.build_connector_meta(output)
+        for child in connector.sub_connectors
+    )
+    return MultiKVConnectorMetadata(metadata=tuple(parts))
+
+
+def _ours(found: Any) -> StepReceipt:
+    """Our part of what the workers' connector answered. Raises `IsolationError` where there is none."""
+    parts = found.metadata if isinstance(found, MultiKVConnectorWorkerMetadata) else (found,)
+    for part in parts:
+        if isinstance(part, StepReceipt):
+            return part
+    raise IsolationError("the workers did not answer the last order")
 
 
 def _after_call(call: Callable[..., Any], act: Callable[[], None]) -> Callable[..., Any]:

@@ -37,8 +37,8 @@ from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.request import NO_HINTS, read_kinds
-from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_plan
+from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.identity.scope_salts import ScopeDirectory, ScopeSalts

@@ -25,8 +25,8 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.request import RequestStatus
 
 from kvcustody.errors import IsolationError
-from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.admission_outcome import AdmissionRefused
+from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort

@@ -30,6 +30,7 @@ from kvcustody.errors import ConfigError, KeyringError
 from kvcustody.governance.erasure.tier_protocol import TierErased
 from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.keyring_watch import KeyringWatch
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import Settings
@@ -235,7 +236,7 @@ class TierThread:
         self._results = results
         self._rules: Rules = {}
         self._shares: dict[str, TierShare] = {}
-        self._seen: tuple[int, int, int] | None = None  # of the keyring's file
+        self._watch = KeyringWatch(keys.keyring, keys.path)
         self._jobs: SimpleQueue[tuple[CopyJob, memoryview | None, ExitStack | None]] = SimpleQueue()
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=f"kvcustody-{name}", daemon=True)
@@ -282,7 +283,7 @@ class TierThread:
             self._results.append(CopyReply(0, self.name, self.terms.shard, events, counts=self.tier.counts))
 
     def _do(self, job: CopyJob, plain: memoryview | None) -> CopyReply:
-        self._look_at_keys()
+        self._watch.look()
         tier = self.tier
         if isinstance(job, OpenTier):
             self._open(job)
@@ -399,18 +400,6 @@ class TierThread:
         self._seal_keys.close()
         self.staging.close()
         return self._reply(job.number)
-
-    def _look_at_keys(self) -> None:
-        """Read the keyring again where another process has changed it (rule 4)."""
-        try:
-            status = self._keys.path.stat()
-        except OSError:
-            seen = None
-        else:
-            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-        if seen != self._seen:
-            self._seen = seen
-            self._keys.keyring.refresh()
 
 
 def _open_store(tier: str, plan: TierPlan, shard: int, clock: Clock) -> TierStore:

@@ -1,4 +1,4 @@
-"""One LMCache adapter of ours, a directory of salts as a governed engine writes it, and objects as LMCache makes them."""
+"""One LMCache adapter of ours, a directory of salts as a governed engine writes it, and LMCache's own objects."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ class ChunkWorld:
     def done(self, which: int, task: int, seconds: float = 20.0) -> Any:
         """The result of a task, when its event has come."""
         adapter = self.adapter
-        fd = (adapter.get_store_event_fd, adapter.get_lookup_and_lock_event_fd, adapter.get_load_event_fd)[which]()
+        fd = (adapter.get_store_event_fd, adapter.get_lookup_and_lock_event_fd, adapter.get_load_event_fd)[
+            which
+        ]()
         take = (
             lambda number: adapter.pop_completed_store_tasks().get(number),
             adapter.query_lookup_and_lock_result,

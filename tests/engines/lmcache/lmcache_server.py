@@ -21,11 +21,22 @@ OURS = {
     "adapter_params": {"chunk_tokens": CHUNK_TOKENS},
 }
 
+GOVERNED = (
+    "--l2-store-policy", "skip_l1",
+    "--server-module", json.dumps({"module_path": "kvcustody.integrations.lmcache.server_module"}),
+)  # fmt: skip
+
 
 class LMCacheServer:
     """A process; `kill` or `close` it."""
 
-    def __init__(self, folder: Path, environment: dict[str, str], adapter: dict[str, Any] | None = OURS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: dict[str, str],
+        adapter: dict[str, Any] | None = OURS,
+        *more: str,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.http = free_port(), free_port()
         command = [
@@ -33,8 +44,11 @@ class LMCacheServer:
             "--http-host", "127.0.0.1", "--http-port", str(self.http), "--l1-size-gb", "0.25",
             "--eviction-policy", "LRU", "--chunk-size", str(CHUNK_TOKENS), "--supported-transfer-mode", "engine_driven",
         ]  # fmt: skip
+        if adapter is OURS and not more:
+            more = GOVERNED
         if adapter is not None:
-            command += ["--l2-adapter", json.dumps(adapter), "--l2-store-policy", "skip_l1"]
+            command += ["--l2-adapter", json.dumps(adapter)]
+        command += more
         quiet = {"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1", "LMCACHE_DISABLE_BANNER": "1"}
         self.log = folder / f"server-{self.port}.log"
         self._process = subprocess.Popen(
@@ -43,6 +57,7 @@ class LMCacheServer:
             stdout=self.log.open("w"),
             stderr=subprocess.STDOUT,
         )
+        self.pid = self._process.pid
         self._wait()
 
     def _wait(self, seconds: float = 60.0) -> None:
@@ -65,8 +80,16 @@ class LMCacheServer:
 
     def connector(self) -> dict[str, Any]:
         """Its entry among vLLM's connectors."""
-        where = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": self.port}
-        return {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": where}
+        where = {
+            "lmcache.mp.host": "tcp://127.0.0.1",
+            "lmcache.mp.port": self.port,
+            "lmcache.mp.mq_timeout": 5.0,
+        }
+        return {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": where,
+        }
 
     def kill(self) -> None:
         """With no warning."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chunk_world import SHAPE, ChunkWorld, chunk, content, key
+from chunk_world import ChunkWorld, chunk, content, key
 from lmcache.v1.distributed.internal_api import L2AdapterListener
 
 SIZE = 2 * 2 * 4 * 64 * 32
@@ -97,8 +97,9 @@ def test_own_copies_are_found_after_a_restart(tmp_path: Path, monkeypatch: pytes
 
 def test_lmcache_hears_of_what_ended(world: ChunkWorld) -> None:
     class Listener(L2AdapterListener):  # type: ignore[misc]
-        stored: list[object] = []
-        deleted: list[object] = []
+        def __init__(self) -> None:
+            self.stored: list[object] = []
+            self.deleted: list[object] = []
 
         def on_l2_keys_stored(self, keys: list[object], sizes: list[int]) -> None:
             self.stored += keys
@@ -109,7 +110,8 @@ def test_lmcache_hears_of_what_ended(world: ChunkWorld) -> None:
         def on_l2_keys_deleted(self, keys: list[object]) -> None:
             self.deleted += keys
 
-    world.adapter.register_listener(Listener())
+    listener = Listener()
+    world.adapter.register_listener(listener)
     salt = world.salt("acme")
     keys = [key(n, salt) for n in range(3)]
     world.store(keys, [chunk(n + 1) for n in range(3)])
@@ -118,6 +120,5 @@ def test_lmcache_hears_of_what_ended(world: ChunkWorld) -> None:
     assert world.found(keys) == [False, False, True]
     time.sleep(1.1)
     world.store([key(7, salt)], [chunk(7)])
-    assert Listener.deleted == keys[:2]
+    assert listener.deleted == keys[:2]
     assert world.adapter.get_usage().total_bytes_used == 2 * SIZE
-    assert SHAPE[2] == 64

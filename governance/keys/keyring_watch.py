@@ -1,0 +1,32 @@
+"""Reads a keyring again where another process has changed its file: before each use, a look at the file's status.
+
+watch = KeyringWatch(keyring, path)
+watch.look()
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvcustody.governance.keys.keyring import Keyring
+
+
+class KeyringWatch:
+    """One keyring over one file."""
+
+    def __init__(self, keyring: Keyring, path: Path) -> None:
+        self._keyring = keyring
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+
+    def look(self) -> None:
+        """What was destroyed elsewhere is forgotten here."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            seen = None
+        else:
+            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if seen != self._seen:
+            self._seen = seen
+            self._keyring.refresh()

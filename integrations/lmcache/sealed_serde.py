@@ -1,0 +1,289 @@
+"""A serde for LMCache's own second-tier adapters: what they keep is sealed under the domain's keys, bound to its name.
+
+    python -m kvcustody.integrations.lmcache.server --l2-adapter '{"type": "fs", "base_path": "/cache",
+                                                                   "serde": {"type": "kvcustody"}}' …
+
+1. An object is sealed for the domain that its salt stands for, and opens only under the chunk, model, rank and group
+   that it was sealed for: what is renamed, swapped or another's does not open, and neither does what is due.
+2. Its facts are enclosed, so that no index is needed. Destroying the key of its tenant's epoch, its subject or its time
+   bucket ends it on whatever the adapter writes to; deleting bytes is the adapter's.
+3. Nothing here counts copies or puts them on record: `CustodyL2Adapter` does.
+4. Content is sealed from LMCache's memory into LMCache's memory: nothing is allocated for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcache.v1.distributed.serde.async_processor import AsyncSerdeProcessor
+from lmcache.v1.distributed.serde.base import Deserializer, Serializer
+from lmcache.v1.distributed.serde.factory import get_registered_serde_types, register_serde_factory
+
+from kvcustody.clock import SystemClock
+from kvcustody.errors import ConfigError, CustodyError, SealError
+from kvcustody.governance.decisions.access_plan import DomainLabel, owed_by
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.erasure.tier_protocol import TierEntry, TierErased
+from kvcustody.governance.identity.domain_spec import DomainSpec
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.keyring_watch import KeyringWatch
+from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.governance.tiers.seal.object_layout import ObjectFacts, object_bytes
+from kvcustody.governance.tiers.seal.sealer import open_into, read_facts, seal_into
+from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.governance.tiers.tier import shred_name
+from kvcustody.governance.tiers.tier_clock import TierClock
+from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.integrations.identity.scope_salts import ScopeDirectory
+from kvcustody.integrations.lmcache.chunk_keys import chunk_key, layout_of
+from kvcustody.integrations.lmcache.custody_thread import open_without_blocks
+from kvcustody.policies.document.model import Tier
+
+if TYPE_CHECKING:
+    from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+    from lmcache.v1.memory_management import MemoryObj
+
+NAME = "kvcustody"
+_NO_KEY = bytes(32)
+_CHUNK_BYTES = 4096  # of a worker that hands out nothing
+_STEP_SECONDS = 0.05
+_END_SECONDS = 15.0
+_TIERS = (Tier.NVME.value, Tier.REMOTE.value)
+
+
+class KeysElsewhere:
+    """What an erasure reaches of copies that somebody else keeps: the keys without which nobody opens them.
+
+    A `CopyStore` without objects of its own. Called on the worker's thread.
+    """
+
+    def __init__(self, tier: str, shred: ShredKeys) -> None:
+        self.name = tier
+        self._shred = shred
+
+    def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
+        """Destroy the subject's shred key and that of its tenant's wider domains; without a tenant, all of them."""
+        if selector.tenant is None:
+            ids = {key.id for key in self._shred.living()}
+        else:
+            names = {shred_name(selector.tenant, selector.subject), shred_name(selector.tenant, None)}
+            ids = {key.id for key in map(self._shred.find_subject, names) if key is not None}
+        for id_ in ids:
+            self._shred.destroy(id_)
+        return TierErased(0, 0)
+
+    def objects(self) -> Mapping[bytes, TierEntry]:
+        """None that can be listed."""
+        return {}
+
+    def index(self) -> Mapping[bytes, TierEntry]:
+        """None."""
+        return {}
+
+    def destroy(self, keys: Collection[bytes]) -> int:
+        """None is here."""
+        return 0
+
+    def forget(self, keys: Collection[bytes]) -> int:
+        """None is known here."""
+        return 0
+
+
+class SerdeCustody:
+    """Policy, keys and orders of one server's serde: a worker without blocks, on a thread of its own."""
+
+    def __init__(self, settings: Settings, tier: str) -> None:
+        """Raises a `CustodyError` that names what cannot be opened."""
+        if settings.scope_salts_path is None:
+            raise ConfigError("setting `scope_salts_path`: name the file in which governed engines tell their salts")
+        self.tier = tier
+        self._settings = settings
+        self._path: Path = settings.scope_salts_path
+        self._stack = ExitStack()
+        self._local = threading.local()
+        self._closing = threading.Event()
+        with ExitStack() as opening:
+            self.worker = open_without_blocks(settings, _CHUNK_BYTES)
+            opening.callback(self.worker.close)
+            self._shred = self._open_shred(opening)
+            self.worker.governor.erasures.tiers += [KeysElsewhere(tier, self._shred)]
+            self._stack = opening.pop_all()
+        self._thread = threading.Thread(target=self._step, name="kvcustody-serde", daemon=True)
+        self._thread.start()
+
+    def _open_shred(self, stack: ExitStack) -> ShredKeys:
+        shred = ShredKeys.open(self._settings.shred_keys_path, open_root_key(self._settings), SystemClock())
+        stack.callback(shred.close)
+        return shred
+
+    def mine(self) -> SealingThread:
+        """What the calling thread seals and opens with."""
+        found: SealingThread | None = getattr(self._local, "sealing", None)
+        if found is None:
+            shred = self._open_shred(self._stack)
+            found = self._local.sealing = SealingThread(self, self._settings, self._path, shred)
+            self._stack.callback(found.close)
+        return found
+
+    def _step(self) -> None:
+        clock = TierClock(SystemClock())
+        while not self._closing.wait(_STEP_SECONDS):
+            self.worker.governor.step()
+            self._shred.destroy_due(clock.now_us())
+
+    def close(self) -> None:
+        """Stop the worker in order and forget the keys; twice changes nothing."""
+        self._closing.set()
+        self._thread.join(_END_SECONDS)
+        self._stack.close()
+
+
+class SealingThread:
+    """Keys, directory and clock of one thread."""
+
+    def __init__(self, custody: SerdeCustody, settings: Settings, path: Path, shred: ShredKeys) -> None:
+        clock = SystemClock()
+        self._custody = custody
+        self._keyring = Keyring(FileKeyStore(settings.keyring_path), open_root_key(settings), clock)
+        self._watch = KeyringWatch(self._keyring, settings.keyring_path)
+        self._shred = shred
+        self._keys = SealKeys(self._keyring, shred)
+        self._directory = ScopeDirectory(path, self._keys)
+        self._clock = TierClock(clock)
+
+    def seal(self, key: ObjectKey, content: memoryview, into: memoryview) -> int:
+        """Seal a chunk; how many bytes it has. Raises a `CustodyError` where it may not be kept."""
+        label, spec = self._whose(key)
+        table, now_us = self._custody.worker.governor.table, self._clock.now_us()
+        duty = table.tier_duty(label.tenant, label.level, self._custody.tier)
+        owed = owed_by(table, label.tenant, label.level)
+        ceiling_us = now_us + owed.absolute_us
+        due_us = min(ceiling_us, now_us + owed.idle_us, now_us + duty.absolute_us)
+        if due_us <= now_us:
+            raise SealError(f"policy keeps `{label.classification}` of `{label.tenant}` out of `{self._custody.tier}`")
+        subject = self._shred.of_subject(shred_name(label.tenant, label.subject)).id
+        bucket = self._shred.of_bucket(label.classification, due_us, duty.bucket_us).id
+        last, layout = chunk_key(key), layout_of(key.model_name, len(content))
+        name = self._keys.name(spec, last, shard=0, layout=layout)
+        facts = ObjectFacts(
+            domain=self._keys.domain(spec),
+            classification=label.classification,
+            model=spec.model,
+            layout=layout,
+            parent=_NO_KEY,
+            first=last,
+            last=last,
+            shard=0,
+            shards=1,
+            depth=0,
+            blocks=1,
+            tokens=0,
+            born_us=now_us,
+            ceiling_us=ceiling_us,
+            epoch=spec.key_epoch,
+            subject=subject,
+            bucket=bucket,
+            due_us=due_us,
+            tenant=self._shred.pseudonym(label.tenant.encode()),
+        )
+        sealing = self._keys.of(spec, subject, bucket)
+        return seal_into(sealing, name, facts, content, into, facts_key=self._keys.catalogue())
+
+    def open(self, key: ObjectKey, sealed: memoryview, into: memoryview) -> None:
+        """Open what an adapter returned for a chunk. Raises a `CustodyError`, with `into` all zeros, where it is not."""
+        try:
+            label, spec = self._whose(key)
+            last, layout = chunk_key(key), layout_of(key.model_name, len(into))
+            name = self._keys.name(spec, last, shard=0, layout=layout)
+            sealed = sealed[: object_bytes(len(into), enclosed=True, checked=False)]
+            facts = read_facts(self._keys.catalogue(), name, sealed)
+            if facts.domain != self._keys.domain(spec) or facts.last != last or facts.layout != layout:
+                raise SealError("sealed object: is not of whom it was asked for")
+            if facts.due_us <= self._clock.now_us():
+                raise SealError("sealed object: its time is over")
+            open_into(self._keys.of(spec, facts.subject, facts.bucket), name, facts, sealed, into)
+        except CustodyError:
+            into[:] = bytes(len(into))
+            raise
+
+    def _whose(self, key: ObjectKey) -> tuple[DomainLabel, DomainSpec]:
+        self._watch.look()
+        label = self._directory.label_of(key.cache_salt)
+        if label is None or label.spec is None:
+            raise SealError("no governed engine told of this salt: nothing is kept or found under it")
+        return label, label.spec
+
+    def close(self) -> None:
+        """Forget the keys."""
+        self._keys.close()
+        self._directory.close()
+        self._keyring.close()
+
+
+class SealedSerializer(Serializer):  # type: ignore[misc]
+    """LMCache's memory in, an object out."""
+
+    def __init__(self, custody: SerdeCustody) -> None:
+        self._custody = custody
+
+    def serialize(self, src: MemoryObj, dst: MemoryObj, key: ObjectKey) -> int:
+        """Seal; how many bytes were written. Raises a `CustodyError` where it may not be kept."""
+        return self._custody.mine().seal(key, _bytes(src), _bytes(dst))
+
+    def estimate_serialized_size(self, layout_desc: MemoryLayoutDesc) -> int:
+        """Exactly how many bytes an object has."""
+        sizes = zip(layout_desc.shapes, layout_desc.dtypes, strict=True)
+        content = sum(int(shape.numel()) * int(dtype.itemsize) for shape, dtype in sizes)
+        return object_bytes(content, enclosed=True, checked=False)
+
+
+class SealedDeserializer(Deserializer):  # type: ignore[misc]
+    """An object in, LMCache's memory out."""
+
+    def __init__(self, custody: SerdeCustody) -> None:
+        self._custody = custody
+
+    def deserialize(self, src: MemoryObj, dst: MemoryObj, key: ObjectKey) -> None:
+        """Open. Raises a `CustodyError`, with `dst` all zeros, where that is not what was sealed."""
+        self._custody.mine().open(key, _bytes(src), _bytes(dst))
+
+
+class SealedProcessor(AsyncSerdeProcessor):  # type: ignore[misc]
+    """LMCache's threads around both; closing it stops the worker."""
+
+    def __init__(self, custody: SerdeCustody, workers: int) -> None:
+        super().__init__(SealedSerializer(custody), SealedDeserializer(custody), max_workers=workers)
+        self.custody = custody
+
+    def close(self) -> None:
+        """Behind what was asked before."""
+        super().close()
+        self.custody.close()
+
+
+def make_serde(options: Mapping[str, Any]) -> SealedProcessor:
+    """From a `serde` entry: `tier` (nvme, the default, or remote: what policy calls the place), `max_workers`.
+
+    Raises a `CustodyError` that says what is wrong.
+    """
+    tier, workers = options.get("tier", Tier.NVME.value), options.get("max_workers", 1)
+    unknown = sorted(set(options) - {"tier", "max_workers"})
+    if tier not in _TIERS or type(workers) is not int or workers < 1 or unknown:
+        raise ConfigError(f"serde `{NAME}`: takes `tier` ({' or '.join(_TIERS)}) and `max_workers`; got {dict(options)}")
+    return SealedProcessor(SerdeCustody(load_settings(), tier), workers)
+
+
+def register() -> None:
+    """Let LMCache's configuration name it; twice changes nothing."""
+    if NAME not in get_registered_serde_types():
+        register_serde_factory(NAME, make_serde)
+
+
+def _bytes(one: MemoryObj) -> memoryview:
+    return memoryview(one.byte_array).cast("B")
