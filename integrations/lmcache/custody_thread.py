@@ -31,11 +31,11 @@ from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.open_tiers import tier_names
+from kvcustody.governance.tiers.scope_salts import ScopeDirectory
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
-from kvcustody.integrations.identity.scope_salts import ScopeDirectory
 from kvcustody.integrations.lmcache.chunk_keys import ObjectKey, chunk_key
 
 _STEP_SECONDS = 0.05

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmcache.v1.distributed.serde.async_processor import AsyncSerdeProcessor
 from lmcache.v1.distributed.serde.base import Deserializer, Serializer
@@ -34,16 +34,17 @@ from kvcustody.governance.keys.keyring_watch import KeyringWatch
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.governance.tiers.scope_salts import ScopeDirectory
 from kvcustody.governance.tiers.seal.object_layout import ObjectFacts, object_bytes
 from kvcustody.governance.tiers.seal.sealer import open_into, read_facts, seal_into
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import shred_name
 from kvcustody.governance.tiers.tier_clock import TierClock
 from kvcustody.governance.worker.plugins import open_root_key
-from kvcustody.integrations.identity.scope_salts import ScopeDirectory
 from kvcustody.integrations.lmcache.chunk_keys import chunk_key, layout_of
 from kvcustody.integrations.lmcache.custody_thread import open_without_blocks
 from kvcustody.policies.document.model import Tier
+from kvcustody.policies.table.decision_table import DecisionTable
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
@@ -54,6 +55,7 @@ _NO_KEY = bytes(32)
 _CHUNK_BYTES = 4096  # of a worker that hands out nothing
 _STEP_SECONDS = 0.05
 _END_SECONDS = 15.0
+_KNOWN_MAX = 4096  # domains, of each thread
 _TIERS = (Tier.NVME.value, Tier.REMOTE.value)
 
 
@@ -101,7 +103,9 @@ class SerdeCustody:
     def __init__(self, settings: Settings, tier: str) -> None:
         """Raises a `CustodyError` that names what cannot be opened."""
         if settings.scope_salts_path is None:
-            raise ConfigError("setting `scope_salts_path`: name the file in which governed engines tell their salts")
+            raise ConfigError(
+                "setting `scope_salts_path`: name the file in which governed engines tell their salts"
+            )
         self.tier = tier
         self._settings = settings
         self._path: Path = settings.scope_salts_path
@@ -144,6 +148,16 @@ class SerdeCustody:
         self._stack.close()
 
 
+class _Terms(NamedTuple):
+    """How long a domain's objects live, the width of their buckets, and what their keys and facts name."""
+
+    ceiling_us: int
+    lives_us: int
+    bucket_us: int
+    subject: bytes
+    tenant: bytes
+
+
 class SealingThread:
     """Keys, directory and clock of one thread."""
 
@@ -156,19 +170,20 @@ class SealingThread:
         self._keys = SealKeys(self._keyring, shred)
         self._directory = ScopeDirectory(path, self._keys)
         self._clock = TierClock(clock)
+        self._known: dict[str, _Terms] = {}
+        self._buckets: dict[tuple[str, int, int], bytes] = {}
+        self._known_of: tuple[DecisionTable, int] | None = None
 
     def seal(self, key: ObjectKey, content: memoryview, into: memoryview) -> int:
         """Seal a chunk; how many bytes it has. Raises a `CustodyError` where it may not be kept."""
         label, spec = self._whose(key)
-        table, now_us = self._custody.worker.governor.table, self._clock.now_us()
-        duty = table.tier_duty(label.tenant, label.level, self._custody.tier)
-        owed = owed_by(table, label.tenant, label.level)
-        ceiling_us = now_us + owed.absolute_us
-        due_us = min(ceiling_us, now_us + owed.idle_us, now_us + duty.absolute_us)
-        if due_us <= now_us:
-            raise SealError(f"policy keeps `{label.classification}` of `{label.tenant}` out of `{self._custody.tier}`")
-        subject = self._shred.of_subject(shred_name(label.tenant, label.subject)).id
-        bucket = self._shred.of_bucket(label.classification, due_us, duty.bucket_us).id
+        terms, now_us = self._terms(key.cache_salt, label), self._clock.now_us()
+        if not terms.lives_us:
+            raise SealError(
+                f"policy keeps `{label.classification}` of `{label.tenant}` out of `{self._custody.tier}`"
+            )
+        ceiling_us, due_us = now_us + terms.ceiling_us, now_us + terms.lives_us
+        subject, bucket = terms.subject, self._bucket(label.classification, due_us, terms.bucket_us)
         last, layout = chunk_key(key), layout_of(key.model_name, len(content))
         name = self._keys.name(spec, last, shard=0, layout=layout)
         facts = ObjectFacts(
@@ -190,15 +205,15 @@ class SealingThread:
             subject=subject,
             bucket=bucket,
             due_us=due_us,
-            tenant=self._shred.pseudonym(label.tenant.encode()),
+            tenant=terms.tenant,
         )
         sealing = self._keys.of(spec, subject, bucket)
         return seal_into(sealing, name, facts, content, into, facts_key=self._keys.catalogue())
 
     def open(self, key: ObjectKey, sealed: memoryview, into: memoryview) -> None:
-        """Open what an adapter returned for a chunk. Raises a `CustodyError`, with `into` all zeros, where it is not."""
+        """Open what an adapter returned. Raises a `CustodyError`, with `into` all zeros, where it is not this chunk."""
         try:
-            label, spec = self._whose(key)
+            _, spec = self._whose(key)
             last, layout = chunk_key(key), layout_of(key.model_name, len(into))
             name = self._keys.name(spec, last, shard=0, layout=layout)
             sealed = sealed[: object_bytes(len(into), enclosed=True, checked=False)]
@@ -211,6 +226,33 @@ class SealingThread:
         except CustodyError:
             into[:] = bytes(len(into))
             raise
+
+    def _terms(self, salt: str, label: DomainLabel) -> _Terms:
+        """What holds for a domain's objects, by the active policy and the keys that are there."""
+        table, changes = self._custody.worker.governor.table, self._shred.changes()
+        if self._known_of != (table, changes) or len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+            self._buckets.clear()
+            self._known_of = (table, changes)
+        known = self._known.get(salt)
+        if known is None:
+            duty = table.tier_duty(label.tenant, label.level, self._custody.tier)
+            owed = owed_by(table, label.tenant, label.level)
+            known = self._known[salt] = _Terms(
+                owed.absolute_us,
+                min(owed.absolute_us, owed.idle_us, duty.absolute_us),
+                duty.bucket_us,
+                self._shred.of_subject(shred_name(label.tenant, label.subject)).id,
+                self._shred.pseudonym(label.tenant.encode()),
+            )
+        return known
+
+    def _bucket(self, classification: str, due_us: int, width_us: int) -> bytes:
+        place = (classification, width_us, -(-due_us // width_us))
+        known = self._buckets.get(place)
+        if known is None:
+            known = self._buckets[place] = self._shred.of_bucket(classification, due_us, width_us).id
+        return known
 
     def _whose(self, key: ObjectKey) -> tuple[DomainLabel, DomainSpec]:
         self._watch.look()
@@ -275,7 +317,9 @@ def make_serde(options: Mapping[str, Any]) -> SealedProcessor:
     tier, workers = options.get("tier", Tier.NVME.value), options.get("max_workers", 1)
     unknown = sorted(set(options) - {"tier", "max_workers"})
     if tier not in _TIERS or type(workers) is not int or workers < 1 or unknown:
-        raise ConfigError(f"serde `{NAME}`: takes `tier` ({' or '.join(_TIERS)}) and `max_workers`; got {dict(options)}")
+        raise ConfigError(
+            f"serde `{NAME}`: takes `tier` ({' or '.join(_TIERS)}) and `max_workers`; got {dict(options)}"
+        )
     return SealedProcessor(SerdeCustody(load_settings(), tier), workers)
 
 

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 NAME = "KVCustody"
 NULL_BLOCK = 0  # the first that vLLM's pool takes, for itself
 _MULTI = "MultiConnector"
+_VETOED = {  # whatever a record says
+    "LMCacheConnectorV1": "keeps blocks without their salt, so one tenant gets another's; use LMCache's server and its "
+    "`LMCacheMPConnector` (docs/start/lmcache.md)",
+}
 
 
 class OpenedCustody(NamedTuple):
@@ -153,6 +157,8 @@ def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
     records = _records(allowed)
     for child in foreign:
         name = str(child.get("kv_connector"))
+        if name in _VETOED:
+            raise ConfigError(f"connector `{name}` {_VETOED[name]}", connector=name)
         if name not in records:
             raise ConfigError(
                 f"connector `{name}` keeps KV blocks outside this engine, where no deadline, scrub or scope reaches "

@@ -38,10 +38,10 @@ from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.request import NO_HINTS, read_kinds
 from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_plan
+from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.governance.worker.plugins import open_root_key
-from kvcustody.integrations.identity.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.model_identity import Models
 from kvcustody.integrations.vllm.scheduler.block_pool import governed_pool

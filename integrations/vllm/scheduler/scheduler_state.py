@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvcustody.allocator.external.residency import ExternalResidency
-    from kvcustody.integrations.identity.scope_salts import ScopeSalts
+    from kvcustody.governance.tiers.scope_salts import ScopeSalts
     from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
     from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
 

@@ -20,9 +20,9 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import load_settings
+from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.worker.plugins import open_root_key
-from kvcustody.integrations.identity.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.integrations.lmcache.l2_adapter import CustodyL2Adapter
 
 CHUNK_TOKENS, SHAPE = 64, (2, 4, 64, 32)

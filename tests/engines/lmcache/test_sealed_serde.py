@@ -1,4 +1,4 @@
-"""Our serde in front of LMCache's own adapters: what opens, what does not, and what ends it; beside LMCache's `aesgcm`."""
+"""Our serde for LMCache's own adapters: what opens, what does not, what ends it; beside LMCache's `aesgcm`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def serde(world: ChunkWorld) -> Iterator[SealedProcessor]:
 def frame(size: int) -> TensorMemoryObj:
     """Memory for an object."""
     raw = torch.zeros(size, dtype=torch.uint8)
-    return TensorMemoryObj(raw, MemoryObjMetadata(raw.shape, torch.uint8, 0, size, 1, fmt=MemoryFormat.BINARY), None)
+    return TensorMemoryObj(
+        raw, MemoryObjMetadata(raw.shape, torch.uint8, 0, size, 1, fmt=MemoryFormat.BINARY), None
+    )
 
 
 def sealed(serde: SealedProcessor, seed: int, named: object) -> TensorMemoryObj:
@@ -72,7 +74,13 @@ def test_it_opens_under_its_own_name_alone(world: ChunkWorld, serde: SealedProce
     one = sealed(serde, 1, key(1, mine))
     assert opened(serde, one, key(1, mine)) == content(chunk(1))
     assert content(chunk(1))[:64] not in content(one)
-    others = [key(2, mine), key(1, mine, model="tiny2"), key(1, mine, rank=1), key(1, theirs), key(1, "ab" * 32)]
+    others = [
+        key(2, mine),
+        key(1, mine, model="tiny2"),
+        key(1, mine, rank=1),
+        key(1, theirs),
+        key(1, "ab" * 32),
+    ]
     assert [opened(serde, one, named) for named in others] == [None] * 5
 
 
@@ -101,7 +109,9 @@ def test_every_flipped_bit_is_found(world: ChunkWorld, serde: SealedProcessor) -
     assert opened(serde, one, named) == content(chunk(1))
 
 
-def test_a_deadline_ends_it_and_so_does_a_policy_that_keeps_it_here(world: ChunkWorld, serde: SealedProcessor) -> None:
+def test_a_deadline_ends_it_and_so_does_a_policy_that_keeps_it_here(
+    world: ChunkWorld, serde: SealedProcessor
+) -> None:
     brief, long = key(1, world.salt("brief", classification="brief")), key(1, world.salt("acme"))
     first, second = sealed(serde, 1, brief), sealed(serde, 2, long)
     assert opened(serde, first, brief) is not None

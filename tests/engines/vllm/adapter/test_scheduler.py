@@ -365,3 +365,6 @@ def test_a_connector_is_allowed_by_the_record_of_its_own_code(tmp_path: Path) ->
         refuse_foreign_connectors(config, "ExampleConnector")
     with pytest.raises(ConfigError, match="list the record"):
         refuse_foreign_connectors(config, "")
+    children[1]["kv_connector"] = "LMCacheConnectorV1"
+    with pytest.raises(ConfigError, match="without their salt"):
+        refuse_foreign_connectors(config, allowed(ExampleConnector).replace("Example", "LMCache", 1))
