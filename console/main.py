@@ -11,6 +11,10 @@ from kvcustody._version import __version__
 from kvcustody.console.lazy import ExtendedGroup, Lazy
 
 COMMANDS = {
+    "up": Lazy(
+        "kvcustody.console.up.command:up",
+        "Start a whole kvcustody on this machine: a signed ledger, the console, and a worker that serves tenants now.",
+    ),
     "replay": Lazy(
         "kvcustody.console.replay.command:replay",
         "Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.",
@@ -131,7 +135,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Custody of LLM key/value caches: who may reuse a block, for how long it may exist, "
     "and proof that it is gone.",
-    epilog="Start with `kvcustody replay`: it needs no file, no GPU and no configuration.",
+    epilog="Start with `kvcustody up`: it needs no file, no GPU and no configuration.",
 )
 
 

@@ -47,6 +47,7 @@ from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.access.service_secret import open_secret
 from kvcustody.governance.service.access.sessions import Sessions
+from kvcustody.governance.service.access.sign_in_links import SignInLinks
 from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
 from kvcustody.governance.service.fleet.exports import Exports
 from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
@@ -134,6 +135,7 @@ class Service:
             seconds=settings.session_minutes * _MINUTE,
             idle_seconds=settings.session_idle_minutes * _MINUTE,
         )
+        self.sign_in_links = SignInLinks(clock)
         failures = RateLimiter(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
         tokens = OidcTokens(settings.issuers, clock)
         by_key = RateLimiter(settings.key_failures_per_minute / _MINUTE, settings.key_failures_per_minute)
