@@ -80,6 +80,11 @@ COMMANDS = {
         "kvcustody.console.erasure.command:app",
         "End everything that is held of a tenant, subject, session, domain or model, and prove it.",
     ),
+    "inbox": Lazy(
+        "kvcustody.console.inbox:inbox",
+        "What waits for somebody: approvals, consents, missed erasures, and what is about to end.",
+        "EPILOG",
+    ),
     "scan": Lazy("kvcustody.console.scan.command:app", "Orphans: custody that two sources disagree about."),
     "worker": Lazy(
         "kvcustody.console.worker:app",

@@ -191,7 +191,8 @@ class WorkerStarted(LifecycleEvent, frozen=True, tag="worker-started"):
     """A process began to hold custody; `generation` is where its pool's counter starts (class B).
 
     `origin` is of everything that it records: empty for an engine at work, `replayed` for recorded traffic that is run
-    again, `generated` for traffic that nobody ever sent, `simulated` where that is served now. Leaves of earlier versions have none: they are not marked.
+    again, `generated` for traffic that nobody ever sent, `simulated` where that is served now. Leaves of earlier
+    versions have none: they are not marked.
     """
 
     worker: str

@@ -71,9 +71,7 @@ def up(
         Path | None,
         typer.Option(help="Keep ledger and keys here, and go on with them next time; else they end with it."),
     ] = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0: one that is free.")
-    ] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0: one that is free.")] = 0,
     tenants: Annotated[int, typer.Option(min=1, max=64, help="How many tenants the workload has.")] = 8,
     seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
     seconds: Annotated[
@@ -101,8 +99,10 @@ def up(
         _stay(made, stop, seconds)
         made.said("ending: the worker releases and scrubs what it holds")
     if made.worker.error is not None:
-        raise made.worker.error if isinstance(made.worker.error, CustodyError) else ConfigError(
-            f"the simulated worker ended: {type(made.worker.error).__name__}"
+        raise (
+            made.worker.error
+            if isinstance(made.worker.error, CustodyError)
+            else ConfigError(f"the simulated worker ended: {type(made.worker.error).__name__}")
         )
     kept = f"; {made.folder} is kept" if folder is not None else ""
     made.said(f"ended, {made.worker.requests:,} requests served{kept}")
@@ -114,6 +114,7 @@ def _start(
     """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
     said = Progress()
     said("importing")
+    from kvcustody.audit.tlog.signing_key import read_signing_key
     from kvcustody.console.documents import ConsoleDocuments
     from kvcustody.console.replay.workload.tenant_assignment import tenant_names
     from kvcustody.console.up.office import Office
@@ -125,6 +126,7 @@ def _start(
         release_policy,
         simulated_settings,
     )
+    from kvcustody.console.up.witness import witnessed
     from kvcustody.console.up.worker import SimulatedWorker, lively
     from kvcustody.governance.service.service import open_service
 
@@ -142,6 +144,8 @@ def _start(
         _go_on(stop)
         said(f"serving on {settings.listen}")
         opened.enter_context(_served(service, stop))
+        ledger = read_signing_key(settings.signing_key_path).verifier
+        opened.enter_context(witnessed(service, place.resolve() / "witness", ledger))
         names = tenant_names(service.policies_in_effect().the_one().table().policy, tenants)
         office = Office(service, spec, names)
         worker = SimulatedWorker(

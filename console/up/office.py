@@ -1,4 +1,5 @@
 """What people ask of the control plane of `kvcustody up` while it runs: erasures, scans of the worker, one report.
+Somebody comes with a key that is nobody's, too.
 
 1. They are asked for as through the API, by the principal who would: on record, durable before anything happens.
 2. Subjects are those of the workload. One erasure is asked for when the engine is about to stall, by a deadline that
@@ -20,6 +21,7 @@ from kvcustody.governance.api.models.erasures import ErasureRequest
 from kvcustody.governance.api.models.scan_orders import ScanWanted
 from kvcustody.governance.api.operations.erasures import request as request_erasure
 from kvcustody.governance.api.operations.fleet import order_scan
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.reports import report_parameters, start_report
 from kvcustody.governance.service.service import Service
@@ -68,6 +70,10 @@ class Office:
                 order_scan(_caller(YOU), self._service, WORKER, ScanWanted(within_seconds=60))
                 if turn == _REPORT_TURN:
                     self._report()
+                with ControlPlaneConnection(
+                    f"http://{self._service.settings.listen}", "nobodys-key"
+                ) as wrong:
+                    wrong.get("/v1/whoami")
             except CustodyError as error:  # the tenant has sent nothing yet, or the service ends
                 _log.info("not asked for", reason=error.message)
 

@@ -57,10 +57,22 @@ SIGNERS: dict[str, tuple[str, str | None]] = {
 _DIGEST = "hmac:" + 64 * "0"
 # What makes an hour's life visible in minutes; everything else is the library's `regulated-saas`.
 _SHORTER = (
-    ("internal:     {idle: 30m, absolute: 8h, active_max: 2h}", "internal:     {idle: 3m, absolute: 1h, active_max: 30m}"),
-    ("      internal: {idle: 10m, absolute: 2h, active_max: 1h}", "      internal: {idle: 2m, absolute: 30m, active_max: 20m}"),
-    ("confidential: {idle: 5m,  absolute: 1h, active_max: 1h}", "confidential: {idle: 1m, absolute: 10m, active_max: 10m}"),
-    ("  public:       never\n  internal:     never", "  public:       {tiers: [host], encrypt: required}\n  internal:     {tiers: [host], encrypt: required}"),
+    (
+        "internal:     {idle: 30m, absolute: 8h, active_max: 2h}",
+        "internal:     {idle: 3m, absolute: 1h, active_max: 30m}",
+    ),
+    (
+        "      internal: {idle: 10m, absolute: 2h, active_max: 1h}",
+        "      internal: {idle: 2m, absolute: 30m, active_max: 20m}",
+    ),
+    (
+        "confidential: {idle: 5m,  absolute: 1h, active_max: 1h}",
+        "confidential: {idle: 1m, absolute: 10m, active_max: 10m}",
+    ),
+    (
+        "  public:       never\n  internal:     never",
+        "  public:       {tiers: [host], encrypt: required}\n  internal:     {tiers: [host], encrypt: required}",
+    ),
 )
 _GRANT = "rules:\n"
 _MORE = """\
@@ -80,7 +92,9 @@ def claimed(folder: Path) -> Iterator[bool]:
     try:
         fresh = not folder.exists() or not any(folder.iterdir())
         if not fresh and not (folder / MARK).exists():
-            raise ConfigError(f"folder `{folder}`: holds something that `kvcustody up` did not make; name another")
+            raise ConfigError(
+                f"folder `{folder}`: holds something that `kvcustody up` did not make; name another"
+            )
         had = folder.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)

@@ -39,7 +39,7 @@ class Faults:
     """When something goes wrong (rule 2): seconds between two, and seconds that one lasts. 0: never."""
 
     stall_every: float = 75.0
-    stall_seconds: float = 2.5
+    stall_seconds: float = 6.0
     hang_every: float = 60.0
     hang_seconds: float = 40.0
 

@@ -124,6 +124,7 @@ _CUSTODY = (Permission.READ_CUSTODY,)
 _POLICY = (Permission.READ_POLICY, Permission.CONSENT)
 PLACES = (
     Place("/console/", "Overview", ()),
+    Place("/console/inbox", "Inbox", ()),
     Place("/console/policy", "Policy", _POLICY),
     Place("/console/grants", "Grants", _POLICY),
     Place("/console/decisions", "Decisions", (Permission.READ_CUSTODY, Permission.WRITE_POLICY)),

@@ -78,6 +78,8 @@ def _inside(after: str) -> str:
     """A path of the console, or its first page (rule 2): never another host, never back to the sign-in."""
     plain = after.startswith(PREFIX + "/") and after.isascii() and after.isprintable() and "\\" not in after
     inner = (
-        plain and "//" not in after.partition("?")[0] and not after.startswith((_LOGIN, LINK, PREFIX + "/logout"))
+        plain
+        and "//" not in after.partition("?")[0]
+        and not after.startswith((_LOGIN, LINK, PREFIX + "/logout"))
     )
     return after if inner else PREFIX + "/"

@@ -8,13 +8,15 @@ from starlette.responses import Response
 
 from kvcustody.audit.counters.hourly_coverage import RecentCoverage, recent
 from kvcustody.audit.counters.read_figures import tenant_totals
+from kvcustody.audit.erasure.requests_and_answers import ErasureState, read_states_of, requests
 from kvcustody.audit.witness.status import WitnessStatus, witness_status
 from kvcustody.console.report.charts import Figure, rows
 from kvcustody.console.report.number_format import count
 from kvcustody.console.web.page_request import PageRequest
-from kvcustody.console.web.pages.policy_status import read_policy_status, release_of
+from kvcustody.console.web.pages.policy_status import read_policy_status
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import health as health_api
+from kvcustody.governance.api.operations.inbox import inbox_of
 from kvcustody.governance.service.access.roles import Permission, Reach
 
 _TENANTS_MAX = 12
@@ -25,13 +27,13 @@ def show(visit: PageRequest) -> Response:
     visit.record("consoleOverview")
     sees = visit.may(Permission.READ_CUSTODY)
     policy = visit.may(Permission.READ_POLICY)
-    state = release_of(visit) if policy else None
     return visit.page(
         "operate/overview.html",
         "Overview",
         sees_policy=policy,
         effect=read_policy_status(visit) if policy else None,
-        open_proposals=0 if state is None else _open(state),
+        waits=inbox_of(visit.service, visit.caller),
+        missed=missed_erasures(visit) if sees else 0,
         coverage=_coverage(visit) if sees else None,
         held=held_by_tenant(visit) if sees else None,
         denials=_denials(visit) if sees else None,
@@ -80,9 +82,15 @@ def _denials(visit: PageRequest) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["requests"])[:5]
 
 
-def _open(state: Any) -> int:
-    """Proposals newer than what is active."""
-    return sum(1 for number in state.proposals if number > state.active_revision)
+def missed_erasures(visit: PageRequest, said: str | None = None) -> int:
+    """How many erasures, of what the caller sees, are past their deadline and not complete."""
+    mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, said)
+    periods = visit.service.work_periods()
+    with visit.service.reading(mine) as connection:
+        states = read_states_of(
+            connection, requests(connection, tenant=mine), visit.service.clock.utc_us(), periods
+        )
+    return sum(1 for state in states.values() if state is ErasureState.MISSED)
 
 
 def sees_all(visit: PageRequest) -> bool:
