@@ -36,7 +36,7 @@ from kvcustody.console.web.pages.erasures import show as erasures_show
 from kvcustody.console.web.pages.grants import show as grants_show
 from kvcustody.console.web.pages.health import scan as health_scan
 from kvcustody.console.web.pages.health import show as health_show
-from kvcustody.console.web.pages.inbox import show as inbox_show
+from kvcustody.console.web.pages.overview import inbox as inbox_show
 from kvcustody.console.web.pages.overview import show as overview_show
 from kvcustody.console.web.pages.policy import check as policy_check
 from kvcustody.console.web.pages.policy import draft as policy_draft

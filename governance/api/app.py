@@ -16,7 +16,6 @@ from kvcustody.governance.api.operations.event_stream import add_stream
 from kvcustody.governance.api.operations.fleet import add_fleet, add_scan_orders
 from kvcustody.governance.api.operations.grants import add_grants
 from kvcustody.governance.api.operations.health import add_health
-from kvcustody.governance.api.operations.inbox import add_inbox
 from kvcustody.governance.api.operations.jobs import add_jobs
 from kvcustody.governance.api.operations.key_custody import add_key_custody
 from kvcustody.governance.api.operations.policy_release import add_policies
@@ -33,7 +32,6 @@ from kvcustody.governance.service.service import Service
 
 _GROUPS = (
     add_health,
-    add_inbox,
     add_self_service,
     add_enrolment,
     add_principal_endings,

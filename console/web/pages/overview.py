@@ -1,4 +1,6 @@
-"""The first page: is isolation proved, is deletion covered, is anything overdue, is the ledger well, who holds what."""
+"""The first page: is isolation proved, is deletion covered, is anything overdue, is the ledger well, who holds what.
+
+Beside it the inbox: what waits for whoever looks."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import read_policy_status
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import health as health_api
-from kvcustody.governance.api.operations.inbox import inbox_of
+from kvcustody.governance.api.operations.health import inbox_of
 from kvcustody.governance.service.access.roles import Permission, Reach
 
 _TENANTS_MAX = 12
@@ -40,6 +42,12 @@ def show(visit: PageRequest) -> Response:
         health=health_api.health(visit.service) if visit.may(Permission.READ_HEALTH) else None,
         witnesses=witnesses(visit) if visit.may(Permission.READ_HEALTH) else None,
     )
+
+
+def inbox(visit: PageRequest) -> Response:
+    """What waits for whoever looks, the most urgent first, with the page and the command that deal with it."""
+    visit.record("consoleInbox")
+    return visit.page("operate/inbox.html", "Inbox", items=inbox_of(visit.service, visit.caller))
 
 
 def witnesses(visit: PageRequest) -> WitnessStatus:

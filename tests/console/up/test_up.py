@@ -142,7 +142,9 @@ def command(*words: str) -> str:
 
 def failed(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"TMPDIR": str(folder)}
-    return subprocess.run([PROGRAM, "up", *more], check=False, cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [PROGRAM, "up", *more], check=False, cwd=folder, env=environment, capture_output=True, text=True
+    )
 
 
 def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
