@@ -34,8 +34,8 @@ def inbox(
 ) -> None:
     """What waits for somebody: approvals, consents, missed erasures, and what is about to end.
 
-    Grants, keys, certificates and the policy itself end. With --server, what you can do something about. Of a ledger itself, everything; proposals are shown where the
-    settings (--config) name the trust configuration by which they are checked.
+    Grants, keys, certificates and the policy itself end. With --server: what you can do something about. Of a ledger
+    itself: everything; proposals where the settings (--config) name the trust configuration that they are checked by.
     """
     if server is not None:
         one_ledger(ctx)

@@ -1,4 +1,4 @@
-"""Kustomize, Helm and Compose files are whole, closed and name settings that exist; the dashboard asks for metrics that do."""
+"""Kustomize, Helm and Compose files are whole and closed; the dashboard asks for metrics that are exposed."""
 
 from __future__ import annotations
 
