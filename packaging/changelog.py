@@ -2,8 +2,8 @@
 
     .venv/bin/python packaging/changelog.py            # at a release, and whenever it is to be read in one piece
 
-A fragment holds sections: `### Added`, `### Changed` and so on; what stands before the first is a change. A section of any other
-name comes behind those. The first line of the file says up to which fragment it goes.
+A fragment holds sections: `### Added`, `### Changed` and so on; what stands before the first is a change. A section
+of any other name comes behind those. The first line of the file says up to which fragment it goes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "CHANGELOG.md"
+TARGET, VERSION = ROOT / "CHANGELOG.md", ROOT / "src" / "kvcustody" / "_version.py"
 HEADINGS = ("Added", "Changed", "Fixed", "Removed", "Security")
 
 
@@ -39,7 +39,12 @@ def changelog(fragments: Mapping[str, str], version: str) -> str:
     for text in fragments.values():
         for heading, body in sections(text).items():
             by_heading.setdefault(heading, []).append(body)
-    lines = [f"<!-- packaging/changelog.py: fragments up to {next(iter(fragments))} -->", "", "# Changelog", ""]
+    lines = [
+        f"<!-- packaging/changelog.py: fragments up to {next(iter(fragments))} -->",
+        "",
+        "# Changelog",
+        "",
+    ]
     lines += [f"## {version}, not released yet", ""]
     for heading, bodies in by_heading.items():
         lines += [f"### {heading}", "", *bodies, ""] if bodies else []
@@ -48,7 +53,7 @@ def changelog(fragments: Mapping[str, str], version: str) -> str:
 
 def main() -> None:
     """Write the file."""
-    version = re.search(r'__version__ = "(.+)"', (ROOT / "src" / "kvcustody" / "_version.py").read_text(encoding="utf-8"))
+    version = re.search(r'__version__ = "(.+)"', VERSION.read_text(encoding="utf-8"))
     assert version is not None, "the version is a string"
     TARGET.write_text(changelog(read_fragments(), version[1]), encoding="utf-8")
 

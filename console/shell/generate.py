@@ -47,8 +47,8 @@ def manual() -> str:
         ".SH DESCRIPTION",
         _text(str(app.info.help)),
         ".PP",
-        "Every command takes \\fB\\-h\\fR. It ends with 0 when it was done, with 2 when it could not be, with 130 when it "
-        "was interrupted, and with 1 when it answers a question with no. \\fB\\-\\-json\\fR prints one document.",
+        "Every command takes \\fB\\-h\\fR. It ends with 0 when it was done, with 2 when it could not be, with 130 when "
+        "it was interrupted, and with 1 when it answers a question with no. \\fB\\-\\-json\\fR prints one document.",
         ".SH COMMANDS",
     ]
     for name, lazy in COMMANDS.items():
@@ -64,7 +64,9 @@ def _command(name: str, command: Any) -> Iterator[str]:
     yield f".SS {_text('kvcustody ' + name)}"
     yield _text((command.help or "").partition("\n\n")[0])
     for parameter in command.params:
-        flags = ", ".join(parameter.opts) if str(parameter.opts[0]).startswith("-") else parameter.name.upper()
+        flags = (
+            ", ".join(parameter.opts) if str(parameter.opts[0]).startswith("-") else parameter.name.upper()
+        )
         yield ".TP"
         yield f".B {_text(flags)}"
         yield _text(parameter.help or "")

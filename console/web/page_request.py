@@ -92,6 +92,7 @@ class PageRequest:
             "csrf": csrf_of(self.service, self.cookie),
             "now_us": self.service.clock.utc_us(),
             "visit": self,
+            "silent_workers": self.service.fleet.silent_names(),
             "once": secrets.token_hex(16),
         }
         return HTMLResponse(render(template, **shared, **context), status)

@@ -3,8 +3,8 @@
     pip install 'kvcustody[engine]'
     python run.py FOLDER
 
-The second request of the same person finds what the first one computed. The third is of another tenant, asks the same, and
-finds nothing. When the worker closes, every block is zero, and the ledger says so.
+The second request of the same person finds what the first one computed. The third is of another tenant, asks the same,
+and finds nothing. When the worker closes, every block is zero, and the ledger says so.
 """
 
 from __future__ import annotations

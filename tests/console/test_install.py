@@ -38,7 +38,18 @@ sys.argv = ["kvcustody", *{words}]
 from kvcustody.console.main import app
 app()
 """
-BASE = ("torch", "fastapi", "uvicorn", "prometheus_client", "zmq", "reportlab", "pyarrow", "argon2", "jwt", "psycopg")
+BASE = (
+    "torch",
+    "fastapi",
+    "uvicorn",
+    "prometheus_client",
+    "zmq",
+    "reportlab",
+    "pyarrow",
+    "argon2",
+    "jwt",
+    "psycopg",
+)
 
 
 def without(*words: str, absent: tuple[str, ...] = BASE) -> subprocess.CompletedProcess[str]:
@@ -68,7 +79,9 @@ def test_a_whole_install_lists_everything() -> None:
 @pytest.mark.parametrize("name", ["up", "serve", "replay"])
 def test_what_is_asked_for_all_the_same_says_its_extra_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     places = {"up": ["--folder", str(tmp_path / "demo")], "serve": ["--ledger", f"sqlite:///{tmp_path}/x.db"]}
-    told = without(name, *places.get(name, ["--ledger", str(tmp_path / "x.db"), "--html", str(tmp_path / "x.html")]))
+    told = without(
+        name, *places.get(name, ["--ledger", str(tmp_path / "x.db"), "--html", str(tmp_path / "x.html")])
+    )
     assert told.returncode == 2, told.stdout + told.stderr
     assert f"pip install 'kvcustody[{NEEDS[name].extra}]'" in told.stderr
     assert list(tmp_path.iterdir()) == []
@@ -94,7 +107,9 @@ def test_the_manual_and_the_completions_are_those_of_the_commands() -> None:
     for path, text in shell_files().items():
         assert (PLACE / path).read_text(encoding="utf-8") == text, again
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
-    assert {ROOT / name for names in data.values() for name in names} == {PLACE / path for path in shell_files()}
+    assert {ROOT / name for names in data.values() for name in names} == {
+        PLACE / path for path in shell_files()
+    }
 
 
 @pytest.mark.skipif(shutil.which("man") is None, reason="man is not installed")
@@ -118,9 +133,6 @@ def test_the_changelog_has_every_fragment_up_to_the_one_it_names() -> None:
     fragments = {name: body for name, body in maker.read_fragments().items() if name <= named[1]}
     assert len(fragments) > 100
     lacking = [
-        name
-        for name, body in fragments.items()
-        for said in maker.sections(body).values()
-        if said not in text
+        name for name, body in fragments.items() for said in maker.sections(body).values() if said not in text
     ]
     assert lacking == [], "python packaging/changelog.py"

@@ -19,6 +19,7 @@ from kvcustody.governance.api.models.health import Alive, Health, InboxPage
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.fleet.workers import WorkerState
 from kvcustody.governance.service.inbox.item import InboxItem
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
@@ -82,7 +83,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
         "refused_identities": [one._asdict() for one in refused],
         "received_leaves": service.ingest.stored_leaves,
         "workers": len(workers),
-        "silent_workers": sorted({worker.worker for worker in workers if worker.silent}),
+        "silent_workers": sorted({worker.worker for worker in workers if worker.state is WorkerState.SILENT}),
     }
 
 
