@@ -28,7 +28,7 @@ def shell_files() -> dict[str, str]:
 
 def completion(shell: str) -> str:
     """The script by which a shell completes `kvcustody`, as `--show-completion` prints it."""
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     script = get_completion_script(prog_name="kvcustody", complete_var="_KVCUSTODY_COMPLETE", shell=shell)
     return script.strip() + "\n"

@@ -146,7 +146,7 @@ def _start(
         opened.enter_context(_served(service, stop))
         ledger = read_signing_key(settings.signing_key_path).verifier
         opened.enter_context(witnessed(service, place.resolve() / "witness", ledger))
-        names = tenant_names(service.policies_in_effect().the_one().table().policy, tenants)
+        names = tenant_names(service.policies_in_effect().the_table(None).policy, tenants)
         office = Office(service, spec, names)
         worker = SimulatedWorker(
             simulated_settings(place.resolve(), settings.listen), spec, stalls=office.stalls

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
 from kvcustody.clock import SystemClock
@@ -121,37 +122,39 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def plane_settings(folder: Path, port: int) -> ServiceSettings:
     """The settings of the service."""
-    return ServiceSettings(
-        database_url=f"sqlite:///{folder / 'ledger.db'}",
-        state_path=folder / "service",
-        listen=f"127.0.0.1:{port}",
-        signing_key_path=folder / "signing.key",
-        policy_trust=_trust(folder),
-        figures_seconds=5.0,
-        shutdown_seconds=3,
-        log_level="error",
-    )
+    fields: dict[str, Any] = {
+        "database_url": f"sqlite:///{folder / 'ledger.db'}",
+        "state_path": folder / "service",
+        "listen": f"127.0.0.1:{port}",
+        "signing_key_path": folder / "signing.key",
+        "policy_trust": _trust(folder),
+        "figures_seconds": 5.0,
+        "shutdown_seconds": 3,
+        "log_level": "error",
+    }
+    return ServiceSettings(**fields)
 
 
 def simulated_settings(folder: Path, listen: str) -> Settings:
     """The settings of the worker, behind the service as any worker is."""
     home = folder / "worker"
     home.mkdir(mode=0o700, exist_ok=True)
-    return Settings(
-        worker_name=WORKER,
-        control_plane=f"http://{listen}",
-        control_plane_key_path=key_file(folder, WORKER),
-        policy_trust=str(folder / "trust.toml"),
-        policy_release=CONTROL_PLANE,
-        policy_mark_path=home / "policy.mark",
-        spill_path=home / "spill",
-        root_key_path=home / "root.key",
-        keyring_path=home / "keys.json",
-        shred_keys_path=home / "shred.keys",
-        signing_key_path=home / "signing.key",
-        scrub_tuning_path=home / "scrub-tuning.json",
-        host_tier_bytes=64 << 20,
-    )
+    fields: dict[str, Any] = {
+        "worker_name": WORKER,
+        "control_plane": f"http://{listen}",
+        "control_plane_key_path": key_file(folder, WORKER),
+        "policy_trust": str(folder / "trust.toml"),
+        "policy_release": CONTROL_PLANE,
+        "policy_mark_path": home / "policy.mark",
+        "spill_path": home / "spill",
+        "root_key_path": home / "root.key",
+        "keyring_path": home / "keys.json",
+        "shred_keys_path": home / "shred.keys",
+        "signing_key_path": home / "signing.key",
+        "scrub_tuning_path": home / "scrub-tuning.json",
+        "host_tier_bytes": 64 << 20,
+    }
+    return Settings(**fields)
 
 
 def key_file(folder: Path, name: str) -> Path:

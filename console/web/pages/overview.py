@@ -4,13 +4,14 @@ Beside it the inbox: what waits for whoever looks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from starlette.responses import Response
 
 from kvcustody.audit.counters.hourly_coverage import RecentCoverage, recent
 from kvcustody.audit.counters.read_figures import tenant_totals
-from kvcustody.audit.erasure.requests_and_answers import ErasureState, read_states_of, requests
+from kvcustody.audit.erasure.requests_and_answers import read_states_of, requests
 from kvcustody.audit.witness.status import WitnessStatus, witness_status
 from kvcustody.console.report.charts import Figure, rows
 from kvcustody.console.report.number_format import count
@@ -35,7 +36,7 @@ def show(visit: PageRequest) -> Response:
         sees_policy=policy,
         effect=read_policy_status(visit) if policy else None,
         waits=inbox_of(visit.service, visit.caller),
-        missed=missed_erasures(visit) if sees else 0,
+        erasures=erasure_states(visit) if sees else None,
         coverage=_coverage(visit) if sees else None,
         held=held_by_tenant(visit) if sees else None,
         denials=_denials(visit) if sees else None,
@@ -90,15 +91,14 @@ def _denials(visit: PageRequest) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["requests"])[:5]
 
 
-def missed_erasures(visit: PageRequest, said: str | None = None) -> int:
-    """How many erasures, of what the caller sees, are past their deadline and not complete."""
+def erasure_states(visit: PageRequest, said: str | None = None) -> Counter[str]:
+    """How many erasures, of what the caller sees, are in each state."""
     mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, said)
     periods = visit.service.work_periods()
     with visit.service.reading(mine) as connection:
-        states = read_states_of(
-            connection, requests(connection, tenant=mine), visit.service.clock.utc_us(), periods
-        )
-    return sum(1 for state in states.values() if state is ErasureState.MISSED)
+        asked = requests(connection, tenant=mine)
+        states = read_states_of(connection, asked, visit.service.clock.utc_us(), periods)
+    return Counter(state.value for state in states.values())
 
 
 def sees_all(visit: PageRequest) -> bool:

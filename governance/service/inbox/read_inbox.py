@@ -108,7 +108,9 @@ class InboxReader:
         )
 
     def _proposals(self, state: ReleaseState | None, now_us: int) -> Iterator[InboxItem]:
-        for number, proposal in sorted(state.proposals.items()) if state is not None else ():
+        if state is None:
+            return
+        for number, proposal in sorted(state.proposals.items()):
             waits = number > state.active_revision and not proposal.activated
             if waits and now_us < proposal.manifest.expires_us:
                 yield from self._proposal(state, proposal)
