@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import typer
@@ -35,6 +36,19 @@ class Lazy:
     summary: str = ""
     epilog: str = "EPILOG"
     example: str = ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The modules that a command cannot do without, and the extra of the package that brings them."""
+
+    modules: tuple[str, ...]
+    extra: str
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Those that are not installed."""
+        return tuple(name for name in self.modules if find_spec(name) is None)
 
 
 class LazyGroup(CustodyGroup):
@@ -119,10 +133,22 @@ class TableGroup(LazyGroup):
 class ExtendedGroup(TableGroup):
     """The commands of the table, then those that other packages add; a name of the table cannot be taken.
 
-    `elsewhere` names commands of a distribution of ours that may not be installed, and what installs it.
+    `elsewhere` names commands of a distribution of ours that may not be installed, and what installs it. `needs` says
+    what commands cannot do without: a listing has those alone that run here, and can still be asked for any.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {}
+    needs: ClassVar[Mapping[str, Needs]] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of commands that run here."""
+        return [name for name in self.names() if name not in self.absent()]
+
+    def absent(self) -> dict[str, str]:
+        """Commands that do not run here, and the extra that each lacks."""
+        return {
+            name: needs.extra for name, needs in self.needs.items() if needs.missing and name in self.names()
+        }
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """As for any group; a command that is not installed says how to install it."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kvcustody._version import __version__
-from kvcustody.console.lazy import ExtendedGroup, Lazy
+from kvcustody.console.lazy import ExtendedGroup, Lazy, Needs
 
 COMMANDS = {
+    "up": Lazy(
+        "kvcustody.console.up.command:up",
+        "Start a whole kvcustody on this machine: a signed ledger, the console, and a worker that serves tenants now.",
+    ),
     "replay": Lazy(
         "kvcustody.console.replay.command:replay",
         "Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.",
@@ -76,6 +80,11 @@ COMMANDS = {
         "kvcustody.console.erasure.command:app",
         "End everything that is held of a tenant, subject, session, domain or model, and prove it.",
     ),
+    "inbox": Lazy(
+        "kvcustody.console.inbox:inbox",
+        "What waits for somebody: approvals, consents, missed erasures, and what is about to end.",
+        "EPILOG",
+    ),
     "scan": Lazy("kvcustody.console.scan.command:app", "Orphans: custody that two sources disagree about."),
     "worker": Lazy(
         "kvcustody.console.worker:app",
@@ -115,11 +124,36 @@ COMMANDS = {
 }
 
 
+NEEDS = {
+    "up": Needs(("torch", "fastapi", "uvicorn", "prometheus_client"), "all"),
+    "replay": Needs(("torch",), "engine"),
+    "serve": Needs(("fastapi", "uvicorn", "prometheus_client"), "service"),
+    "observe": Needs(("zmq",), "events"),
+}
+_FIRST = {
+    "up": "Start with `kvcustody up`: it needs no file, no GPU and no configuration.",
+    "replay": "Start with `kvcustody replay`: it needs no file, no GPU and no configuration.",
+    "policy": "Start with `kvcustody policy init`: it writes a policy to check, test and prove.",
+}
+
+
 class Kvcustody(ExtendedGroup):
-    """Every command of this package."""
+    """Every command of this package; its help ends with where to start, by what runs here."""
 
     table = COMMANDS
     elsewhere = dict.fromkeys(("conformance", "demo"), "kvcustody[testkit]")
+    needs = NEEDS
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help, and what else there is where an extra is lacking."""
+        absent = self.absent()
+        first = next(text for name, text in _FIRST.items() if name not in absent)
+        extras: dict[str, list[str]] = {}
+        for name, extra in absent.items():
+            extras.setdefault(extra, []).append(f"`{name}`")
+        more = [f"{', '.join(names)}: `pip install 'kvcustody[{extra}]'`." for extra, names in extras.items()]
+        self.epilog = "\n\n".join([first, *(["Not installed: " + " ".join(more)] if more else [])])
+        super().format_help(ctx, formatter)
 
 
 app = typer.Typer(
@@ -131,7 +165,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Custody of LLM key/value caches: who may reuse a block, for how long it may exist, "
     "and proof that it is gone.",
-    epilog="Start with `kvcustody replay`: it needs no file, no GPU and no configuration.",
+    epilog=_FIRST["up"],
 )
 
 

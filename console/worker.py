@@ -17,13 +17,14 @@ from kvcustody.audit.writer.crash_recovery import Closing, close_process, closin
 from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.live.worker_status import open_runs
 from kvcustody.console.opening import reading, writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
+from kvcustody.governance.service.fleet.workers import LIVE_US, WorkerState
 from kvcustody.times import SECOND_US, readable
 
 _RECORDER = "console:closing"
-_AT_WORK_SECONDS = 60
 app = typer.Typer(
     no_args_is_help=True,
     help="Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
@@ -33,19 +34,27 @@ app = typer.Typer(
 
 @app.command(name="list", epilog="Example: `kvcustody worker list --json`")
 def list_open(*, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
-    """Processes whose end is not on record, and when each was last heard; a purge stops at what they recorded."""
+    """Processes whose end is not on record, how each stands, when it was heard; a purge stops at what they wrote."""
     now_us = SystemClock().utc_us()
     with reading(ledger) as engine, engine.connect() as connection:
-        rows = [_row(connection, one, now_us) for one in open_processes(connection)]
+        states = {run.incarnation: run.state for run in open_runs(engine)}
+        rows = [
+            _row(connection, one, now_us) | {"state": states.get(one.uuid, WorkerState.AT_WORK)}
+            for one in open_processes(connection)
+        ]
     if as_json:
         print_json({"processes": rows})
         return
     table = make_table(
-        f"{len(rows)} have not ended", "worker", "process", "since (UTC)", "heard (UTC)", left=4
+        f"{len(rows)} have not ended", "worker", "state", "process", "since (UTC)", "heard (UTC)", left=5
     )
     for row in rows:
         table.add_row(
-            row["worker"], row["incarnation"], readable(row["started_us"]), readable(row["heard_us"])
+            row["worker"],
+            row["state"],
+            row["incarnation"],
+            readable(row["started_us"]),
+            readable(row["heard_us"]),
         )
     stdout().print(table, markup=False)
 
@@ -89,7 +98,7 @@ def close(
                 one.uuid: (now_us - last_heard_us(connection, one, now_us)) // SECOND_US for one in found
             }
         for uuid, seconds in silent.items():
-            if seconds < _AT_WORK_SECONDS:
+            if seconds < LIVE_US // SECOND_US:
                 raise ConfigError(f"process `{uuid}` was heard {seconds} s ago: it is at work")
         with closing_committer(engine, clock) as committer:
             for one in found:

@@ -55,7 +55,14 @@ def wheel(wheels: tuple[Path, Path]) -> Path:
 def test_wheel_holds_every_room_once_under_one_namespace(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names}
-    assert top == {"kvcustody", next(name for name in top if name.endswith(".dist-info"))}
+    assert {name.rpartition(".")[2] for name in top} == {"kvcustody", "dist-info", "data"} and len(top) == 3
+    shared = {name.partition(".data/data/share/")[2] for name in names if ".data/data/share/" in name}
+    assert shared == {
+        "man/man1/kvcustody.1",
+        "bash-completion/completions/kvcustody",
+        "zsh/site-functions/_kvcustody",
+        "fish/vendor_completions.d/kvcustody.fish",
+    }
     for room in ROOMS:
         assert any(name.startswith(f"kvcustody/{room}/") and name.endswith(".py") for name in names), room
     for needed in (
@@ -122,7 +129,8 @@ def test_wheel_installs_clean_without_extras_and_imports(wheels: tuple[Path, Pat
         "assert 'torch' not in sys.modules; print(kvcustody.__version__)"
     )
     assert run(python, "-c", program, cwd=tmp_path, env=env).strip()
-    assert "replay" in run(str(place / "bin" / "kvcustody"), "--help", cwd=tmp_path, env=env)
+    helped = run(str(place / "bin" / "kvcustody"), "--help", cwd=tmp_path, env=env)
+    assert "kvcustody policy init" in helped and "kvcustody[engine]" in helped and " serve " not in helped
     listed = run(*pip, "list", "--format=freeze", env=env).lower()
     assert "torch==" not in listed and "triton==" not in listed
     demo = [str(place / "bin" / "kvcustody"), "demo", "attack", "--help"]

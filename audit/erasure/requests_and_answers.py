@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, exists, select
 
+from kvcustody.audit.erasure.erasure_state import AskedErasure, ErasureState, read_states, state_of
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
@@ -36,6 +37,11 @@ class Requested(NamedTuple):
     at_us: int
     deadline_us: int
     detail: str
+
+    @property
+    def asked(self) -> AskedErasure:
+        """What its state is counted from."""
+        return AskedErasure(self.erasure, self.at_us, self.deadline_us)
 
 
 class ErasureAnswer(NamedTuple):
@@ -60,6 +66,7 @@ class Status(NamedTuple):
     answers: tuple[ErasureAnswer, ...]
     waiting: tuple[str, ...]
     unreachable: tuple[str, ...]
+    state: ErasureState
 
     @property
     def outcome(self) -> str:
@@ -159,7 +166,20 @@ def status(
     answers = tuple(_answer(connection, erasure, *worker) for worker in _owing(connection, asked, periods))
     silent = tuple(answer.worker for answer in answers if answer.outcome != "complete")
     late = now_us > asked.deadline_us
-    return Status(asked, answers, () if late else silent, silent if late else ())
+    done = {answer.worker: answer.at_us for answer in answers if answer.outcome == "complete"}
+    state = state_of(asked.asked, [answer.worker for answer in answers], done, now_us)
+    return Status(asked, answers, () if late else silent, silent if late else (), state)
+
+
+def read_states_of(
+    connection: Connection,
+    asked: Iterable[Requested],
+    now_us: int,
+    periods: Mapping[str, WorkPeriod] | None = None,
+) -> dict[str, ErasureState]:
+    """The state of each request, by its id; `periods` as for `status`."""
+    periods = read_work_periods(connection) if periods is None else periods
+    return read_states(connection, [one.asked for one in asked], now_us, periods)
 
 
 def _owing(
@@ -205,6 +225,7 @@ def _answer(connection: Connection, erasure: str, worker: int, name: str) -> Era
 
 __all__ = [
     "ErasureAnswer",
+    "ErasureState",
     "Requested",
     "SelectorNames",
     "Status",
@@ -212,6 +233,7 @@ __all__ = [
     "erasure_remains",
     "names",
     "pending",
+    "read_states_of",
     "request",
     "requests",
     "status",

@@ -183,14 +183,16 @@ PROCESS_DEATH = "unproven: process death"  # the cause of every end that a succe
 
 
 GENERATED, REPLAYED = "generated", "replayed"  # what a process that serves nobody says of all that it records
-ORIGINS = frozenset({"", GENERATED, REPLAYED})
+SIMULATED = "simulated"  # what one says that is at work, for generated traffic
+ORIGINS = frozenset({"", GENERATED, REPLAYED, SIMULATED})
 
 
 class WorkerStarted(LifecycleEvent, frozen=True, tag="worker-started"):
     """A process began to hold custody; `generation` is where its pool's counter starts (class B).
 
     `origin` is of everything that it records: empty for an engine at work, `replayed` for recorded traffic that is run
-    again, `generated` for traffic that nobody ever sent. Leaves of earlier versions have none: they are not marked.
+    again, `generated` for traffic that nobody ever sent, `simulated` where that is served now. Leaves of earlier
+    versions have none: they are not marked.
     """
 
     worker: str

@@ -1,4 +1,4 @@
-"""Which processes of a ledger were no engine at work: replays, and generators of traffic that nobody sent.
+"""Which processes of a ledger served nobody's traffic: replays, generators of it, and workers that serve it simulated.
 
 1. The one answer, from signed leaves alone: the `origin` of a process's `worker-started` leaf. Whoever shows what a
    process recorded asks here, and says what `history` says. Leaves of earlier versions have none: they are not marked.
@@ -66,7 +66,7 @@ def history(marked: Marked) -> str:
         for one in marked[:_NAMED]
     )
     more = f"; and {len(marked) - _NAMED:,} more" if len(marked) > _NAMED else ""
-    text = f"Holds replayed or generated history, which no engine at work recorded: {named}{more}."
+    text = f"Holds replayed or generated history, which is of nobody's traffic: {named}{more}."
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 

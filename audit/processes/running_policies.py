@@ -5,7 +5,7 @@
    end on record, the newer one counts.
 2. A document is put together from `policy-text` leaves. Those prove nothing: whoever uses it compares its digest with
    the one that the activation states.
-3. A process that only replays or generates history serves nobody: it is left out.
+3. A process that only replays or generates history serves nobody: it is left out. A simulated one serves now.
 4. A process that was killed counts until its end is on record: nothing says that it ended.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import orjson
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events import SIMULATED, SYSTEM
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import Body, WorkPeriod, at_work, life_leaves, work_periods
 from kvcustody.audit.schema.ledger import events, incarnations, logs
@@ -67,7 +67,7 @@ def running_policies(bodies: Iterable[Body], periods: Mapping[str, WorkPeriod]) 
 def read_running_policies(connection: Connection) -> tuple[RunningPolicy, ...]:
     """The same from the system log; raises as `life_leaves`. A document is read where a process at work wrote it."""
     leaves = [leaf.body for leaf in life_leaves(connection)]
-    marked = {one.incarnation for one in marked_processes(leaves)}
+    marked = {one.incarnation for one in marked_processes(leaves) if one.origin != SIMULATED}
     periods = {life: period for life, period in work_periods(leaves).items() if life not in marked}
     lives = list(_newest(periods).values())
     query = (

@@ -64,6 +64,7 @@ class ErasureShown(NamedTuple):
     outcome: str
     waiting: tuple[str, ...]
     unreachable: tuple[str, ...]
+    state: str
 
 
 class SubjectPage(NamedTuple):
@@ -243,4 +244,5 @@ def _erasure(
         found.outcome,
         found.waiting,
         found.unreachable,
+        found.state.value,
     )

@@ -12,7 +12,14 @@ import orjson
 import typer
 
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening
-from kvcustody.audit.erasure.requests_and_answers import Status, names, requests, status
+from kvcustody.audit.erasure.requests_and_answers import (
+    ErasureState,
+    Status,
+    names,
+    read_states_of,
+    requests,
+    status,
+)
 from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.tlog.proofs import ProofError
@@ -39,6 +46,7 @@ from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector, selector_from
 from kvcustody.governance.keys.checkpoint_signing_key import sign_ledger
+from kvcustody.times import readable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -150,7 +158,7 @@ def show_status(
     if as_json:
         print_json(_plain(found))
         return
-    print(f"{found.outcome}: {found.request.erasure} ({found.request.selector})")
+    print(f"{found.state}: {found.request.erasure} ({found.request.selector})")
     table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
     for one in found.answers:
         answer = one.outcome or ("unreachable" if one.worker in found.unreachable else "none yet")
@@ -159,8 +167,14 @@ def show_status(
     stdout().print(table)
 
 
+def marked_state(state: ErasureState) -> str:
+    """The word, standing out where a deadline was not kept."""
+    return f"[bold red]{state}[/]" if state in (ErasureState.MISSED, ErasureState.LATE) else state.value
+
+
 def _plain(found: Status) -> dict[str, Any]:
     return {
+        "state": found.state,
         "outcome": found.outcome,
         "request": found.request._asdict(),
         "answers": [one._asdict() for one in found.answers],
@@ -176,20 +190,24 @@ def show_list(
     ledger: Ledger = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Every erasure on record, newest first, with its outcome over all workers."""
+    """Every erasure on record, newest first, and how it stands: `open`, `missed`, `complete` or `late`."""
     with reading(ledger) as engine, engine.connect() as connection:
         tenant = known_tenant(connection, tenant)
         now_us = deadline_us()
-        found = [
-            (one, status(connection, one.erasure, now_us).outcome)
-            for one in requests(connection, tenant=tenant)
-        ]
+        found = requests(connection, tenant=tenant)
+        states = read_states_of(connection, found, now_us)
     if as_json:
-        print_json([{**one._asdict(), "outcome": outcome} for one, outcome in found])
+        print_json([{**one._asdict(), "state": states[one.erasure]} for one in found])
         return
-    table = make_table("", "erasure", "kind", "tenant", "asked by", "outcome", left=5)
-    for one, outcome in found:
-        table.add_row(one.erasure, one.selector, one.tenant or "any", one.actor, outcome)
+    if not found:
+        print(
+            "no erasure was asked for; `kvcustody erasure request --tenant TENANT --subject NAME` asks for one"
+        )
+        return
+    table = make_table("", "erasure", "kind", "tenant", "asked by", "deadline (UTC)", "state", left=6)
+    for one in found:
+        named = (one.erasure, one.selector, one.tenant or "any", one.actor, readable(one.deadline_us))
+        table.add_row(*named, marked_state(states[one.erasure]))
     stdout().print(table)
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvcustody.clock import SystemClock
+from sqlalchemy import Engine
+
+from kvcustody.clock import Clock, SystemClock
 from kvcustody.console.opening import connect, reading
 from kvcustody.errors import CustodyError
 from kvcustody.governance.observability.serving_summary import SeenWorker
-from kvcustody.governance.service.fleet.workers import Fleet
+from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
 from kvcustody.times import SECOND_US
 
-_PAGE = 1000
+_PAGE, _OPEN_MAX = 1000, 10_000
 
 
 @contextmanager
@@ -39,12 +41,21 @@ def worker_statuses(
             yield ask
         return
     with reading(ledger) as engine:
-        fleet = Fleet(engine, clock, _closes_nothing, apart_us=0)
+        fleet = _looking(engine, clock)
 
         def read() -> list[SeenWorker]:
             return [_seen(one._asdict(), clock.utc_us()) for one in fleet.running() if one.status]
 
         yield read
+
+
+def open_runs(engine: Engine) -> list[WorkerRun]:
+    """The processes of a ledger whose end is not on record, as a control plane sees them."""
+    return [run for _, run in _looking(engine, SystemClock()).listed(limit=_OPEN_MAX, only_open=True)]
+
+
+def _looking(engine: Engine, clock: Clock) -> Fleet:
+    return Fleet(engine, clock, _closes_nothing, apart_us=0)
 
 
 def _closes_nothing(worker: str, incarnation: str) -> None:

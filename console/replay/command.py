@@ -241,7 +241,7 @@ def import_job() -> Callable[..., ReplayReport]:
         from kvcustody.console.replay.run.job import run_job
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"a replay needs `{error.name}`: install kvcustody with the extra `torch`", missing=error.name
+            f"a replay needs `{error.name}`: pip install 'kvcustody[engine]'", missing=error.name
         ) from None
     return run_job
 

@@ -103,7 +103,7 @@ def _erasures(found: SubjectPage) -> Section:
             item.selector,
             moment(item.at_us)[:19],
             moment(item.deadline_us)[:19],
-            item.outcome,
+            item.state,
             ", ".join((*item.waiting, *item.unreachable)),
         )
         for item in found.erasures
@@ -111,7 +111,7 @@ def _erasures(found: SubjectPage) -> Section:
     blocks = (
         (
             Table(
-                ("erasure", "of", "asked", "deadline", "outcome", "waiting for"),
+                ("erasure", "of", "asked", "deadline", "state", "waiting for"),
                 rows,
                 left=6,
                 widths=(0.24, 0.1, 0.17, 0.17, 0.12, 0.2),

@@ -36,6 +36,7 @@ from kvcustody.console.web.pages.erasures import show as erasures_show
 from kvcustody.console.web.pages.grants import show as grants_show
 from kvcustody.console.web.pages.health import scan as health_scan
 from kvcustody.console.web.pages.health import show as health_show
+from kvcustody.console.web.pages.overview import inbox as inbox_show
 from kvcustody.console.web.pages.overview import show as overview_show
 from kvcustody.console.web.pages.policy import check as policy_check
 from kvcustody.console.web.pages.policy import draft as policy_draft
@@ -52,7 +53,9 @@ from kvcustody.console.web.pages.reports import make as reports_make
 from kvcustody.console.web.pages.reports import show as reports_show
 from kvcustody.console.web.pages.tiers import show as tiers_show
 from kvcustody.console.web.rendering import STATIC_FILES, render
+from kvcustody.console.web.sign_in import LINK
 from kvcustody.console.web.sign_in import answer as sign_in_answer
+from kvcustody.console.web.sign_in import by_link as sign_in_by_link
 from kvcustody.console.web.sign_in import to_sign_in as sign_in_to_sign_in
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
 from kvcustody.governance.api.http.exchange import Receive, Scope, Send
@@ -70,6 +73,7 @@ Page = Callable[[PageRequest], Response]
 
 _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/", overview_show),
+    ("GET", "/inbox", inbox_show),
     ("GET", "/audit", audit_explore),
     ("GET", "/audit/event", audit_event),
     ("GET", "/custody", custody_live),
@@ -113,6 +117,7 @@ class Console:
         routes = [Route("/", _home), Route(PREFIX, _home), Route(f"{PREFIX}/static/{{name}}", _static)]
         for path, methods in (("/login", ["GET", "POST"]), ("/logout", ["POST"])):
             routes.append(Route(PREFIX + path, self._sign_in, methods=methods))
+        routes.append(Route(LINK + "{token}", self._link, methods=["GET"]))
         routes += [
             Route(PREFIX + path, self._endpoint(page), methods=[method]) for method, path, page in _PAGES
         ]
@@ -142,6 +147,11 @@ class Console:
             return _with_headers(await run_in_threadpool(_answered, page, visit))
 
         return endpoint
+
+    async def _link(self, request: Request) -> Response:
+        if request.method != "GET":  # a HEAD of a program that looks at links spends none
+            return await _refused(request, HTTPException(405))
+        return _with_headers(await run_in_threadpool(sign_in_by_link, self._service, request))
 
     async def _sign_in(self, request: Request) -> Response:
         form = dict(_fields(await request.body()))

@@ -92,6 +92,7 @@ class PageRequest:
             "csrf": csrf_of(self.service, self.cookie),
             "now_us": self.service.clock.utc_us(),
             "visit": self,
+            "silent_workers": self.service.fleet.silent_names(),
             "once": secrets.token_hex(16),
         }
         return HTMLResponse(render(template, **shared, **context), status)
@@ -124,6 +125,7 @@ _CUSTODY = (Permission.READ_CUSTODY,)
 _POLICY = (Permission.READ_POLICY, Permission.CONSENT)
 PLACES = (
     Place("/console/", "Overview", ()),
+    Place("/console/inbox", "Inbox", ()),
     Place("/console/policy", "Policy", _POLICY),
     Place("/console/grants", "Grants", _POLICY),
     Place("/console/decisions", "Decisions", (Permission.READ_CUSTODY, Permission.WRITE_POLICY)),

@@ -1,6 +1,6 @@
 """Signing in with an API key, and out.
 
-1. A wrong key, a key of nobody and a token give one answer.
+1. A wrong key, a key of nobody and a token give one answer; so does a link that is used, too old or from elsewhere.
 2. After signing in a person is led to a page of the console and to nowhere else.
 """
 
@@ -13,11 +13,13 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kvcustody.console.web.page_request import PREFIX, redirect
 from kvcustody.console.web.rendering import render
-from kvcustody.governance.api.http.console_mount import log_in, log_out
+from kvcustody.governance.api.http.console_mount import log_in, log_in_by_link, log_out
+from kvcustody.governance.service.access.sign_in_links import is_direct
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 
 _LOGIN = PREFIX + "/login"
+LINK = PREFIX + "/link/"
 _KEY_CHARACTERS_MAX = 512
 
 
@@ -49,11 +51,25 @@ def answer(service: Service, request: Request, form: dict[str, str]) -> Response
     return response
 
 
-def _form(after: str, problem: ProblemError | None = None) -> Response:
+def by_link(service: Service, request: Request) -> Response:
+    """Sign in with a link that was made for this machine (`access.sign_in_links`)."""
+    peer = request.client.host if request.client else None
+    forwarded = any(name in request.headers for name in ("forwarded", "x-forwarded-for"))
+    direct = is_direct(peer, request.headers.get("host", ""), forwarded=forwarded)
+    try:
+        begun = log_in_by_link(service, request.path_params["token"], direct=direct)
+    except ProblemError as problem:
+        return _form(PREFIX + "/", problem, link=True)
+    response = RedirectResponse(PREFIX + "/", 303)
+    response.headers["Set-Cookie"] = begun.set_cookie
+    return response
+
+
+def _form(after: str, problem: ProblemError | None = None, *, link: bool = False) -> Response:
     status = 200 if problem is None else problem.type.status
     waits = problem is not None and problem.type.name == "too-many-requests"
     refused = problem is not None and not waits
-    text = render("login.html", title="Sign in", after=after, refused=refused, waits=waits)
+    text = render("login.html", title="Sign in", after=after, refused=refused, waits=waits, link=link)
     headers = dict(problem.headers) if problem is not None else {}
     return HTMLResponse(text, status, headers=headers)
 
@@ -62,6 +78,8 @@ def _inside(after: str) -> str:
     """A path of the console, or its first page (rule 2): never another host, never back to the sign-in."""
     plain = after.startswith(PREFIX + "/") and after.isascii() and after.isprintable() and "\\" not in after
     inner = (
-        plain and "//" not in after.partition("?")[0] and not after.startswith((_LOGIN, PREFIX + "/logout"))
+        plain
+        and "//" not in after.partition("?")[0]
+        and not after.startswith((_LOGIN, LINK, PREFIX + "/logout"))
     )
     return after if inner else PREFIX + "/"

@@ -171,6 +171,15 @@ MEASURES: tuple[Measure, ...] = (
     Measure("ledger_unsealed_leaves", "gauge", "Leaves that no checkpoint covers yet."),
     Measure("ledger_unsealed_age_seconds", "gauge", "How long the oldest of them has been committed."),
     Measure("ledger_leaves", "gauge", "Leaves on record.", _TENANT),
+    # what waits for somebody, and its dates (the inbox)
+    Measure("inbox_items", "gauge", "Things that wait for somebody, by kind and state.", ("kind", "state")),
+    Measure("erasures", "gauge", "Erasures by state: open, missed, complete, late.", ("state",)),
+    Measure("erasure_next_deadline_seconds", "gauge", "Until the nearest deadline of an open erasure; absent: none."),
+    Measure("erasure_overdue_seconds_max", "gauge", "Since the oldest deadline that an erasure missed; 0: none."),
+    Measure("next_end_seconds", "gauge", "Until the first of a kind ends (key, grant, policy, certificate); below 0: "
+            "it has ended.", ("kind",)),
+    Measure("ledger_witnesses", "gauge", "Witnesses that ever signed the ledger."),
+    Measure("ledger_unwitnessed_seconds", "gauge", "How long the oldest checkpoint that no witness signed has waited."),
     # the fleet (FLE-3)
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),
     Measure("worker_policy_revision", "gauge", "Policy revision that a worker enforces.", _WORKER),

@@ -47,6 +47,7 @@ from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.access.service_secret import open_secret
 from kvcustody.governance.service.access.sessions import Sessions
+from kvcustody.governance.service.access.sign_in_links import SignInLinks
 from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
 from kvcustody.governance.service.fleet.exports import Exports
 from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
@@ -56,6 +57,8 @@ from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet
 from kvcustody.governance.service.idempotency import IdempotencyStore
+from kvcustody.governance.service.inbox.delivery import InboxDelivery
+from kvcustody.governance.service.inbox.read_inbox import InboxContents, InboxReader
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.sqlite_write_queue import queue_writes
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
@@ -134,6 +137,7 @@ class Service:
             seconds=settings.session_minutes * _MINUTE,
             idle_seconds=settings.session_idle_minutes * _MINUTE,
         )
+        self.sign_in_links = SignInLinks(clock)
         failures = RateLimiter(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
         tokens = OidcTokens(settings.issuers, clock)
         by_key = RateLimiter(settings.key_failures_per_minute / _MINUTE, settings.key_failures_per_minute)
@@ -155,6 +159,7 @@ class Service:
         )
         stack.callback(self.ingest.close)
         self.policies = PolicyReleases(self.engine, settings.policy_trust, clock, self.writer)
+        self._inbox = InboxReader(settings.certificates)
         self.figures = stack.enter_context(
             closing(FigureKeeper(self.engine, self.reader, clock, seconds=settings.figures_seconds))
         )
@@ -162,13 +167,20 @@ class Service:
         self.jobs = stack.enter_context(
             closing(JobRunner(self.engine, clock, folder / "jobs", owner=settings.name))
         )
+        self._open_outward(stack)
+        _log.info("service open", service=settings.name, ledger=dialect_of(self.engine).name)
+
+    def _open_outward(self, stack: ExitStack) -> None:
+        """What asks workers and tells others elsewhere."""
+        settings, clock, folder = self.settings, self.clock, self.settings.state_path
         self.scans = LedgerScans(self.engine, clock, self.writer, self.jobs, self.reading)
         self.exports = Exports(self.policies, self.reading)
         self.sinks = Sinks(
             self.reader, settings.webhooks, folder / "sinks", clock, self.record, self.exports.leaving
         )
         stack.callback(self.sinks.close)
-        _log.info("service open", service=settings.name, ledger=dialect_of(self.engine).name)
+        self.inbox_delivery = InboxDelivery(settings, folder, lambda: self.inbox().items)
+        stack.callback(self.inbox_delivery.close)
 
     def _fleet(self, stack: ExitStack) -> tuple[DeadWorkers, Fleet]:
         """The register of workers, and who closes those that do not come back."""
@@ -324,6 +336,12 @@ class Service:
         with self.reading() as connection:
             running = read_running_policies(connection)
         return policies_in_effect(running, self.policies.released())
+
+    def inbox(self) -> InboxContents:
+        """Everything that waits for anybody, the most urgent first. No wall: it is filtered by whom it is for."""
+        release, effect = self.policies.released(), self.policies_in_effect()
+        with self.reading() as connection:
+            return self._inbox.read(connection, self.clock.utc_us(), release=release, effect=effect)
 
     def ready(self) -> bool:
         """Whether requests can be served now: the ledger admits and the database answers."""

@@ -79,6 +79,39 @@ class Webhook(BaseModel):
     shape: Annotated[str, Field(pattern=r"^(ocsf|cloudevents|leaf|plugin:.+)$")] = "cloudevents"
 
 
+class InboxWebhook(BaseModel):
+    """Where what waits for somebody is posted to, signed as Standard Webhooks says (HMAC-SHA-256)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: Annotated[str, Field(min_length=1, max_length=1024)]  # https, or http on loopback
+    key_path: Path  # 0600, at least 24 bytes
+
+
+class InboxMail(BaseModel):
+    """Where what waits for somebody is mailed to. Beyond this machine it goes over TLS only."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    server: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$")]  # HOST:PORT
+    sender: Annotated[str, Field(pattern=r"^[^\s@]+@[^\s@]+$", max_length=254)]
+    to: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[^\s@]+@[^\s@]+$", max_length=254)], ...], Field(min_length=1)
+    ]
+    tls: Literal["starttls", "tls", "none"] = "starttls"  # `none`: to this machine alone
+    user: Annotated[str, Field(max_length=254)] = ""
+    password_path: Path | None = None  # 0600; with `user`
+
+    @model_validator(mode="after")
+    def _closed(self) -> InboxMail:
+        host = self.server.rpartition(":")[0]
+        if self.tls == "none" and host not in ("localhost", "127.0.0.1", "[::1]"):
+            raise ValueError(f"`tls: none` sends to this machine alone, and `{host}` is another")
+        if bool(self.user) != (self.password_path is not None):
+            raise ValueError("`user` and `password_path` go together")
+        return self
+
+
 class ServiceSettings(LayeredSettings):
     """The settings of one service process; build it with `load_service_settings`."""
 
@@ -168,6 +201,21 @@ class ServiceSettings(LayeredSettings):
     )
     webhooks: tuple[Webhook, ...] = Field(
         (), description="Where every leaf is pushed to; in a file, or as JSON in the variable."
+    )
+    inbox_webhook: InboxWebhook | None = Field(
+        None,
+        description="Where items of the inbox are posted to, each once; in a file, or as JSON in the variable.",
+    )
+    inbox_mail: InboxMail | None = Field(
+        None,
+        description="Where items of the inbox are mailed to, the new ones of a turn in one mail; in a file, or as JSON "
+        "in the variable.",
+    )
+    inbox_seconds: float = Field(
+        60.0,
+        ge=0.05,
+        le=86_400.0,
+        description="Seconds between looks at the inbox for what is to be delivered.",
     )
     worker_clock_seconds: float = Field(
         300.0,
@@ -278,6 +326,13 @@ class ServiceSettings(LayeredSettings):
         """The store of subject keys; None where names are kept in clear. Raises `ConfigError` where it is not said."""
         clear = self.subject_names == "clear"
         return open_subject_keys(self.database_url, self.subject_keys_url, clear=clear)
+
+    @property
+    def certificates(self) -> tuple[Path, ...]:
+        """The certificates with which this service speaks and by which it believes."""
+        return tuple(
+            path for path in (self.tls_certificate_path, self.tls_client_ca_path) if path is not None
+        )
 
     def open_clock(self, wall: Clock | None, stack: ExitStack) -> DeadlineClock:
         """The clock by which this process compares deadlines, kept until `stack` ends."""

@@ -58,6 +58,14 @@ class Foundation(NamedTuple):
     connection: ControlPlaneConnection | None = None  # to the control plane, where there is one
 
 
+class _Memory(NamedTuple):
+    blocks: int
+    shards: int
+    bytes_per_block: int
+    device: str
+    origin: str
+
+
 def open_foundation(
     settings: Settings,
     clock: DeadlineClock,
@@ -67,6 +75,7 @@ def open_foundation(
     shards: int,
     bytes_per_block: int,
     device: str,
+    origin: str = "",
 ) -> Foundation:
     """Open everything and put the worker on record; `stack` closes it again. Raises a `CustodyError` that says what."""
     core_dumps.disable_core_dumps(strict=settings.strict)
@@ -76,7 +85,7 @@ def open_foundation(
     port = open_root_key(settings)
     keyring = Keyring(FileKeyStore(settings.keyring_path), port, clock)
     stack.callback(keyring.close)
-    memory = (blocks, shards, bytes_per_block, device)
+    memory = _Memory(blocks, shards, bytes_per_block, device, origin)
     if settings.control_plane:
         return _behind_control_plane(settings, clock, stack, keyring, memory)
     engine = open_store(settings.database_url)
@@ -101,7 +110,7 @@ def _behind_control_plane(
     clock: DeadlineClock,
     stack: ExitStack,
     keyring: Keyring,
-    memory: tuple[int, int, int, str],
+    memory: _Memory,
 ) -> Foundation:
     """The same over the API; the control plane signs."""
     connection = connect(settings, stack)
@@ -138,10 +147,20 @@ def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWr
 
 
 def _started(
-    settings: Settings, standing: StartupPolicy, clock: DeadlineClock, memory: tuple[int, int, int, str]
+    settings: Settings, standing: StartupPolicy, clock: DeadlineClock, memory: _Memory
 ) -> WorkerStarted:
     now_us = clock.now_us()
-    return WorkerStarted(now_us, settings.worker_name, *memory, software(settings), standing.table.revision)
+    return WorkerStarted(
+        now_us,
+        settings.worker_name,
+        memory.blocks,
+        memory.shards,
+        memory.bytes_per_block,
+        memory.device,
+        software(settings),
+        standing.table.revision,
+        origin=memory.origin,
+    )
 
 
 def _signer(

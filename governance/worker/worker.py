@@ -95,8 +95,10 @@ class Worker:
         self.close()
 
 
-def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None = None) -> Worker:
-    """Open a worker over `memory`.
+def open_worker(
+    settings: Settings, memory: MemoryPlan, *, clock: Clock | None = None, origin: str = ""
+) -> Worker:
+    """Open a worker over `memory`; `origin` is what its start says of all that it records (`WorkerStarted`).
 
     Raises a `CustodyError` that names what cannot be opened; what was open by then is closed again.
     """
@@ -112,6 +114,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
             shards=memory.shards,
             bytes_per_block=memory.bytes_per_block,
             device=memory.device,
+            origin=origin,
         )
         pools = Pools(
             memory.make,

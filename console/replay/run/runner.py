@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvcustody.console.replay.options import RunnerOptions
 from kvcustody.console.replay.report import Sample, TenantResult
-from kvcustody.console.replay.run.virtual_clock import ReplayClock
+from kvcustody.console.replay.run.virtual_clock import RunnerClock
 from kvcustody.console.replay.traces.model import Key, TraceRequest
 from kvcustody.console.replay.traces.seeded_draws import draw
 from kvcustody.console.replay.traces.token_ids import expand
@@ -82,7 +82,7 @@ class Runner:
         self,
         governor: Governor,
         cache: PatternCache,
-        clock: ReplayClock,
+        clock: RunnerClock,
         model: ModelIdentity,
         population: LabelledPrincipals,
         *,
@@ -136,7 +136,8 @@ class Runner:
             before_us = self._clock.now_us()
             self._clock.skip_to(min(before_us + TICK_US, until_us))
             self._decode(self._clock.now_us() - before_us)
-            self._drop(self._governor.step())
+            self._governor.step()
+            self._drop()
             now_us = self._clock.now_us()
             if self._waiting:
                 due = [waiting for waiting in self._waiting if waiting.due_us <= now_us]
@@ -146,11 +147,11 @@ class Runner:
             if now_us >= self._next_sample_us:
                 self._sample()
 
-    def _drop(self, ended: tuple[object, ...]) -> None:
-        """Forget requests that the Governor has released itself."""
-        if ended:
-            gone = set(ended)
-            self._running = [run for run in self._running if run.id not in gone]
+    def _drop(self) -> None:
+        """Forget requests that the Governor has ended itself: too long ACTIVE, or erased."""
+        left = self._governor.running
+        if len(left) != len(self._running):
+            self._running = [run for run in self._running if run.id in left]
 
     # -- one request -----------------------------------------------------------------------------------------
 

@@ -8,8 +8,19 @@ from __future__ import annotations
 
 import time
 import uuid
+from typing import Protocol
 
 from kvcustody.clock import MICROSECONDS
+
+
+class RunnerClock(Protocol):
+    """What drives a workload: boot time, and going on to a later one, by skipping or by waiting."""
+
+    def now_us(self) -> int:
+        """Boot time in microseconds."""
+
+    def skip_to(self, at_us: int, /) -> None:
+        """Return once it is `at_us`."""
 
 
 class ReplayClock:

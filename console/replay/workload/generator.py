@@ -147,10 +147,14 @@ def generate(spec: WorkloadSpec) -> GeneratedWorkload:
         )
         made.extend((request, label) for request in _conversation(spec, turns, plan))
     made.sort(key=lambda item: item[0].at_us)
-    house_prompt = _chain(0, int(table.tokens[0, -1]), spec)
     return GeneratedWorkload(
-        spec, [r for r, _ in made], [label for _, label in made], turns.think, house_prompt
+        spec, [r for r, _ in made], [label for _, label in made], turns.think, house_prompt(spec)
     )
+
+
+def house_prompt(spec: WorkloadSpec) -> Ints:
+    """The blocks of the prompt that every tenant may use."""
+    return _chain(0, int(prompt_table(spec).tokens[0, -1]), spec)
 
 
 class _Plan(NamedTuple):

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from kvcustody.console.web.page_request import PageRequest, redirect
-from kvcustody.console.web.pages.overview import sees_all
+from kvcustody.console.web.pages.overview import erasure_states, sees_all
 from kvcustody.governance.api.models.erasures import ErasureRequest
 from kvcustody.governance.api.operations import erasures as erasures_api
 from kvcustody.governance.service.access.roles import Permission
@@ -41,6 +41,7 @@ def listed(visit: PageRequest) -> Response:
         "erasure/erasures.html",
         "Erasures",
         found=found,
+        states=erasure_states(visit, tenant),
         tenant=tenant,
         all_tenants=sees_all(visit),
         erases=visit.may(Permission.ERASE),

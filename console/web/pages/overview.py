@@ -1,20 +1,25 @@
-"""The first page: is isolation proved, is deletion covered, is anything overdue, is the ledger well, who holds what."""
+"""The first page: is isolation proved, is deletion covered, is anything overdue, is the ledger well, who holds what.
+
+Beside it the inbox: what waits for whoever looks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from starlette.responses import Response
 
 from kvcustody.audit.counters.hourly_coverage import RecentCoverage, recent
 from kvcustody.audit.counters.read_figures import tenant_totals
+from kvcustody.audit.erasure.requests_and_answers import read_states_of, requests
 from kvcustody.audit.witness.status import WitnessStatus, witness_status
 from kvcustody.console.report.charts import Figure, rows
 from kvcustody.console.report.number_format import count
 from kvcustody.console.web.page_request import PageRequest
-from kvcustody.console.web.pages.policy_status import read_policy_status, release_of
+from kvcustody.console.web.pages.policy_status import read_policy_status
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import health as health_api
+from kvcustody.governance.api.operations.health import inbox_of
 from kvcustody.governance.service.access.roles import Permission, Reach
 
 _TENANTS_MAX = 12
@@ -25,19 +30,25 @@ def show(visit: PageRequest) -> Response:
     visit.record("consoleOverview")
     sees = visit.may(Permission.READ_CUSTODY)
     policy = visit.may(Permission.READ_POLICY)
-    state = release_of(visit) if policy else None
     return visit.page(
         "operate/overview.html",
         "Overview",
         sees_policy=policy,
         effect=read_policy_status(visit) if policy else None,
-        open_proposals=0 if state is None else _open(state),
+        waits=inbox_of(visit.service, visit.caller),
+        erasures=erasure_states(visit) if sees else None,
         coverage=_coverage(visit) if sees else None,
         held=held_by_tenant(visit) if sees else None,
         denials=_denials(visit) if sees else None,
         health=health_api.health(visit.service) if visit.may(Permission.READ_HEALTH) else None,
         witnesses=witnesses(visit) if visit.may(Permission.READ_HEALTH) else None,
     )
+
+
+def inbox(visit: PageRequest) -> Response:
+    """What waits for whoever looks, the most urgent first, with the page and the command that deal with it."""
+    visit.record("consoleInbox")
+    return visit.page("operate/inbox.html", "Inbox", items=inbox_of(visit.service, visit.caller))
 
 
 def witnesses(visit: PageRequest) -> WitnessStatus:
@@ -80,9 +91,14 @@ def _denials(visit: PageRequest) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["requests"])[:5]
 
 
-def _open(state: Any) -> int:
-    """Proposals newer than what is active."""
-    return sum(1 for number in state.proposals if number > state.active_revision)
+def erasure_states(visit: PageRequest, said: str | None = None) -> Counter[str]:
+    """How many erasures, of what the caller sees, are in each state."""
+    mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, said)
+    periods = visit.service.work_periods()
+    with visit.service.reading(mine) as connection:
+        asked = requests(connection, tenant=mine)
+        states = read_states_of(connection, asked, visit.service.clock.utc_us(), periods)
+    return Counter(state.value for state in states.values())
 
 
 def sees_all(visit: PageRequest) -> bool:

@@ -57,6 +57,19 @@ def log_in(service: Service, key: str, address: str) -> LoggedIn:
     return LoggedIn(set_cookie(begun.token, seconds, tls=service.settings.tls), begun.csrf, caller)
 
 
+def log_in_by_link(service: Service, token: str, *, direct: bool) -> LoggedIn:
+    """Begin a session with a link (`access.sign_in_links`); raises `unauthenticated` where it signs nobody in."""
+    name = service.sign_in_links.take(token, direct=direct)
+    if name is None:
+        raise unauthenticated()
+    begun = service.sessions.begin(name)
+    caller = service.authenticator.of_session(begun.token)
+    if caller is None:
+        raise unauthenticated()
+    seconds = service.settings.session_minutes * 60
+    return LoggedIn(set_cookie(begun.token, seconds, tls=service.settings.tls), begun.csrf, caller)
+
+
 def log_out(service: Service, cookie_header: str | None) -> str:
     """End the session of a request; returns the `Set-Cookie` that removes its cookie."""
     token = cookie_of(cookie_header, SESSION_COOKIES)

@@ -94,6 +94,7 @@ ErasureShown = shown(
         "outcome": "complete",
         "waiting": [],
         "unreachable": [],
+        "state": "complete",
     },
 )
 

@@ -87,11 +87,20 @@ class ErasurePreview(Model):
     workers: list[str]
 
 
-class ErasureStatus(ErasureModel):
+class ErasureListed(ErasureModel):
+    """An erasure and how it stands: `missed` past its deadline without every answer, `late` with all, too late."""
+
+    model_config = example(_ERASURE | {"state": "open"})
+
+    state: Literal["open", "missed", "complete", "late"]
+
+
+class ErasureStatus(ErasureListed):
     """An erasure over all workers: partial until every one that owes an answer has given it."""
 
     model_config = example(
-        _ERASURE | {"outcome": "partial", "answers": [], "waiting": ["gpu-0"], "unreachable": []}
+        _ERASURE
+        | {"state": "open", "outcome": "partial", "answers": [], "waiting": ["gpu-0"], "unreachable": []}
     )
 
     outcome: Literal["complete", "partial"]
@@ -103,9 +112,9 @@ class ErasureStatus(ErasureModel):
 class ErasurePage(Model):
     """A page of erasures, newest first."""
 
-    model_config = example({"items": [_ERASURE], "next": None})
+    model_config = example({"items": [_ERASURE | {"state": "open"}], "next": None})
 
-    items: list[ErasureModel]
+    items: list[ErasureListed]
     next: str | None
 
 

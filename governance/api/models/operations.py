@@ -13,6 +13,7 @@ from kvcustody.deadline_clock import ClockState
 from kvcustody.governance.api.models.base import Model, Utc, Whole, example
 from kvcustody.governance.api.models.policies import EFFECTIVE, EffectivePolicyModel
 from kvcustody.governance.api.models.shown import page_of, shown
+from kvcustody.governance.service.fleet.workers import WorkerState
 
 _LIFE = "ab" * 16
 _SCAN = {
@@ -32,8 +33,8 @@ _QUOTA = {
     "charged_blocks": 4100,
 }  # fmt: skip
 _CAPACITY = {
-    "worker": "gpu-0", "incarnation": _LIFE, "silent": False, "blocks": 65_536, "bytes_per_block": 2_097_152,
-    "by_state": {"clean": 61_000, "active": 4_536},
+    "worker": "gpu-0", "incarnation": _LIFE, "silent": False, "state": "at work", "blocks": 65_536,
+    "bytes_per_block": 2_097_152, "by_state": {"clean": 61_000, "active": 4_536},
 }  # fmt: skip
 
 ScanRow = shown(Scan, "Scan", _SCAN)
@@ -212,6 +213,7 @@ class WorkerCapacity(Model):
     worker: str
     incarnation: str
     silent: bool
+    state: WorkerState
     blocks: Whole
     bytes_per_block: Whole
     by_state: dict[str, Any]

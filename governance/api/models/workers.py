@@ -29,6 +29,7 @@ Workers = page_of(
             "charged": {"acme": 900},
             "tenants": {"active_tokens": {"acme": 1200}},
             "origin": "",
+            "state": "at work",
         },
     ),
     "Workers",

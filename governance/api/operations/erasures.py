@@ -136,12 +136,16 @@ def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> d
 def erasures(
     caller: CallerDep, service: ServiceDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
-    """Erasures that were asked for, newest first."""
+    """Erasures that were asked for, newest first, and how each stands."""
     mine = service.tenant_of(caller, READ, tenant)
+    periods = service.work_periods()
     with service.reading(mine) as connection:
         found = ledger.requests(connection, tenant=mine)
+        states = ledger.read_states_of(connection, found, service.clock.utc_us(), periods)
     question = CursorBinding("listErasures", caller.name, {"tenant": mine})
-    return page(service, question, [_shown(item) for item in found], cursor, limit)
+    return page(
+        service, question, [_shown(item) | {"state": states[item.erasure]} for item in found], cursor, limit
+    )
 
 
 def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
@@ -155,6 +159,7 @@ def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> di
     if caller.reach(READ) is Reach.OWN and found.request.tenant != caller.tenant:
         raise not_found()
     standing = {
+        "state": found.state,
         "outcome": found.outcome,
         "waiting": list(found.waiting),
         "unreachable": list(found.unreachable),

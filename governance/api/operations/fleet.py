@@ -244,6 +244,7 @@ def _capacity(worker: WorkerRun) -> dict[str, Any]:
         "worker": worker.worker,
         "incarnation": worker.incarnation,
         "silent": worker.silent,
+        "state": worker.state,
         "blocks": int(worker.status.get("blocks.total", 0)),
         "bytes_per_block": int(worker.status.get("bytes_per_block", 0)),
         "by_state": states,

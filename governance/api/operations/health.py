@@ -1,4 +1,4 @@
-"""Operations of health: is it alive, is it ready, what is wrong, what is measured."""
+"""Operations of health: is it alive, is it ready, what is wrong, what is measured, what waits for whoever asks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.governance.api.http.operation import Operation
-from kvcustody.governance.api.http.route_builder import Api, ServiceDep
-from kvcustody.governance.api.models.health import Alive, Health
+from kvcustody.governance.api.http.pagination import page
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
+from kvcustody.governance.api.models.base import Cursor, Limit
+from kvcustody.governance.api.models.health import Alive, Health, InboxPage
 from kvcustody.governance.observability.metrics import exposition
+from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.fleet.workers import WorkerState
+from kvcustody.governance.service.inbox.item import InboxItem
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.service import Service
 from kvcustody.times import DAY_US
 
 
@@ -31,6 +38,8 @@ def add_health(api: Api) -> None:
         health,
         answers=Health,
     )
+    listing = Operation("listInbox", "GET", "/v1/inbox", Permission.SELF, "operations", recorded=True)
+    api.add(listing, inbox, answers=InboxPage, problems=("cursor-invalid",))
 
 
 def live() -> dict[str, Any]:
@@ -74,5 +83,18 @@ def health(service: ServiceDep) -> dict[str, Any]:
         "refused_identities": [one._asdict() for one in refused],
         "received_leaves": service.ingest.stored_leaves,
         "workers": len(workers),
-        "silent_workers": sorted({worker.worker for worker in workers if worker.silent}),
+        "silent_workers": sorted({worker.worker for worker in workers if worker.state is WorkerState.SILENT}),
     }
+
+
+def inbox(
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """What waits for you: approvals, consents, missed erasures, and what is about to end; the most urgent first."""
+    items = [item.data() for item in inbox_of(service, caller)]
+    return page(service, CursorBinding("listInbox", caller.name, {}), items, cursor, limit)
+
+
+def inbox_of(service: Service, caller: Caller) -> list[InboxItem]:
+    """The items that this person can do something about."""
+    return [item for item in service.inbox().items if item.is_for(caller)]

@@ -27,6 +27,7 @@ from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
 from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.service.fleet.metrics_collector import Collected, MetricsCollector
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
+from kvcustody.governance.service.inbox.read_inbox import InboxContents
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.settings import ServiceSettings
@@ -56,6 +57,9 @@ class MeasuredService(Protocol):
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A connection in one read transaction."""
+
+    def inbox(self) -> InboxContents:
+        """What waits for somebody, and its dates."""
 
 
 class _OfLedger(NamedTuple):
@@ -181,6 +185,7 @@ class ServiceMetrics:
             lag_us = max((sums.lag_us_max for sums in found), default=0)
             made.append(("deletion_lag_seconds_max", (), lag_us / MICROSECONDS))
             made.append(("deletion_judged_age_seconds", (), max(0, now_us - state.at_us) / MICROSECONDS))
+        made += _of_inbox(self._service.inbox(), now_us)
         return _OfLedger(tuple(made), shown)
 
     def _label(self, tenant: str, shown: Collection[str]) -> str:
@@ -189,6 +194,23 @@ class ServiceMetrics:
         if how == "none" or tenant not in shown:
             return OTHER
         return tenant if how == "name" else "t-" + keyed_digest(self._label_key, tenant.encode())[:12]
+
+
+def _of_inbox(found: InboxContents, now_us: int) -> Iterator[Sample]:
+    """What waits for somebody, and when what ends will."""
+    items = Counter((item.kind.value, item.state.value) for item in found.items)
+    for labels, number in sorted(items.items()):
+        yield "inbox_items", labels, number
+    for state, number in found.erasures.items():
+        yield "erasures", (state.value,), number
+    if found.next_deadline_us is not None:
+        yield "erasure_next_deadline_seconds", (), max(0, found.next_deadline_us - now_us) / MICROSECONDS
+    overdue_us = 0 if found.missed_deadline_us is None else max(0, now_us - found.missed_deadline_us)
+    yield "erasure_overdue_seconds_max", (), overdue_us / MICROSECONDS
+    for kind, ends_us in sorted(found.ends.items()):
+        yield "next_end_seconds", (kind.value,), (ends_us - now_us) / MICROSECONDS
+    yield "ledger_witnesses", (), found.witnesses
+    yield "ledger_unwitnessed_seconds", (), found.unwitnessed_us / MICROSECONDS
 
 
 def _ages(*every: tuple[str, Collected[Any]]) -> Iterator[Sample]:

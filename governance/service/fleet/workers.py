@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import orjson
@@ -35,6 +36,14 @@ _RUNNING_MAX = 10_000
 LIVE_US = 60 * MICROSECONDS  # a worker that was not heard for longer is called silent
 
 
+class WorkerState(StrEnum):
+    """The one word for a process: `at work` while no end is on record, `silent` where it was not heard for a minute."""
+
+    AT_WORK = "at work"
+    SILENT = "silent"
+    ENDED = "ended"
+
+
 class WorkerRun(NamedTuple):
     """One incarnation of a worker. Times are UTC in microseconds."""
 
@@ -51,6 +60,13 @@ class WorkerRun(NamedTuple):
     charged: dict[str, int]
     tenants: dict[str, dict[str, float]]  # by measure, then by tenant
     origin: str = ""  # empty: an engine at work
+    state: WorkerState = WorkerState.AT_WORK  # as every page, command, answer and metric says it
+
+
+def _state(ended: bool, silent: bool) -> WorkerState:
+    if ended:
+        return WorkerState.ENDED
+    return WorkerState.SILENT if silent else WorkerState.AT_WORK
 
 
 def statuses(connection: Connection) -> dict[str, dict[str, float]]:
@@ -227,6 +243,7 @@ class Fleet:
                 if (period is None and seen_us is None) or (only_open and end is not None):
                     continue  # a command's process, or the control plane's own: no worker (rule 4)
                 started_us = row["started_us"] if period is None else period.started_us
+                silent = end is None and seen_us is not None and now_us - seen_us > LIVE_US
                 worker = WorkerRun(
                     row["name"] if period is None else period.worker,
                     uuid,
@@ -234,13 +251,14 @@ class Fleet:
                     None if end is None else end[0],
                     None if end is None else end[1],
                     seen_us or started_us,
-                    end is None and seen_us is not None and now_us - seen_us > LIVE_US,
+                    silent,
                     row["received_sequence"] or 0,
                     row["policy_revision"] or 0,
                     orjson.loads(row["status"] or "{}"),
                     orjson.loads(row["charged"] or "{}"),
                     orjson.loads(row["tenants"] or "{}"),
                     origins.get(uuid, ""),
+                    _state(end is not None, silent),
                 )
                 found.append((row["id"], worker))
                 if len(found) == limit:
@@ -251,6 +269,10 @@ class Fleet:
         """The newest incarnation of every worker that has not ended, by the worker's name."""
         latest = {worker.worker: worker for _, worker in self.listed(limit=_RUNNING_MAX, only_open=True)}
         return [latest[name] for name in sorted(latest)]
+
+    def silent_names(self) -> tuple[str, ...]:
+        """Workers whose newest process is silent, by name."""
+        return tuple(run.worker for run in self.running() if run.state is WorkerState.SILENT)
 
     @staticmethod
     def _find(connection: Connection, incarnation: str) -> Any:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import configparser
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from kvcustody.console.documentation import TABLES, render
 from kvcustody.errors import ConfigError
@@ -24,12 +22,10 @@ from kvcustody.governance.service.access.roles import PERMISSIONS
 from kvcustody.governance.service.problem_details import TYPES
 from kvcustody.governance.service.settings import (
     ServiceSettings,
-    load_service_settings,
     service_settings_table,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-BASE = ROOT / "packaging" / "kustomize" / "base"
 
 
 def test_every_table_stands_on_one_page_and_is_made_from_the_code() -> None:
@@ -58,50 +54,6 @@ def test_operations_shows_every_setting_and_role() -> None:
     assert service_settings_table() in text and all(f"| `{role.value}` |" in text for role in PERMISSIONS)
     problems = render((ROOT / "docs" / "operate" / "problems.md").read_text(encoding="utf-8"))
     assert all(kind.uri in problems for kind in TYPES.values())
-
-
-def test_the_kustomize_base_is_whole_and_closed() -> None:
-    kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
-    found: dict[str, Any] = {}
-    for name in kustomization["resources"]:
-        for item in yaml.safe_load_all((BASE / name).read_text()):
-            assert {"apiVersion", "kind", "metadata"} <= item.keys() and item["metadata"][
-                "name"
-            ] == "kvcustody"
-            found[item["kind"]] = item
-    assert found.keys() == {
-        "ServiceAccount",
-        "StatefulSet",
-        "Service",
-        "NetworkPolicy",
-        "PodDisruptionBudget",
-    }
-    pod = found["StatefulSet"]["spec"]["template"]["spec"]
-    labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
-    assert (
-        found["StatefulSet"]["spec"]["selector"]["matchLabels"]
-        == labels
-        == found["Service"]["spec"]["selector"]
-    )
-    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
-    assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
-    volumes = {volume["name"] for volume in pod["volumes"]} | {"state"}
-    for container in pod["initContainers"] + pod["containers"]:
-        closed = container["securityContext"]
-        assert closed["readOnlyRootFilesystem"] and not closed["allowPrivilegeEscalation"]
-        assert closed["capabilities"]["drop"] == ["ALL"] and container["resources"]["limits"]
-        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-        for variable in container.get("env", ()):
-            setting = variable["name"].removeprefix("KVCUSTODY_SERVICE_").lower()
-            assert setting in ServiceSettings.model_fields or variable["name"] == "KVCUSTODY_SERVICE_CONFIG"
-    ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
-    settings = yaml.safe_load((BASE / "settings.yaml").read_text())
-    made = load_service_settings(**settings)
-    assert (
-        made.listen.endswith(f":{ports['api']}")
-        and made.workers_listen.endswith(f":{ports['workers']}")
-        and made.tls
-    )
 
 
 def test_the_unit_is_closed_and_names_settings() -> None:

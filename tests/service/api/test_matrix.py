@@ -54,6 +54,7 @@ ROWS = {
     "ready": Row("/health/ready"),
     "getHealth": Row("/v1/health", every="dpo auditor operator"),
     "getMetrics": Row("/metrics", every="dpo auditor operator"),
+    "listInbox": Row("/v1/inbox", **SELF),
     "whoami": Row("/v1/whoami", **SELF),
     "version": Row("/v1/version", **SELF),
     "listOwnKeys": Row("/v1/keys", **SELF),

@@ -1,0 +1,279 @@
+"""`kvcustody up`: a signed ledger, the service with its console, and a worker that serves, in one command."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from kvcustody.console.command import Json, print_json
+from kvcustody.errors import ConfigError, CustodyError
+from kvcustody.governance.observability.logs import configure
+
+if TYPE_CHECKING:
+    from kvcustody.console.up.worker import SimulatedWorker
+    from kvcustody.governance.service.service import Service
+
+EPILOG = """
+Examples:
+
+    kvcustody up
+
+    kvcustody up --folder demo --port 8080
+
+    kvcustody up --seconds 60 --json
+
+What to look at first: *Overview*, then *Custody* (what is held, for how long yet), *Erasures* (one misses its deadline
+within minutes, on purpose), *Decisions* (what was denied, and by which rule), *Audit explorer* (every leaf, with its
+proof). In another terminal, in the same folder:
+
+    kvcustody top --server http://127.0.0.1:PORT --api-key-file FOLDER/keys/you.key
+
+    kvcustody audit fsck --ledger sqlite:///FOLDER/ledger.db
+
+Nothing here needs a GPU, a model or the network. docs/start/up.md says what runs, and what is left behind.
+"""
+_READY_SECONDS = 120.0
+_HOST = "127.0.0.1"
+
+
+class _Up(NamedTuple):
+    service: Service
+    worker: SimulatedWorker
+    url: str
+    folder: Path
+    said: Progress
+
+
+class Progress:
+    """What is being started, a line each on stderr."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        """Say it, with the seconds since the start."""
+        print(f"{time.monotonic() - self._began:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+
+def up(
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Keep ledger and keys here, and go on with them next time; else they end with it."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0: one that is free.")] = 0,
+    tenants: Annotated[int, typer.Option(min=1, max=64, help="How many tenants the workload has.")] = 8,
+    seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.0, help="End by itself after so long, for scripts and tests.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start a whole kvcustody on this machine: a signed ledger, the console, and a worker that serves tenants now.
+
+    It prints the console's address and a link that signs you in: it works once, within a minute, on this machine
+    alone; Enter prints another. The worker is kvcustody's own pool and Governor under generated traffic of several
+    tenants, and everything on the pages is what it does: decisions, custody, scrubs, erasures, and now and then a
+    stalled engine or a hung device. Its leaves say `simulated`. Ctrl-C ends it in order.
+    """
+    _checked_extras()
+    configure("error", "console")
+    stop = threading.Event()
+    with _signals(stop), ExitStack() as stack:
+        try:
+            made = _start(stack, stop, folder, port, tenants, seed)
+        except KeyboardInterrupt:
+            print("ending what was started", file=sys.stderr)
+            raise
+        _tell(made, as_json)
+        _stay(made, stop, seconds)
+        made.said("ending: the worker releases and scrubs what it holds")
+    if made.worker.error is not None:
+        raise (
+            made.worker.error
+            if isinstance(made.worker.error, CustodyError)
+            else ConfigError(f"the simulated worker ended: {type(made.worker.error).__name__}")
+        )
+    kept = f"; {made.folder} is kept" if folder is not None else ""
+    made.said(f"ended, {made.worker.requests:,} requests served{kept}")
+
+
+def _start(
+    stack: ExitStack, stop: threading.Event, folder: Path | None, port: int, tenants: int, seed: int
+) -> _Up:
+    """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
+    said = Progress()
+    said("importing")
+    from kvcustody.audit.tlog.signing_key import read_signing_key
+    from kvcustody.console.documents import ConsoleDocuments
+    from kvcustody.console.replay.workload.tenant_assignment import tenant_names
+    from kvcustody.console.up.office import Office
+    from kvcustody.console.up.place import (
+        claimed,
+        enrol_people,
+        free_port,
+        plane_settings,
+        release_policy,
+        simulated_settings,
+    )
+    from kvcustody.console.up.witness import witnessed
+    from kvcustody.console.up.worker import SimulatedWorker, lively
+    from kvcustody.governance.service.service import open_service
+
+    place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcustody-up-")))
+    spec = lively(tenants, seed)
+    with claimed(place), ExitStack() as opened:
+        settings = plane_settings(place.resolve(), port or free_port(_HOST))
+        _go_on(stop)
+        said("opening the ledger, and its signing key")
+        service = opened.enter_context(open_service(settings, documents=ConsoleDocuments()))
+        _go_on(stop)
+        said("enrolling people, releasing the policy")
+        enrol_people(service, place)
+        release_policy(service, place.resolve(), spec)
+        _go_on(stop)
+        said(f"serving on {settings.listen}")
+        opened.enter_context(_served(service, stop))
+        ledger = read_signing_key(settings.signing_key_path).verifier
+        opened.enter_context(witnessed(service, place.resolve() / "witness", ledger))
+        names = tenant_names(service.policies_in_effect().the_table(None).policy, tenants)
+        office = Office(service, spec, names)
+        worker = SimulatedWorker(
+            simulated_settings(place.resolve(), settings.listen), spec, stalls=office.stalls
+        )
+        opened.callback(worker.stop)
+        said("opening the worker: its blocks are zeroed, its policy goes on record")
+        worker.start()
+        _wait(worker.serving, stop, "the worker")
+        if worker.error is not None:
+            raise worker.error
+        office.start()
+        opened.callback(office.stop)
+        said("serving tenants")
+        stack.push(opened.pop_all())
+    return _Up(service, worker, f"http://{settings.listen}", place.resolve(), said)
+
+
+@contextmanager
+def _served(service: Service, stop: threading.Event) -> Iterator[None]:
+    """The service, answering on a thread until the block ends; signals are for whoever waits."""
+    from kvcustody.console.web.app import Console
+    from kvcustody.governance.api.app import create_app
+    from kvcustody.governance.api.http.server import serve
+
+    ready, problems = threading.Event(), list[Exception]()
+
+    def run() -> None:
+        try:
+            serve(service, app=create_app(service, pages=Console(service)), ready=ready.set)
+        except Exception as error:
+            problems.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=run, name="kvcustody-service", daemon=True)
+    thread.start()
+    try:
+        _wait(ready, stop, "the service")
+        if problems:
+            raise problems[0]
+        yield
+    finally:
+        service.stopping.set()
+        thread.join(30.0)
+
+
+def _tell(made: _Up, as_json: bool) -> None:
+    """Where it is, and how to get in."""
+    from kvcustody.console.up.place import PEOPLE, key_file
+    from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS
+
+    if as_json:
+        print_json(
+            {
+                "url": f"{made.url}/console/",
+                "link": _link(made),
+                "link_seconds": LINK_SECONDS,
+                "folder": str(made.folder),
+                "ledger": f"sqlite:///{made.folder / 'ledger.db'}",
+                "keys": {name: str(key_file(made.folder, name)) for name in PEOPLE},
+                "process": os.getpid(),
+            }
+        )
+        sys.stdout.flush()
+        return
+    print(f"console   {made.url}/console/")
+    print(f"sign in   {_link(made)}   (once, within {LINK_SECONDS} s, on this machine; Enter prints another)")
+    print(f"ledger    sqlite:///{made.folder / 'ledger.db'}")
+    print(f"keys      {made.folder / 'keys'}   (you, author, owner: who signs what is in docs/start/up.md)")
+    print("Ctrl-C ends it.", flush=True)
+
+
+def _link(made: _Up) -> str:
+    from kvcustody.console.up.place import YOU
+    from kvcustody.console.web.sign_in import LINK
+
+    return made.url + LINK + made.service.sign_in_links.make(YOU).token
+
+
+def _stay(made: _Up, stop: threading.Event, seconds: float | None) -> None:
+    """Return when it is told to end, its time is over, or the worker has ended by itself."""
+    until = float("inf") if seconds is None else time.monotonic() + seconds
+    asks = sys.stdin is not None and sys.stdin.isatty()
+    while not stop.wait(0.0 if asks else 0.1) and time.monotonic() < until and not made.worker.ended:
+        if asks and select.select([sys.stdin], [], [], 0.1)[0]:
+            asks = sys.stdin.readline() != ""
+            if asks:
+                print(f"sign in   {_link(made)}", flush=True)
+
+
+def _wait(event: threading.Event, stop: threading.Event, what: str) -> None:
+    until = time.monotonic() + _READY_SECONDS
+    while not event.wait(0.1):
+        _go_on(stop)
+        if time.monotonic() > until:
+            raise ConfigError(f"{what} does not answer after {_READY_SECONDS:g} s")
+    _go_on(stop)
+
+
+def _go_on(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM set `stop`; a second Ctrl-C interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _checked_extras() -> None:
+    """Say what is to be installed before anything is begun."""
+    try:
+        import fastapi  # noqa: F401
+        import torch  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[all]'") from None

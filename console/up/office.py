@@ -1,0 +1,93 @@
+"""What people ask of the control plane of `kvcustody up` while it runs: erasures, scans of the worker, one report.
+Somebody comes with a key that is nobody's, too.
+
+1. They are asked for as through the API, by the principal who would: on record, durable before anything happens.
+2. Subjects are those of the workload. One erasure is asked for when the engine is about to stall, by a deadline that
+   it then misses: so it can be seen how a missed one stands out.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from itertools import cycle
+
+import structlog
+
+from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
+from kvcustody.console.up.place import PEOPLE, WORKER, YOU
+from kvcustody.errors import CustodyError
+from kvcustody.governance.api.models.erasures import ErasureRequest
+from kvcustody.governance.api.models.scan_orders import ScanWanted
+from kvcustody.governance.api.operations.erasures import request as request_erasure
+from kvcustody.governance.api.operations.fleet import order_scan
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.reports import report_parameters, start_report
+from kvcustody.governance.service.service import Service
+
+_log = structlog.get_logger(__name__)
+_FIRST_SECONDS, _TURN_SECONDS = 8.0, 40.0
+_REPORT_TURN = 2
+_SUBJECTS = 64
+_MISSES_EVERY = 4  # stalls
+
+
+class Office:
+    """Asks on a thread of its own until it is told to stop."""
+
+    def __init__(self, service: Service, spec: WorkloadSpec, tenants: list[str]) -> None:
+        self._service = service
+        labels = generate(spec).labels[:_SUBJECTS]
+        self._subjects = cycle([(tenants[label.tenant], label.subject) for label in labels])
+        self._stop = threading.Event()
+        self._stalls = 0
+        self._thread = threading.Thread(target=self._run, name="kvcustody-office", daemon=True)
+
+    def start(self) -> None:
+        """Ask from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more; a second time changes nothing."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+
+    def stalls(self) -> None:
+        """The engine is about to stall (rule 2)."""
+        self._stalls += 1
+        if self._stalls % _MISSES_EVERY == 1:
+            with suppress(CustodyError):
+                self._erase(deadline_seconds=1)
+
+    def _run(self) -> None:
+        pause, turn = _FIRST_SECONDS, 0
+        while not self._stop.wait(pause):
+            pause, turn = _TURN_SECONDS, turn + 1
+            try:
+                self._erase(deadline_seconds=60)
+                order_scan(_caller(YOU), self._service, WORKER, ScanWanted(within_seconds=60))
+                if turn == _REPORT_TURN:
+                    self._report()
+                with ControlPlaneConnection(
+                    f"http://{self._service.settings.listen}", "nobodys-key"
+                ) as wrong:
+                    wrong.get("/v1/whoami")
+            except CustodyError as error:  # the tenant has sent nothing yet, or the service ends
+                _log.info("not asked for", reason=error.message)
+
+    def _erase(self, *, deadline_seconds: int) -> None:
+        tenant, subject = next(self._subjects)
+        what = ErasureRequest(tenant=tenant, subject=subject, deadline_seconds=deadline_seconds)
+        request_erasure(_caller("dpo-desk"), self._service, what)
+
+    def _report(self) -> None:
+        service, caller = self._service, _caller(YOU)
+        asked = report_parameters(service, "gdpr", None, since_us=None, until_us=None, as_of=None)
+        start_report(service, caller.name, asked, service.documents.formats(), party=caller.party)
+
+
+def _caller(name: str) -> Caller:
+    roles, tenant = PEOPLE[name]
+    return Caller(name, roles, tenant, "local")

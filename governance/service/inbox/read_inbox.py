@@ -1,0 +1,259 @@
+"""Reads what waits, from where it is kept: the release, the ledger, the book of principals, certificates on disk.
+
+    inbox = InboxReader(certificates=(path,))
+    found = inbox.read(connection, now_us, release=state, effect=effect)
+
+Nothing is kept about it: an item is gone when what it waits for is done. What a revision opens is compared once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.erasure.requests_and_answers import ErasureState, Requested, read_states_of, requests
+from kvcustody.audit.schema.service import service_keys, service_principals
+from kvcustody.audit.witness.status import WitnessStatus, witness_status
+from kvcustody.governance.release import activation_gates as gates
+from kvcustody.governance.release.declared_openings import OVER
+from kvcustody.governance.release.policies_in_effect import PoliciesInEffect
+from kvcustody.governance.release.replay_records import Proposal, ReleaseState
+from kvcustody.governance.service.access.principal_table import principal_of
+from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.inbox.item import (
+    SOON_US,
+    WITNESS_AGE_US,
+    InboxItem,
+    InboxKind,
+    InboxState,
+    in_order,
+    state_until,
+)
+from kvcustody.policies.workbench.diff.model import WidenedAccess
+
+_COMPARED_MAX = 64
+
+
+class InboxContents(NamedTuple):
+    """What waits, the most urgent first, and the dates behind it that metrics show.
+
+    `ends`: by kind when the first of them ends or ended, however far away. `erasures`: how many there are by state;
+    `next_deadline_us` and `missed_deadline_us`: the first deadline that is open, and the first that was missed.
+    `unwitnessed_us`: how long the oldest checkpoint that no witness signed has waited; `witnesses`: how many there are.
+    """
+
+    items: tuple[InboxItem, ...]
+    ends: dict[InboxKind, int]
+    erasures: dict[ErasureState, int]
+    next_deadline_us: int | None
+    missed_deadline_us: int | None
+    unwitnessed_us: int
+    witnesses: int
+
+
+class _End(NamedTuple):
+    """When something ends; `item` None: that is far away."""
+
+    kind: InboxKind
+    due_us: int
+    item: InboxItem | None
+
+
+class InboxReader:
+    """Reads everything that waits; `certificates` are PEM files whose end matters here."""
+
+    def __init__(self, certificates: Sequence[Path] = ()) -> None:
+        self._certificates = tuple(certificates)
+        self._compared: dict[tuple[str, int, frozenset[str]], tuple[WidenedAccess, ...]] = {}
+
+    def read(
+        self,
+        connection: Connection,
+        now_us: int,
+        *,
+        release: ReleaseState | None = None,
+        effect: PoliciesInEffect | None = None,
+    ) -> InboxContents:
+        """Everything that waits for anybody; `connection` sees every tenant's rows."""
+        ends = [*_keys(connection, now_us), *_policy(release, now_us), *_grants(effect, now_us)]
+        for path in self._certificates:
+            ends += _certificates(path, now_us)
+        asked = requests(connection)
+        states = read_states_of(connection, asked, now_us)
+        seen = witness_status(connection, now_us)
+        items = [
+            *(one.item for one in ends if one.item is not None),
+            *self._proposals(release, now_us),
+            *_erasures(asked, states),
+            *_witness(seen, now_us),
+        ]
+        due: dict[ErasureState, list[int]] = {}
+        for one in asked:
+            due.setdefault(states[one.erasure], []).append(one.deadline_us)
+        return InboxContents(
+            in_order(items),
+            {
+                kind: min(one.due_us for one in ends if one.kind is kind)
+                for kind in {one.kind for one in ends}
+            },
+            {state: len(due.get(state, ())) for state in ErasureState},
+            min(due.get(ErasureState.OPEN, ()), default=None),
+            min(due.get(ErasureState.MISSED, ()), default=None),
+            seen.unwitnessed_us,
+            len(seen.witnesses),
+        )
+
+    def _proposals(self, state: ReleaseState | None, now_us: int) -> Iterator[InboxItem]:
+        if state is None:
+            return
+        for number, proposal in sorted(state.proposals.items()):
+            waits = number > state.active_revision and not proposal.activated
+            if waits and now_us < proposal.manifest.expires_us:
+                yield from self._proposal(state, proposal)
+
+    def _proposal(self, state: ReleaseState, proposal: Proposal) -> Iterator[InboxItem]:
+        number, since_us, by = proposal.revision, proposal.manifest.issued_us, proposal.author
+        missing = [
+            opening
+            for opening in self._openings(state, proposal)
+            if gates.consent_id(proposal, opening) not in state.consents
+        ]
+        page = f"/policy/{number}"
+        if proposal.approval is None:
+            yield InboxItem(
+                InboxKind.APPROVAL, f"revision-{number}", InboxState.WAITING,
+                f"revision {number} of {by} waits for an approval", since_us, None, None, None, page,
+                f"kvcustody policy review {number}",
+            )  # fmt: skip
+        elif not missing:
+            yield InboxItem(
+                InboxKind.ACTIVATION, f"revision-{number}", InboxState.WAITING,
+                f"revision {number} is approved, and waits to be activated", since_us, None, None, None, page,
+                f"kvcustody policy activate {number}",
+            )  # fmt: skip
+        for source, owner in sorted({(opening.id, opening.owner) for opening in missing}):
+            yield InboxItem(
+                InboxKind.CONSENT, f"revision-{number}-{source}-{owner}", InboxState.WAITING,
+                f"revision {number} would open data of {owner} through {source}; its owner has not consented",
+                since_us, None, owner, None, "/policy/consents",
+                f"kvcustody policy consent {number} {source}",
+            )  # fmt: skip
+
+    def _openings(self, state: ReleaseState, proposal: Proposal) -> tuple[WidenedAccess, ...]:
+        key = (proposal.manifest.id, state.active_revision, state.revoked)
+        if key not in self._compared:
+            if len(self._compared) >= _COMPARED_MAX:
+                self._compared.clear()
+            self._compared[key] = tuple(gates.review(state, proposal).change.consents)
+        return self._compared[key]
+
+
+def _policy(state: ReleaseState | None, now_us: int) -> Iterator[_End]:
+    """The end of what is active."""
+    if state is None or state.active is None:
+        return
+    ends_us, number = state.active.manifest.expires_us, state.active.revision
+    when, item = state_until(InboxKind.POLICY, ends_us, now_us), None
+    if when is not None:
+        item = InboxItem(
+            InboxKind.POLICY, f"revision-{number}", when,
+            f"revision {number} {_ends(when)}: nothing is reused from then on", None, ends_us, None, None,
+            f"/policy/{number}", "kvcustody policy propose",
+        )  # fmt: skip
+    yield _End(InboxKind.POLICY, ends_us, item)
+
+
+def _grants(effect: PoliciesInEffect | None, now_us: int) -> Iterator[_End]:
+    """Grants and segments in effect; one that has ended, or was taken back, waits for nobody."""
+    seen: set[tuple[str, str]] = set()
+    for way in effect.openings(now_us) if effect is not None else ():
+        if way.until_us is None or way.state in OVER or (way.id, way.owner) in seen:
+            continue
+        seen.add((way.id, way.owner))
+        when, item = state_until(InboxKind.GRANT, way.until_us, now_us), None
+        if when is not None:
+            item = InboxItem(
+                InboxKind.GRANT, f"{way.id}-{way.owner}", when,
+                f"{way.kind} {way.id}, which opens data of {way.owner}, {_ends(when)}", None, way.until_us,
+                way.owner, None, "/grants", "kvcustody policy propose",
+            )  # fmt: skip
+        yield _End(InboxKind.GRANT, way.until_us, item)
+
+
+def _erasures(asked: Sequence[Requested], states: Mapping[str, ErasureState]) -> Iterator[InboxItem]:
+    for one in asked:
+        if states[one.erasure] is ErasureState.MISSED:
+            yield InboxItem(
+                InboxKind.ERASURE, one.erasure, InboxState.OVERDUE,
+                f"erasure {one.erasure[:12]} of {one.tenant or 'any tenant'} missed its deadline", one.at_us,
+                one.deadline_us, one.tenant, None, f"/erasures/{one.erasure}",
+                f"kvcustody erasure status {one.erasure}",
+            )  # fmt: skip
+
+
+def _keys(connection: Connection, now_us: int) -> Iterator[_End]:
+    """Principals whose last key is about to end, or has within as long."""
+    table, soon_us = service_keys.c, SOON_US[InboxKind.KEY]
+    query = select(table.principal, table.prefix, table.expires_us, table.issued_us).where(
+        table.revoked_us.is_(None), table.expires_us > now_us - soon_us
+    )
+    last: dict[str, tuple[int, str, int]] = {}
+    for principal, prefix, expires_us, issued_us in connection.execute(query):
+        last[principal] = max(last.get(principal, (0, "", 0)), (expires_us, prefix, issued_us))
+    rows = connection.execute(
+        select(service_principals).where(
+            service_principals.c.name.in_(last), service_principals.c.disabled_us.is_(None)
+        )
+    )
+    for one in map(principal_of, rows):
+        ends_us, prefix, issued_us = last[one.name]
+        if Role.BOOTSTRAP in one.roles:
+            continue
+        when, item = state_until(InboxKind.KEY, ends_us, now_us), None
+        if when is not None:
+            item = InboxItem(
+                InboxKind.KEY, prefix, when, f"the last key of {one.name} {_ends(when)}", issued_us, ends_us,
+                None, one.name, "/principals", f"kvcustody apikey issue {one.name} --replace",
+            )  # fmt: skip
+        yield _End(InboxKind.KEY, ends_us, item)
+
+
+def _witness(found: WitnessStatus, now_us: int) -> Iterator[InboxItem]:
+    if not found.signed_size:
+        return  # nothing is signed that a witness could see
+    if not found.witnesses:
+        yield InboxItem(
+            InboxKind.WITNESS, "none", InboxState.WAITING,
+            "no witness has signed this ledger: split views and cut tails are undetected", None, None, None, None,
+            "/health", "kvcustody witness serve",
+        )  # fmt: skip
+    elif found.unwitnessed_us > WITNESS_AGE_US:
+        since_us = now_us - found.unwitnessed_us
+        yield InboxItem(
+            InboxKind.WITNESS, "behind", InboxState.OVERDUE, "no witness has signed what was written since",
+            since_us, since_us + WITNESS_AGE_US, None, None, "/health", "kvcustody audit status",
+        )  # fmt: skip
+
+
+def _certificates(path: Path, now_us: int) -> Iterator[_End]:
+    """The first certificate of a file to end; one that cannot be read is said by whoever serves with it."""
+    try:
+        ends = min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(path.read_bytes()))
+    except (OSError, ValueError):
+        return
+    ends_us = int(ends.timestamp()) * 1_000_000
+    when, item = state_until(InboxKind.CERTIFICATE, ends_us, now_us), None
+    if when is not None:
+        item = InboxItem(
+            InboxKind.CERTIFICATE, path.name, when, f"the certificate in {path.name} {_ends(when)}", None, ends_us,
+            None, None, "/health", "kvcustody serve",
+        )  # fmt: skip
+    yield _End(InboxKind.CERTIFICATE, ends_us, item)
+
+
+def _ends(when: InboxState) -> str:
+    return "has ended" if when is InboxState.OVERDUE else "ends soon"

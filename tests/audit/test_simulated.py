@@ -1,0 +1,36 @@
+"""A worker that serves generated traffic now is marked, and what it runs is in effect; one that made history is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import builders
+import pytest
+from sqlalchemy import Engine
+
+from kvcustody.audit.events import GENERATED, REPLAYED, SIMULATED, PolicyActivated, WorkerStarted
+from kvcustody.audit.processes.marked_processes import read_marked
+from kvcustody.audit.processes.running_policies import read_running_policies
+from kvcustody.clock import SystemClock
+
+
+@pytest.mark.parametrize(
+    ("origin", "marked", "runs"),
+    [
+        ("", [], ["gpu"]),
+        (SIMULATED, [SIMULATED], ["gpu"]),
+        (GENERATED, [GENERATED], []),
+        (REPLAYED, [REPLAYED], []),
+    ],
+)
+def test_what_it_runs(store: Engine, tmp_path: Path, origin: str, marked: list[str], runs: list[str]) -> None:
+    clock = SystemClock()
+    writer = builders.writer(store, tmp_path / "spill", worker="gpu", clock=clock)
+    now = clock.now_us()
+    writer.submit([WorkerStarted(now, "gpu", 8, 1, 4096, "cpu", "test", 1, origin=origin)])
+    writer.submit_durable(PolicyActivated(now, 1, "x", "shared", "sha256:" + "ab" * 32, "gpu"))
+    assert writer.flush()
+    with store.connect() as connection:
+        assert [one.origin for one in read_marked(connection)] == marked
+        assert [one.worker for one in read_running_policies(connection)] == runs
+    writer.close()

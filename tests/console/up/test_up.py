@@ -1,0 +1,217 @@
+"""`kvcustody up` as a newcomer runs it: every page has data, the link works once, and it ends without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from kvcustody.console.web.page_request import PLACES
+
+PROGRAM = str(Path(sys.executable).with_name("kvcustody"))
+pytest.importorskip("torch", reason="the worker's blocks are tensors")
+
+
+class Started(NamedTuple):
+    process: subprocess.Popen[str]
+    said: dict[str, Any]
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+def start(folder: Path, *more: str) -> Started:
+    """`up` in a folder of its own, once it says where it is."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY_")}
+    process = subprocess.Popen(
+        [PROGRAM, "up", "--json", *more],
+        cwd=folder,
+        env=environment | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    text = ""
+    assert process.stdout is not None
+    while not text.endswith("\n}\n"):
+        line = process.stdout.readline()
+        assert line, process.stderr.read() if process.stderr else ""
+        text += line
+    return Started(process, json.loads(text))
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started, Path, httpx.Client]]:
+    """One that runs, and somebody who came in by its link."""
+    folder = tmp_path_factory.mktemp("up")
+    made = start(folder)
+    with httpx.Client(
+        base_url=made.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True
+    ) as client:
+        elsewhere = client.get(made.said["link"], headers={"X-Forwarded-For": "192.0.2.7"})
+        assert elsewhere.status_code == 401 and "signs nobody in" in elsewhere.text
+        assert client.head(made.said["link"]).status_code == 405
+        page = client.get(made.said["link"])
+        assert page.status_code == 200 and "<h1>Overview</h1>" in page.text
+        yield made, folder, client
+        if made.process.poll() is None:
+            made.end(signal.SIGKILL)
+
+
+def rendered(client: httpx.Client, path: str) -> str:
+    found = client.get(path)
+    assert found.status_code == 200, (path, found.text)
+    return found.text
+
+
+@pytest.mark.system
+def test_the_link_works_once(started: tuple[Started, Path, httpx.Client]) -> None:
+    made, _, _ = started
+    second = httpx.get(made.said["link"])
+    assert (
+        second.status_code == 401 and "signs nobody in" in second.text and "set-cookie" not in second.headers
+    )
+
+
+@pytest.mark.system
+def test_every_page_has_something_to_show(started: tuple[Started, Path, httpx.Client]) -> None:
+    _, _, client = started
+    waited = time.monotonic() + 150
+    empty = {place.path for place in PLACES}
+    while empty and time.monotonic() < waited:
+        empty = {path for path in empty if 'class="empty"' in rendered(client, path)}
+        time.sleep(2.0)
+    assert empty == set()
+
+
+@pytest.mark.system
+def test_what_goes_wrong_can_be_seen(started: tuple[Started, Path, httpx.Client]) -> None:
+    """A hung device, a refused identity, an erasure, copies and denials: each is on record."""
+    _, _, client = started
+    wanted = {"attempts-refused", "orphan-found", "erasure-completed", "copies-stored", "decision"}
+    waited = time.monotonic() + 150
+    while wanted and time.monotonic() < waited:
+        text = rendered(client, "/console/audit")
+        wanted = {kind for kind in wanted if not re.search(rf"{kind} \([\d,]+\)", text)}
+        time.sleep(2.0)
+    assert wanted == set()
+
+
+@pytest.mark.system
+def test_a_missed_deadline_stands_out(started: tuple[Started, Path, httpx.Client]) -> None:
+    """The erasure that was asked for before the engine stalled."""
+    _, _, client = started
+    waited = time.monotonic() + 120
+    while time.monotonic() < waited:
+        if re.search(r'class="badge bad">(missed|late)<', rendered(client, "/console/erasures")):
+            return
+        time.sleep(1.0)
+    pytest.fail("no erasure missed its deadline")
+
+
+@pytest.mark.system
+def test_every_page_in_a_browser(started: tuple[Started, Path, httpx.Client]) -> None:
+    """Nothing serious for axe, nothing that breaks; with KVCUSTODY_SCREENSHOTS a picture of each."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no Chromium is installed: apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    _, _, client = started
+    pictures, problems = os.environ.get("KVCUSTODY_SCREENSHOTS"), list[str]()
+    with playwright.sync_playwright() as begun:
+        browser = begun.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        context = browser.new_context(base_url=str(client.base_url), bypass_csp=True)
+        context.add_cookies(
+            [{"name": "kvcustody", "value": client.cookies["kvcustody"], "url": str(client.base_url)}]
+        )
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        for place in PLACES:
+            page.goto(place.path)
+            assert page.locator("h1").count() == 1 and page.locator("a[aria-current=page]").count() == 1
+            found = axe.run(page).response["violations"]
+            serious = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+            assert serious == [], (place.path, serious)
+            if pictures:
+                name = f"{place.name.lower().replace(' ', '-')}.png"
+                page.screenshot(path=str(Path(pictures) / name), full_page=False)
+        browser.close()
+    assert problems == []
+
+
+@pytest.mark.system
+def test_ctrl_c_ends_it_and_leaves_nothing(started: tuple[Started, Path, httpx.Client]) -> None:
+    made, folder, _ = started
+    port = int(made.said["url"].rpartition(":")[2].partition("/")[0])
+    assert Path(made.said["folder"]).parent == folder
+    assert made.end() == 0
+    with pytest.raises(ProcessLookupError):
+        os.killpg(made.process.pid, 0)
+    assert list(folder.iterdir()) == []
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        pass
+
+
+@pytest.mark.system
+def test_a_named_folder_is_kept_signed_and_gone_on_with(tmp_path: Path) -> None:
+    place = tmp_path / "demo"
+    for _ in range(2):
+        made = start(tmp_path, "--folder", str(place))
+        time.sleep(3.0)
+        assert made.end(signal.SIGTERM) == 0
+    key = json.loads(command("audit", "keys", "--json", "--ledger", made.said["ledger"]))["keys"][0]["key"]
+    command("audit", "fsck", "--ledger", made.said["ledger"], "--key", key)
+    open_ = json.loads(command("worker", "list", "--json", "--ledger", made.said["ledger"]))
+    assert open_["processes"] == [], "every process has said its end"
+
+
+def command(*words: str) -> str:
+    return subprocess.run([PROGRAM, *words], capture_output=True, text=True, check=True).stdout
+
+
+def failed(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"TMPDIR": str(folder)}
+    return subprocess.run(
+        [PROGRAM, "up", *more], check=False, cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        told = failed(tmp_path, "--port", str(taken.getsockname()[1]), "--folder", str(tmp_path / "demo"))
+    assert told.returncode == 2 and "Address already in use" in told.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_somebody_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    told = failed(tmp_path, "--folder", str(tmp_path))
+    assert told.returncode == 2 and "did not make" in told.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_ctrl_c_while_it_starts_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [PROGRAM, "up", "--folder", str(tmp_path / "demo")], stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stderr is not None
+    while "enrolling" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert list(tmp_path.iterdir()) == []
