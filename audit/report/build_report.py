@@ -98,18 +98,19 @@ def build_report(
     *,
     proof: PolicyProof | None = None,
     progress: Progress | None = None,
+    is_proved: bool = True,
 ) -> Report:
-    """The report that was asked for.
+    """The report that was asked for; `is_proved`: its sampled leaves come with inclusion proofs.
 
     Raises `ConfigError` for an unknown framework, `ProofError` where the checkpoint is not signed.
     """
     tell = progress or (lambda _: None)
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.checkpoint))
     if not asked.recount:
-        return _build(connection, asked, state, proof, tell, None)
+        return _build(connection, asked, state, proof, tell, None, is_proved)
     chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
     with open_recount(connection, chosen, _last_us(connection, asked.checkpoint), state) as recount:
-        return _build(connection, asked, state, proof, tell, recount)
+        return _build(connection, asked, state, proof, tell, recount, is_proved)
 
 
 def _build(
@@ -119,6 +120,7 @@ def _build(
     proof: PolicyProof | None,
     tell: Progress,
     recount: RecountProcess | None,
+    is_proved: bool,
 ) -> Report:
     framework = load_framework(asked.framework)
     tell("boundary")
@@ -141,6 +143,7 @@ def _build(
         size=asked.sample,
         checkpoint=asked.checkpoint,
         tenant=asked.tenant,
+        is_proved=is_proved,
     )
     tell("activity and losses")
     listed, left_out = exceptions(lives)

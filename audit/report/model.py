@@ -1,6 +1,6 @@
 """The contents of a report: plain facts, section by section, and their canonical JSON.
 
-1. The JSON has keys in order and no floats; its SHA-256 is what a re-run must give.
+1. The JSON has keys in order and no floats; the SHA-256 of it without its signature is what a re-run must give.
 2. Times are UTC microseconds unless a name says `boot`; a unit is (block, generation, shard).
 """
 
@@ -18,11 +18,12 @@ from kvcustody.audit.report.framework import Framework
 from kvcustody.audit.report.gaps_and_spills import GapsAndSpills
 from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.report.sample import SampleItem
+from kvcustody.audit.report.signing.report_signature import ReportSignature
 from kvcustody.audit.report.system_boundary import Boundary
 from kvcustody.audit.report.tiers import TierFacts
 from kvcustody.times import iso
 
-SCHEMA = "kvcustody/report@1"
+SCHEMA = "kvcustody/report@2"
 
 
 class ReportParameters(NamedTuple):
@@ -155,10 +156,13 @@ class Report(NamedTuple):
     losses: GapsAndSpills
     limitations: tuple[str, ...]
     tiers: TierFacts = TierFacts((), "", (), ())
+    signature: ReportSignature | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the statement about every control spelled out."""
         made: dict[str, Any] = _plain(self)
+        if self.signature is None:
+            del made["signature"]
         made["schema"] = SCHEMA
         made["rerun"] = self.rerun()
         made["statements"] = [
@@ -177,8 +181,8 @@ class Report(NamedTuple):
         return self.asked.command() + proved
 
     def digest(self) -> str:
-        """SHA-256 of `to_bytes`, hexadecimal."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+        """SHA-256 of `to_bytes` without a signature, hexadecimal: what is signed."""
+        return hashlib.sha256(self._replace(signature=None).to_bytes()).hexdigest()
 
     def statement(self, control: str) -> str:
         """What may be said of a control."""

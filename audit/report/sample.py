@@ -58,8 +58,9 @@ def draw_sample(
     size: int,
     checkpoint: int,
     tenant: str | None,
+    is_proved: bool = True,
 ) -> tuple[SampleItem, ...]:
-    """The sample of a population; raises `ProofError` where the checkpoint is not signed."""
+    """The sample of a population, its leaves with proofs where `is_proved`; raises `ProofError` where the checkpoint is not signed."""
     numbers = population.draw(seed, size)
     drawn = [population.custody(number) for number in numbers]
     places = _places(connection, population, drawn, tenant)
@@ -72,7 +73,7 @@ def draw_sample(
                 place.log,
                 place.idx,
                 *_leaf(connection, place),
-                prover.proof(place.log, place.idx),
+                prover.proof(place.log, place.idx) if is_proved else "",
             )
             for place in kept
         )

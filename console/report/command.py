@@ -18,15 +18,23 @@ from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.report.model import PolicyProof, Report, ReportedProperty, ReportParameters
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
-from kvcustody.audit.verify.verify_report import verify_report
+from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
+from kvcustody.audit.verify.report.verify_report import ReportCheck, open_report, verify_report
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.opening import snapshot
 from kvcustody.console.options import DEFAULT, At, Ledger, Since, Until, moment_us
+from kvcustody.console.report import keys as key_commands
 from kvcustody.console.report import ropa as ropa_command
+from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import FORMATS, render_all
 from kvcustody.console.report.number_format import count, percent
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, LedgerError
+from kvcustody.governance.keys.report_signing_key import (
+    read_report_key,
+    recorded_report_keys,
+    signed_report,
+)
 
 EXIT_NO = 1
 
@@ -64,6 +72,10 @@ def make(
         bool, typer.Option(help="Compute coverage a second time, from leaves alone, and compare.")
     ] = True,
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS),
+    sign_with: Annotated[
+        Path | None,
+        typer.Option(help="The file of the key that signs reports (`report enrol-key`); without it, unsigned."),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="The folder to write to; it is made where it is not there.")
     ] = Path("kvcustody-report"),
@@ -90,6 +102,9 @@ def make(
         bounds = period(connection, checkpoint, moment_us(since), moment_us(until))
         asked = ReportParameters(framework, checkpoint, *bounds, seed, sample, tenant, extends, recount)
         report = build_report(connection, asked, proof=proof, progress=tell)
+        if sign_with is not None:
+            key = read_report_key(sign_with, recorded_report_keys(connection.engine))
+            report = signed_report(connection, report, key)
         tell("writing")
         files = render_all(report, formats)
     write_files(out, files)
@@ -97,39 +112,90 @@ def make(
 
 
 @app.command(
-    epilog="Example:\n\n    kvcustody report verify q1/report.json --key ledger.vkey "
+    epilog="Examples:\n\n    kvcustody report verify q1 --key ledger.vkey --export export-1041\n\n"
+    "    kvcustody report verify q1/report.json --key ledger.vkey "
     "--digest 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 )
 def verify(
-    file: Annotated[Path, typer.Argument(help="A report.json.")],
+    file: Annotated[Path, typer.Argument(help="A report.json, or the folder of a report with all its files.")],
     *,
     key: Annotated[
         list[Path], typer.Option(help="A file with the log's public key (vkey); may be given twice.")
     ],
+    export: Annotated[
+        Path | None,
+        typer.Option(help="An export of the report's checkpoint: every figure is made again from its leaves."),
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="The ledger itself: every figure is made again from it.")
+    ] = None,
     digest: Annotated[str | None, typer.Option(help="The SHA-256 that the report should have.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a report offline, with nothing but the log's public key: its seal, the draw, every sampled leaf.
+    """Check a report: its signature, its figures against an export or the ledger, and every format's bytes.
 
-    Exit code 1 says that something is wrong with the report.
+    With nothing but the log's public key: who signed, every sampled leaf, and that the report agrees with itself. What
+    was not checked is printed, with the reason. Exit code 1 says that something is wrong with the report.
     """
     vkeys = [read_file(path).decode(errors="replace").strip() for path in key]
     for text in vkeys:
         parse_vkey(text)
-    found = verify_report(read_file(file), vkeys, expected_digest=digest)
-    if as_json:
-        print_json({**found._asdict(), "ok": found.ok})
-    else:
-        for problem in found.problems:
-            print(f"problem: {problem}")
-        verdict = "sound" if found.ok else "not sound"
-        print(
-            f"{verdict}: {found.leaves} sampled leaves, checkpoint {found.checkpoint}, SHA-256 {found.digest}"
-        )
+    folder = file if file.is_dir() else None
+    data = read_file(file / "report.json" if folder else file)
+    again, wrong = _again(data, vkeys, export, ledger)
+    found = verify_report(data, vkeys, expected_digest=digest, again=again)
+    compared: tuple[str, ...] = ()
+    if folder is not None and not wrong and not found.problems:
+        compared, more = differing_files(folder, open_report(data))
+        wrong += more
+    found = found._replace(problems=(*wrong, *found.problems))
+    _tell(found, compared, as_json)
     if not found.ok:
         raise typer.Exit(EXIT_NO)
 
 
+def _again(
+    data: bytes, vkeys: list[str], export: Path | None, ledger: str | None
+) -> tuple[MadeAgain | None, list[str]]:
+    """The report made again from what was given; why it could not be, as a problem."""
+    if export is None and ledger is None:
+        return None, []
+    try:
+        stated = open_report(data)
+        if export is not None:
+            return again_from_export(export, stated, vkeys), []
+        assert ledger is not None
+        with snapshot(ledger) as connection:
+            return again_from_ledger(connection, stated), []
+    except (LedgerError, ConfigError) as problem:
+        return None, [f"its figures cannot be made again: {problem.message}"]
+
+
+def _tell(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        unchecked = [each._asdict() for each in found.unchecked]
+        print_json({**found._asdict(), "unchecked": unchecked, "formats": list(compared), "ok": found.ok})
+        return
+    for problem in found.problems:
+        print(f"problem: {problem}")
+    for each in found.unchecked:
+        print(f"not checked: {each.path}: {each.why}")
+    signed = f"signed by {found.signed_by}" if found.signed_by else "not signed"
+    again = f", every figure made again from {found.source}" if found.source else ""
+    formats = f", {', '.join(compared)} the same byte for byte" if compared else ""
+    verdict = "sound, but for what was not checked" if found.ok else "not sound"
+    print(
+        f"{verdict}: {signed}{again}{formats}, {found.leaves} sampled leaves, checkpoint {found.checkpoint}, "
+        f"SHA-256 {found.digest}"
+    )
+
+
+app.command(
+    name="enrol-key", epilog="Example:\n\n    kvcustody report enrol-key kvcustody-report.key --actor dana"
+)(key_commands.enrol_key)
+app.command(
+    name="rotate-key", epilog="Example:\n\n    kvcustody report rotate-key kvcustody-report.key --actor dana"
+)(key_commands.rotate_key)
 app.command(name="ropa", epilog=ropa_command.EPILOG)(ropa_command.ropa)
 
 

@@ -34,7 +34,8 @@ from kvcustody.console.report.page_model import (
 from kvcustody.errors import ConfigError
 from kvcustody.times import iso
 
-FORMATS = ("html", "pdf", "json", "oscal")
+FILES = {"html": "report.html", "pdf": "report.pdf", "json": "report.json", "oscal": "oscal.json"}
+FORMATS = tuple(FILES)
 _ROLES = ("Prepared by", "Reviewed by", "Management response", "Auditor")
 
 
@@ -153,13 +154,24 @@ def _recount(report: Report) -> Section:
     return Section("Recount from leaves", tuple(blocks))
 
 
+def _signature(report: Report) -> list[tuple[str, str]]:
+    """One digest and one signature in every format."""
+    signature = report.signature
+    if signature is None:
+        return [("signature", "none: no key signed this report, so anybody may have written it")]
+    return [
+        ("signed by", signature.key),
+        ("signature over the digest", f"{signature.key_id} {signature.data}"),
+    ]
+
+
 def _sign_off(report: Report) -> Section:
     return Section(
         "Sign-off and re-run",
         (
             Paragraph("The same command on the same ledger gives the same bytes:"),
             Literal(report.rerun().replace(" --", " \\\n  --")),
-            Facts([("expected SHA-256 of report.json", report.digest())]),
+            Facts([("SHA-256 of the report without its signature", report.digest()), *_signature(report)]),
             Signatures(_ROLES),
         ),
     )

@@ -45,6 +45,7 @@ def assessment_results(report: Report) -> bytes:
                 _prop("software-version", report.version),
                 _prop("checkpoint-root", boundary.checkpoint.root),
                 _prop("report-sha-256", digest),
+                *_signature(report),
             ],
             "remarks": "Evidence for assessors. No target is stated to be satisfied or not satisfied.",
         },
@@ -98,6 +99,17 @@ def assessment_results(report: Report) -> bytes:
         },
     }
     return orjson.dumps({"assessment-results": body}, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def _signature(report: Report) -> list[dict[str, str]]:
+    """The report's own signature, as every format has it."""
+    signature = report.signature
+    if signature is None:
+        return []
+    return [
+        _prop("report-key", signature.key),
+        _prop("report-signature", f"{signature.key_id} {signature.data}"),
+    ]
 
 
 def control_id(text: str) -> str:

@@ -27,7 +27,7 @@ from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.wording import refused_words
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.verify.verify_report import verify_report
+from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.console.report.document import page_of, render_all

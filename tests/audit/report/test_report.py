@@ -37,7 +37,7 @@ from kvcustody.audit.report.wording import refused_words
 from kvcustody.audit.retention.sqlite_to_postgres import move_ledger
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.verify_export import verify_export
-from kvcustody.audit.verify.verify_report import verify_report
+from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.clock import SystemClock
@@ -62,7 +62,7 @@ class Sealed:
 
     def report(self, **changes: Any) -> Report:
         with self.engine.connect() as connection:
-            return build_report(connection, self.asked(**changes))
+            return report_ledger.signed(connection, build_report(connection, self.asked(**changes)))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,8 @@ def test_a_report_repeats_byte_for_byte_and_on_postgresql(
     beside()
     assert sealed.report(sample=8).to_bytes() == first["report.json"]
     with postgres_store.connect() as connection:
-        again = render_all(build_report(connection, sealed.asked(sample=8)))
+        made = build_report(connection, sealed.asked(sample=8))
+        again = render_all(report_ledger.signed(connection, made))
     assert sorted(first) == ["oscal.json", "report.html", "report.json", "report.pdf"]
     assert {name: hashlib.sha256(data).hexdigest() for name, data in again.items()} == {
         name: hashlib.sha256(data).hexdigest() for name, data in first.items()
@@ -238,7 +239,7 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
     data = report_file.read_bytes()
     body = json.loads(data)
     assert verify_export(export, [key_text]).ok, "the leaves are what the key signed"
-    check = verify_report(data, [key_text], expected_digest=hashlib.sha256(data).hexdigest())
+    check = verify_report(data, [key_text], expected_digest=sealed.report().digest())
     assert check.ok, check.problems
     assert check.leaves == sum(len(item["leaves"]) for item in body["sample"]) > 50
     manifest = json.loads((export / "manifest.json").read_text())
