@@ -26,7 +26,7 @@ from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
-from kvcustody.files import sync_path
+from kvcustody.governance.keys.checkpoint_signing_key import finish_handover, next_file, take_over
 from kvcustody.governance.ledger_protocol import Ledger
 
 NAME_END = "/report"  # a report key is named as its ledger, and this
@@ -72,7 +72,7 @@ def read_report_key(path: Path, periods: Sequence[KeyPeriod]) -> SigningKey:
         raise ConfigError(
             "no key signs reports of this ledger; `kvcustody report enrol-key` makes one, on record"
         )
-    _finish(path, periods)
+    finish_handover(path, periods)
     if not path.exists():
         raise ConfigError(f"`{path}` does not exist; give the file of key `{periods[-1].key}`", path=path)
     key = read_signing_key(path)
@@ -93,7 +93,7 @@ def rotate_report_key(
     handover could not be recorded; the old key then goes on.
     """
     old = read_report_key(path, recorded_report_keys(engine))
-    fresh = _next(path)
+    fresh = next_file(path)
     fresh.unlink(missing_ok=True)
     new = create_signing_key(fresh, old.name, kind or old.kind)
     with engine.connect() as connection:
@@ -105,34 +105,10 @@ def rotate_report_key(
             clock.now_us(), "rotated", str(new.verifier), base64.b64encode(record).decode(), actor
         )
     )
-    _take_over(path, old)
+    take_over(path, old)
     return new
 
 
 def signed_report(connection: Connection, report: Report, key: SigningKey) -> Report:
     """The report with its signature; raises as `sign_digest`."""
     return report._replace(signature=sign_digest(connection, report.digest(), key))
-
-
-def _finish(path: Path, periods: Sequence[KeyPeriod]) -> None:
-    """What an interrupted handover left: the new key takes over where the ledger names it, and is dropped else."""
-    fresh = _next(path)
-    if not fresh.exists():
-        return
-    if read_signing_key(fresh).verifier == periods[-1].key:
-        _take_over(path, read_signing_key(path) if path.exists() else None)
-    else:
-        fresh.unlink()
-
-
-def _take_over(path: Path, old: SigningKey | None) -> None:
-    if old is not None:
-        kept = path.with_name(f"{path.name}.{old.verifier.key_id.hex()}")
-        if not kept.exists():
-            kept.hardlink_to(path)
-    _next(path).replace(path)
-    sync_path(path.parent)
-
-
-def _next(path: Path) -> Path:
-    return path.with_name(path.name + ".next")
