@@ -200,7 +200,9 @@ def leaves_of(event: Event, row: msgspec.Struct) -> list[bytes]:
 def _fitting(event: Event, row: Any) -> list[bytes]:
     """A leaf, or the same event over several leaves, each filled close to the limit."""
     whole = _encode(row)
-    limit = HANDOVER_BYTES_MAX if isinstance(event, (ReportKeyRecorded, SigningKeyRecorded)) else LEAF_BYTES_MAX
+    limit = (
+        HANDOVER_BYTES_MAX if isinstance(event, (ReportKeyRecorded, SigningKeyRecorded)) else LEAF_BYTES_MAX
+    )
     if len(whole) <= limit:
         return [whole]
     schema = SCHEMAS[type(event)]

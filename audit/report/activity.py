@@ -1,21 +1,20 @@
-"""What was recorded in the period: leaves by kind, decisions, erasures, orphan findings.
+"""What was recorded in the period: leaves by kind, erasures, orphan findings.
 
 1. Counts are of leaves in the state of the checkpoint whose `at_us` is in the period; of one tenant, of its own log.
+   Decisions are counted when they were made (`sections.decisions`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, true
 
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.ledger import (
-    decisions,
     erasure_results,
     erasures,
-    hit_counters,
     logs,
     orphan_findings,
 )
@@ -26,14 +25,6 @@ class KindCount(NamedTuple):
 
     kind: str
     leaves: int
-
-
-class DecisionCount(NamedTuple):
-    """Reuse that was permitted or denied, by rule, as counted and as recorded one by one."""
-
-    effect: str
-    rule: str
-    requests: int
 
 
 class ReportedErasure(NamedTuple):
@@ -63,7 +54,6 @@ class Activity(NamedTuple):
     """All of it."""
 
     kinds: tuple[KindCount, ...]
-    decisions: tuple[DecisionCount, ...]
     erasures: tuple[ReportedErasure, ...]
     findings: tuple[FindingCount, ...]
 
@@ -89,7 +79,6 @@ def read_activity(
         kinds[item.kind] = kinds.get(item.kind, 0) + item.in_period
     return Activity(
         tuple(KindCount(kind, leaves) for kind, leaves in sorted(kinds.items()) if leaves),
-        tuple(sorted(_decisions(connection, within(hit_counters), within(decisions)))),
         tuple(_erasures(connection, within(erasures), as_of)),
         _findings(connection, within(orphan_findings)),
     )
@@ -99,24 +88,6 @@ def _own_log(connection: Connection, tenant: str | None) -> int | None:
     if tenant is None:
         return None
     return connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}")) or -1
-
-
-def _decisions(
-    connection: Connection, counted: ColumnElement[bool], single: ColumnElement[bool]
-) -> list[DecisionCount]:
-    totals: dict[tuple[str, str], int] = {}
-    queries: tuple[Any, ...] = (
-        select(hit_counters.c.effect, hit_counters.c.rule, func.sum(hit_counters.c.requests))
-        .where(counted)
-        .group_by(hit_counters.c.effect, hit_counters.c.rule),
-        select(decisions.c.effect, decisions.c.rule, func.count())
-        .where(single)
-        .group_by(decisions.c.effect, decisions.c.rule),
-    )
-    for query in queries:
-        for effect, rule, requests in connection.execute(query):
-            totals[effect, rule] = totals.get((effect, rule), 0) + int(requests)
-    return [DecisionCount(*key, number) for key, number in totals.items()]
 
 
 def _erasures(connection: Connection, within: ColumnElement[bool], as_of: AsOf) -> list[ReportedErasure]:

@@ -43,6 +43,8 @@ from kvcustody.audit.report.model import (
 from kvcustody.audit.report.population import CustodyPopulation
 from kvcustody.audit.report.reconciliation import reconcile
 from kvcustody.audit.report.sample import draw_sample
+from kvcustody.audit.report.sections.decisions import read_decisions
+from kvcustody.audit.report.sections.read_back import read_back
 from kvcustody.audit.report.system_boundary import read_boundary
 from kvcustody.audit.report.tiers import read_tiers
 from kvcustody.audit.schema.ledger import events
@@ -172,6 +174,8 @@ def _build(
         activity=read_activity(
             connection, state, overview, asked.since_us, asked.until_us, tenant=asked.tenant
         ),
+        decided=read_decisions(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant),
+        read_back=read_back(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant),
         losses=read_gaps_and_spills(connection, state, overview, tenant=asked.tenant),
         limitations=(),
         tiers=read_tiers(

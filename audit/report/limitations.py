@@ -35,6 +35,13 @@ def limitations(report: Report) -> tuple[str, ...]:
         made.append(
             f"{total.sampled_bytes:,} bytes were verified by samples; the blocks not read are not verified."
         )
+    asleep = sum(row.receipts_unread for row in report.read_back if row.level == "sampled")
+    if asleep:
+        meant = sum(row.receipts for row in report.read_back if row.level == "sampled")
+        made.append(
+            f"{asleep:,} of {meant:,} receipts of level sampled read none of their blocks: these are counted as not "
+            "read back."
+        )
     if boundary.witnessed.age_us is None:
         made.append(f"{UNWITNESSED[:1].upper()}{UNWITNESSED[1:]}.")
     if report.proof is None:

@@ -18,6 +18,8 @@ from kvcustody.audit.report.framework import Framework
 from kvcustody.audit.report.gaps_and_spills import GapsAndSpills
 from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.report.sample import SampleItem
+from kvcustody.audit.report.sections.decisions import Decided
+from kvcustody.audit.report.sections.read_back import ReadBack
 from kvcustody.audit.report.signing.report_signature import ReportSignature
 from kvcustody.audit.report.system_boundary import Boundary
 from kvcustody.audit.report.tiers import TierFacts
@@ -153,6 +155,8 @@ class Report(NamedTuple):
     exceptions: tuple[Exceptional, ...]
     exceptions_left_out: int
     activity: Activity
+    decided: Decided
+    read_back: tuple[ReadBack, ...]
     losses: GapsAndSpills
     limitations: tuple[str, ...]
     tiers: TierFacts = TierFacts((), "", (), ())

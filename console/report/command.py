@@ -74,7 +74,9 @@ def make(
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS),
     sign_with: Annotated[
         Path | None,
-        typer.Option(help="The file of the key that signs reports (`report enrol-key`); without it, unsigned."),
+        typer.Option(
+            help="The file of the key that signs reports (`report enrol-key`); without it, unsigned."
+        ),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="The folder to write to; it is made where it is not there.")
@@ -117,14 +119,18 @@ def make(
     "--digest 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 )
 def verify(
-    file: Annotated[Path, typer.Argument(help="A report.json, or the folder of a report with all its files.")],
+    file: Annotated[
+        Path, typer.Argument(help="A report.json, or the folder of a report with all its files.")
+    ],
     *,
     key: Annotated[
         list[Path], typer.Option(help="A file with the log's public key (vkey); may be given twice.")
     ],
     export: Annotated[
         Path | None,
-        typer.Option(help="An export of the report's checkpoint: every figure is made again from its leaves."),
+        typer.Option(
+            help="An export of the report's checkpoint: every figure is made again from its leaves."
+        ),
     ] = None,
     ledger: Annotated[
         str | None, typer.Option(help="The ledger itself: every figure is made again from it.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from kvcustody.audit.report.model import Report
+from kvcustody.audit.report.sections.decisions import MEANINGS
 from kvcustody.console.report.number_format import count, duration, moment, second, several
 from kvcustody.console.report.page_model import Block, Facts, Paragraph, Section, Table
 
@@ -126,12 +127,7 @@ def activity_section(report: Report) -> Section:
     """Decisions, erasures, orphan findings and recorded events of the period."""
     activity = report.activity
     blocks: list[Block] = [
-        Table(
-            ("decision", "rule", "requests"),
-            [(item.effect, item.rule, count(item.requests)) for item in activity.decisions[:_LISTED]]
-            or [("none recorded", "", "")],
-            left=2,
-        ),
+        *_decisions(report),
         Table(
             (
                 "erasure",
@@ -171,6 +167,47 @@ def activity_section(report: Report) -> Section:
         Table(("recorded events", "leaves"), [(item.kind, count(item.leaves)) for item in activity.kinds]),
     ]
     return Section("Decisions, erasures, orphans, recorded events", tuple(blocks))
+
+
+def _decisions(report: Report) -> list[Block]:
+    """What was decided by which rule, beside the residencies that followed, each word explained."""
+    decided = report.decided
+    return [
+        Facts(list(MEANINGS.items())),
+        Table(
+            ("decision", "action", "rule", "requests", "straddling"),
+            [
+                (
+                    *(item.effect, item.action, item.rule),
+                    *(count(item.requests), count(item.straddling)),
+                )
+                for item in decided.counts[:_LISTED]
+            ]
+            or [("none recorded", "", "", "", "")],
+            left=3,
+        ),
+        *_more(len(decided.counts) - _LISTED, "decisions"),
+        Table(
+            ("permitted by", "residencies", "of these with a hit at their opening"),
+            [
+                (item.rules, count(item.residencies), count(item.attached))
+                for item in decided.residencies[:_LISTED]
+            ]
+            or [("none opened", "", "")],
+            left=1,
+        ),
+        *_more(len(decided.residencies) - _LISTED, "sets of rules"),
+        Table(
+            ("identity", "left", "right", "holds"),
+            [
+                (item.name, count(item.left), count(item.right), "yes" if item.holds else "no")
+                for item in decided.balances
+            ],
+            left=1,
+            widths=(0.6, 0.15, 0.15, 0.1),
+            bad=frozenset(place for place, item in enumerate(decided.balances) if not item.holds),
+        ),
+    ]
 
 
 def losses_section(report: Report) -> Section:

@@ -33,7 +33,7 @@ INK, SOFT, LINE, TINT, GOOD, BAD = "#1c2126", "#59626b", "#c9ced2", "#f3f4f2", "
 SERIES = {1: "#2a6f97", 2: "#e08e2b", 3: "#8a5a9e", 4: "#b5483a", 5: "#8c979f"}
 _MARKS = {"": INK, "good": GOOD, "bad": BAD, "quiet": SOFT}
 _GAP = "&nbsp;" * 3
-_ROOM = 120  # points that a section wants below its heading; else it begins a page
+_ROOM = 190  # points that a section wants below its heading; else it begins a page
 _FACTS_WHOLE = 12  # so many are not divided between pages
 _TABLE_ROOM = 72  # points for a table's lead, its head and two rows
 

@@ -55,11 +55,7 @@ def open_report_key(
     periods = recorded_report_keys(engine)
     if periods:
         return read_report_key(path, periods)
-    key = (
-        read_signing_key(path)
-        if path.exists()
-        else create_signing_key(path, f"{origin}{NAME_END}", kind)
-    )
+    key = read_signing_key(path) if path.exists() else create_signing_key(path, f"{origin}{NAME_END}", kind)
     if key.name != f"{origin}{NAME_END}":
         raise ConfigError(f"`{path}` holds key `{key.name}`, not `{origin}{NAME_END}`", path=path)
     ledger.submit_durable(ReportKeyRecorded(clock.now_us(), "made", str(key.verifier), "", actor))

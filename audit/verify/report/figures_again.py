@@ -140,9 +140,7 @@ def _seal(connection: Connection, manifest: ExportManifest, stated: Report) -> N
     ]
     point = stated.boundary.checkpoint
     connection.execute(insert(root_leaves), heads)
-    connection.execute(
-        insert(checkpoints).values(size=point.size, root=manifest.root.root, at_us=last)
-    )
+    connection.execute(insert(checkpoints).values(size=point.size, root=manifest.root.root, at_us=last))
     connection.execute(
         insert(signed_checkpoints).values(size=point.size, note=point.note.encode(), at_us=point.signed_us)
     )

@@ -18,7 +18,7 @@ _VERDICTS = ("in_time", "late", "failed", "missing", "unproven", "overdue")
 def disagreements(report: Report) -> list[str]:
     """Every identity that does not hold."""
     found: list[str] = []
-    for each in (_framework, _checkpoint, _coverage, _parts, _population, _tiers, _follows):
+    for each in (_framework, _checkpoint, _coverage, _parts, _population, _tiers, _read, _follows):
         found += each(report)
     return found
 
@@ -98,6 +98,15 @@ def _tiers(report: Report) -> Iterator[str]:
         verdicts = row.covered + row.late + row.open + row.unproven + row.disputed
         if verdicts != row.due or not 0 <= row.waiting <= row.open:
             yield f"verdicts of copies in tier `{row.tier}` do not add up to what was due"
+
+
+def _read(report: Report) -> Iterator[str]:
+    for row in report.read_back:
+        if row.receipts_unread > row.receipts or row.blocks_read > row.blocks or row.bytes_read > row.bytes:
+            yield f"more was read back than receipts of level `{row.level}` have"
+    for balance in report.decided.balances:
+        if balance.right != sum(item.residencies for item in report.decided.residencies):
+            yield "residencies by rule are not those of the identity"
 
 
 def _follows(report: Report) -> Iterator[str]:

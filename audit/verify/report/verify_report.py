@@ -44,7 +44,9 @@ ALONE = (
     ("sample", "verdicts of drawn custodies, but for the leaves that are proved"),
     ("exceptions", "what is not covered, and of whom"),
     ("exceptions_left_out", "how many groups are not listed"),
-    ("activity", "decisions, erasures, findings and recorded events"),
+    ("activity", "erasures, findings and recorded events"),
+    ("decided", "decisions and residencies by rule"),
+    ("read_back", "what was read back"),
     ("losses", "gaps and spills"),
     ("tiers", "copies off the device"),
     ("proof", "the policy's proof"),
@@ -98,7 +100,13 @@ def verify_report(
         problems.append(f"the report cannot be checked: {text}")
         return ReportCheck(digest, size, leaves, tuple(problems))
     return ReportCheck(
-        digest, size, leaves, tuple(problems), _unchecked(report, again), signed_by, again.source if again else ""
+        digest,
+        size,
+        leaves,
+        tuple(problems),
+        _unchecked(report, again),
+        signed_by,
+        again.source if again else "",
     )
 
 
@@ -159,7 +167,8 @@ def _unchecked(report: Report, again: MadeAgain | None) -> tuple[Unchecked, ...]
 
 
 _REPLACED_KEY = Unchecked(
-    "signature.enrolments", "whether the report's key had been replaced by then: the whole system log shows it"
+    "signature.enrolments",
+    "whether the report's key had been replaced by then: the whole system log shows it",
 )
 
 

@@ -24,10 +24,10 @@ from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.model import Report, ReportParameters
+from kvcustody.audit.report.signing.read_report import report_of
 from kvcustody.audit.report.wording import refused_words
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.report.signing.read_report import report_of
 from kvcustody.audit.verify.report.verify_report import UNSIGNED, verify_report
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
@@ -146,7 +146,6 @@ def test_a_report_whose_verdicts_do_not_add_up_is_refused(told: Told) -> None:
     body["tiers"]["rows"][0]["covered"] += 1
     found = verify_report(report_of(body).to_bytes(), [VKEY])
     assert any("do not add up" in problem for problem in found.problems)
-
 
 
 def run(*arguments: str, code: int = 0) -> str:

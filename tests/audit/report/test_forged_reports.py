@@ -38,9 +38,7 @@ class Signed:
         write_export(self.folder, LedgerSource(engine), made_at_us=1)
         with engine.connect() as connection:
             size = newest_checkpoint(connection)
-            self.asked = ReportParameters(
-                "cc-fdp-rip", size, *period(connection, size, None, None), sample=4
-            )
+            self.asked = ReportParameters("cc-fdp-rip", size, *period(connection, size, None, None), sample=4)
             self.report = report_ledger.signed(connection, build_report(connection, self.asked))
         self.data = self.report.to_bytes()
         self.body: dict[str, Any] = json.loads(self.data)
@@ -90,7 +88,7 @@ def test_without_the_ledger_it_says_what_it_did_not_check(signed: Signed) -> Non
 def test_decisions_limitations_a_witness_and_totals_that_were_made_up(signed: Signed) -> None:
     """The four that were sound before, each by itself: by who has no key, and by who has the report's."""
     for name, change in {
-        "decisions": lambda body: body["activity"]["decisions"][0].update(requests=999_999),
+        "decisions": lambda body: body["decided"]["counts"][0].update(requests=999_999),
         "limitations": lambda body: body.update(limitations=["None."]),
         "a witness": lambda body: body["boundary"]["witnessed"].update(
             witnesses=["witness.example"], size=1, age_us=5
@@ -185,9 +183,7 @@ def test_the_control_without_the_comparison_forgeries_survive(
     signed: Signed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifying, "_differences", lambda *_: [])
-    survived = [
-        seed for seed in range(60) if survives(signed, *forge(signed.body, random.Random(seed)))
-    ]
+    survived = [seed for seed in range(60) if survives(signed, *forge(signed.body, random.Random(seed)))]
     assert len(survived) > 5
 
 

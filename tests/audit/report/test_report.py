@@ -36,8 +36,8 @@ from kvcustody.audit.report.population import VERDICTS
 from kvcustody.audit.report.wording import refused_words
 from kvcustody.audit.retention.sqlite_to_postgres import move_ledger
 from kvcustody.audit.tlog.proofs import ProofError
-from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.audit.verify.report.verify_report import verify_report
+from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.clock import SystemClock

@@ -55,7 +55,9 @@ class Ledger:
 
 
 @pytest.fixture
-def ledger(store: Engine, make_writer: Callable[..., Any], world: Callable[..., Any], tmp_path: Path) -> Ledger:
+def ledger(
+    store: Engine, make_writer: Callable[..., Any], world: Callable[..., Any], tmp_path: Path
+) -> Ledger:
     return Ledger(store, make_writer(store), world, tmp_path)
 
 
@@ -76,11 +78,15 @@ def test_a_key_that_handed_over_signs_nothing_newer(ledger: Ledger, monkeypatch:
     assert signature is not None and made.signature is not None
     from kvcustody.audit.report.signing import report_signature
 
-    monkeypatch.setattr(report_signature, "enrolment_leaves", enrolled_first(report_signature.enrolment_leaves))
+    monkeypatch.setattr(
+        report_signature, "enrolment_leaves", enrolled_first(report_signature.enrolment_leaves)
+    )
     forged = ledger.report(ledger.old, after)
     monkeypatch.undo()
     whole = forged._replace(signature=forged.signature._replace(enrolments=made.signature.enrolments))  # type: ignore[union-attr]
-    assert any("no leaf of the ledger names" in text or "handed over" in text for text in ledger.problems(whole))
+    assert any(
+        "no leaf of the ledger names" in text or "handed over" in text for text in ledger.problems(whole)
+    )
     told = verify_report(forged.to_bytes(), [str(ledger.log_key.verifier)])
     assert told.ok and "signature.enrolments" in {each.path for each in told.unchecked}
 
