@@ -14,12 +14,15 @@ import orjson
 from kvcustody.audit.coverage.recount_process import Difference
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.report.activity import Activity
-from kvcustody.audit.report.framework import Framework
+from kvcustody.audit.report.framework import Control, Framework
 from kvcustody.audit.report.gaps_and_spills import GapsAndSpills
+from kvcustody.audit.report.opinion.opinion_model import Opinion, Response
 from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.report.sample import SampleItem
 from kvcustody.audit.report.sections.decisions import Decided
 from kvcustody.audit.report.sections.read_back import ReadBack
+from kvcustody.audit.report.sections.signature_window import NO_WINDOW, SignatureWindow
+from kvcustody.audit.report.sections.storage_limitation import StorageRow
 from kvcustody.audit.report.signing.report_signature import ReportSignature
 from kvcustody.audit.report.system_boundary import Boundary
 from kvcustody.audit.report.tiers import TierFacts
@@ -160,6 +163,11 @@ class Report(NamedTuple):
     losses: GapsAndSpills
     limitations: tuple[str, ...]
     tiers: TierFacts = TierFacts((), "", (), ())
+    storage: tuple[StorageRow, ...] = ()
+    window: SignatureWindow = NO_WINDOW
+    unscanned: tuple[str, ...] = ()  # workers at work in the period whose pools no scan for orphans looked at
+    responses: tuple[Response, ...] = ()
+    opinion: Opinion = Opinion("", 0, 0, 0, ())
     signature: ReportSignature | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -170,8 +178,7 @@ class Report(NamedTuple):
         made["schema"] = SCHEMA
         made["rerun"] = self.rerun()
         made["statements"] = [
-            {"control": control.id, "statement": self.statement(control.id)}
-            for control in self.framework.controls
+            {"control": control.id, "statement": self.statement(control.id)} for control in self.cited()
         ]
         return made
 
@@ -182,11 +189,17 @@ class Report(NamedTuple):
     def rerun(self) -> str:
         """The command that makes this report again."""
         proved = "" if self.proof is None else f" --policy {self.proof.policy}.yaml"
-        return self.asked.command() + proved
+        answered = " --responses responses.toml" if self.responses else ""
+        return self.asked.command() + proved + answered
 
     def digest(self) -> str:
         """SHA-256 of `to_bytes` without a signature, hexadecimal: what is signed."""
         return hashlib.sha256(self._replace(signature=None).to_bytes()).hexdigest()
+
+    def cited(self) -> tuple[Control, ...]:
+        """The controls that it is evidence for: replayed history says nothing of any clock."""
+        every = self.framework.controls
+        return tuple(each for each in every if not each.clock) if self.boundary.history else every
 
     def statement(self, control: str) -> str:
         """What may be said of a control."""

@@ -60,7 +60,7 @@ def draw_sample(
     tenant: str | None,
     is_proved: bool = True,
 ) -> tuple[SampleItem, ...]:
-    """The sample of a population, its leaves with proofs where `is_proved`; raises `ProofError` where the checkpoint is not signed."""
+    """The sample of a population, its leaves with proofs where `is_proved`; raises `ProofError` for an unsigned state."""
     numbers = population.draw(seed, size)
     drawn = [population.custody(number) for number in numbers]
     places = _places(connection, population, drawn, tenant)

@@ -16,6 +16,7 @@ from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.report.model import PolicyProof, Report, ReportedProperty, ReportParameters
+from kvcustody.audit.report.opinion.read_responses import read_responses
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
@@ -29,6 +30,7 @@ from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import FORMATS, render_all
 from kvcustody.console.report.number_format import count, percent
+from kvcustody.console.report.opinion_pages import share_text
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.report_signing_key import (
     read_report_key,
@@ -68,6 +70,10 @@ def make(
         int | None, typer.Option(help="An earlier report's checkpoint: a proof that this one extends it.")
     ] = None,
     policy: Annotated[Path | None, typer.Option(help="The policy to prove for the report (YAML).")] = None,
+    responses: Annotated[
+        Path | None,
+        typer.Option(help="What people answered to exceptions (TOML: id, owner, date, response, ...)."),
+    ] = None,
     recount: Annotated[
         bool, typer.Option(help="Compute coverage a second time, from leaves alone, and compare.")
     ] = True,
@@ -94,6 +100,7 @@ def make(
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
     load_framework(framework)
     proof = None if policy is None else prove_policy(policy)
+    answers = () if responses is None else read_responses(read_file(responses).decode(errors="replace"))
     with snapshot(ledger) as connection, _telling() as tell:
         tenant = known_tenant(connection, tenant)
         checkpoint = (
@@ -103,7 +110,7 @@ def make(
         )
         bounds = period(connection, checkpoint, moment_us(since), moment_us(until))
         asked = ReportParameters(framework, checkpoint, *bounds, seed, sample, tenant, extends, recount)
-        report = build_report(connection, asked, proof=proof, progress=tell)
+        report = build_report(connection, asked, proof=proof, progress=tell, responses=answers)
         if sign_with is not None:
             key = read_report_key(sign_with, recorded_report_keys(connection.engine))
             report = signed_report(connection, report, key)
@@ -259,12 +266,14 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
                 "checkpoint": report.asked.checkpoint,
                 "population": {"custodies": report.population.custodies, "digest": report.population.digest},
                 "total": report.total._asdict(),
+                "opinion": report.opinion.kind,
                 "balances": [{**item._asdict(), "holds": item.holds} for item in report.population.balances],
                 "recount_agrees": None if report.recount is None else not report.recount.differences,
             }
         )
         return
     total = report.total
+    print(f"the opinion is {report.opinion.kind}: {share_text(report.opinion)} of what was due")
     print(
         f"{percent(total.covered, total.due)} of {count(total.due)} units due ended in time with evidence; "
         f"{count(total.due - total.covered)} exceptions, {count(report.losses.gaps)} gaps"

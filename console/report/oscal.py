@@ -45,6 +45,8 @@ def assessment_results(report: Report) -> bytes:
                 _prop("software-version", report.version),
                 _prop("checkpoint-root", boundary.checkpoint.root),
                 _prop("report-sha-256", digest),
+                _prop("opinion", report.opinion.kind),
+                *([_prop("history", report.boundary.history)] if report.boundary.history else []),
                 *_signature(report),
             ],
             "remarks": "Evidence for assessors. No target is stated to be satisfied or not satisfied.",
@@ -62,8 +64,7 @@ def assessment_results(report: Report) -> bytes:
                     "control-selections": [
                         {
                             "include-controls": [
-                                {"control-id": control_id(control.id)}
-                                for control in report.framework.controls
+                                {"control-id": control_id(control.id)} for control in report.cited()
                             ]
                         }
                     ]
@@ -72,7 +73,7 @@ def assessment_results(report: Report) -> bytes:
                     _observation(
                         report, control, name(f"observation {control.id}"), collected, name("report")
                     )
-                    for control in report.framework.controls
+                    for control in report.cited()
                 ],
             }
         ],

@@ -2,8 +2,8 @@
 
 1. Of an export every figure is made from leaves: they are written into an empty ledger of the reader's own, and the
    report is built on that. What no leaf says (`NOT_IN_LEAVES`) is taken from the report, and is unchecked.
-2. An export counts where `verify_export` found nothing wrong, it holds every log whole with the root log's openings, and
-   its checkpoint is the report's.
+2. An export counts where `verify_export` found nothing wrong, it holds every log whole with the root log's openings,
+   and its checkpoint is the report's.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ NOT_IN_LEAVES = (
     Unchecked("boundary.checkpoint.signed_us", "when the checkpoint was signed is in no leaf"),
     Unchecked("boundary.extends", "the earlier checkpoint is not in the export"),
     Unchecked("boundary.consistency", "the earlier checkpoint is not in the export"),
+    Unchecked("window", "when leaves were signed is in no leaf"),
     Unchecked("asked.extends", "the earlier checkpoint is not in the export"),
 )
+RESPONSES = Unchecked("responses", "what people answered to exceptions is in no leaf")
 PROOF = Unchecked("proof", "the policy was not given: prove it again with `--policy`")
 
 
 def again_from_ledger(connection: Connection, stated: Report) -> MadeAgain:
     """The report again, from the ledger that it is of; raises as `build_report`."""
-    made = build_report(connection, stated.asked, proof=stated.proof)
+    made = build_report(connection, stated.asked, proof=stated.proof, responses=stated.responses)
     return MadeAgain(made, "the ledger", _of_proof(stated))
 
 
@@ -75,14 +77,17 @@ def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> Mad
             _fill(engine, folder, manifest, stated)
             asked = stated.asked._replace(extends=None)
             with engine.connect() as connection:
-                made = build_report(connection, asked, proof=stated.proof, is_proved=False)
+                made = build_report(
+                    connection, asked, proof=stated.proof, is_proved=False, responses=stated.responses
+                )
         finally:
             engine.dispose()
     return MadeAgain(_with_seal(made, stated), "the export", (*NOT_IN_LEAVES, *_of_proof(stated)))
 
 
 def _of_proof(stated: Report) -> tuple[Unchecked, ...]:
-    return () if stated.proof is None else (PROOF, Unchecked("rerun", "it names the policy's file"))
+    made = () if stated.proof is None else (PROOF, Unchecked("rerun", "it names the policy's file"))
+    return (RESPONSES, *made)
 
 
 def _whole(folder: Path, stated: Report, vkeys: Sequence[str]) -> ExportManifest:
@@ -152,6 +157,7 @@ def _with_seal(made: Report, stated: Report) -> Report:
     point = boundary.checkpoint._replace(at_us=sealed.checkpoint.at_us)
     return made._replace(
         asked=stated.asked,
+        window=stated.window,
         boundary=boundary._replace(
             checkpoint=point,
             witnessed=sealed.witnessed,

@@ -9,6 +9,7 @@ from kvcustody.audit.report.exceptions import MEANINGS
 from kvcustody.audit.report.framework import load_framework
 from kvcustody.audit.report.limitations import limitations
 from kvcustody.audit.report.model import Report
+from kvcustody.audit.report.opinion.opinion import opinion_of
 from kvcustody.audit.report.population import draw
 from kvcustody.errors import ConfigError
 
@@ -110,5 +111,7 @@ def _read(report: Report) -> Iterator[str]:
 
 
 def _follows(report: Report) -> Iterator[str]:
+    if report.opinion != opinion_of(report):
+        yield "the opinion is not the one that follows from the report's own facts"
     if report.limitations != limitations(report):
         yield "the limitations are not those that follow from the report's own facts"

@@ -48,6 +48,11 @@ ALONE = (
     ("decided", "decisions and residencies by rule"),
     ("read_back", "what was read back"),
     ("losses", "gaps and spills"),
+    ("storage", "ages and limits of each classification"),
+    ("window", "the longest time between a leaf and its signature"),
+    ("unscanned", "which pools were not scanned"),
+    ("responses", "what people answered"),
+    ("opinion", "whether the facts are those that it follows from"),
     ("tiers", "copies off the device"),
     ("proof", "the policy's proof"),
 )

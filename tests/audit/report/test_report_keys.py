@@ -36,7 +36,7 @@ class Ledger:
         self.log_key = SigningKey.generate(ORIGIN)
         self.memory = folder / "signed"
         self.old = open_report_key(self.file, ORIGIN, store, writer, CLOCK)
-        writer.submit([event for event in world(4).run(60).events])
+        writer.submit(list(world(4).run(60).events))
         self.sign()
 
     def sign(self) -> int:
@@ -117,7 +117,7 @@ def test_the_commands_from_a_key_to_a_report_that_was_changed(
         pytest.skip("the commands name a file")
     ledger = ("--ledger", str(tmp_path / "ledger.db"))
     writer = make_writer(store)
-    writer.submit([event for event in world(4).run(60).events])
+    writer.submit(list(world(4).run(60).events))
     assert writer.flush()
     run("audit", "sign", str(tmp_path / "log.key"), *ledger)
     key = tmp_path / "log.vkey"
