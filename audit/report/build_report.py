@@ -13,9 +13,9 @@ import numpy as np
 from sqlalchemy import Connection, func, select
 
 from kvcustody._version import __version__
-from kvcustody.audit.copies.copy_coverage import CopyCoverage, copy_coverage
+from kvcustody.audit.copies.copy_coverage import CopyCoverage, JudgedCopies, copy_coverage
 from kvcustody.audit.coverage.block_uses import NEVER
-from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, read_units
+from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, lives_of, read_units
 from kvcustody.audit.coverage.recount_process import (
     RecountProcess,
     copy_differences,
@@ -44,9 +44,10 @@ from kvcustody.audit.report.model import (
 )
 from kvcustody.audit.report.opinion.opinion import opinion_of
 from kvcustody.audit.report.opinion.opinion_model import Response
-from kvcustody.audit.report.population import CustodyPopulation
 from kvcustody.audit.report.reconciliation import reconcile
-from kvcustody.audit.report.sample import draw_sample
+from kvcustody.audit.report.sampling.attribute_size import RISK_PPM
+from kvcustody.audit.report.sampling.population import CustodyPopulation
+from kvcustody.audit.report.sampling.sample import draw_sample
 from kvcustody.audit.report.sections.decisions import read_decisions
 from kvcustody.audit.report.sections.read_back import read_back
 from kvcustody.audit.report.sections.signature_window import signature_window
@@ -143,15 +144,19 @@ def _build(
     tell("custody")
     chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
     lives = list(read_units(connection, chosen, now_us=now_us, as_of=state))
-    found, population = summary(lives), CustodyPopulation(lives)
+    listed_copies: list[JudgedCopies] = []
+    copies = copy_coverage(connection, chosen, as_of=state, as_of_us=now_us, keep=listed_copies)
+    offsets = {life.uuid: life.offset_us for life in lives_of(connection)}
+    found, population = summary(lives), CustodyPopulation(lives, listed_copies, offsets)
     digest = population.digest()
-    copies = copy_coverage(connection, chosen, as_of=state, as_of_us=now_us)
     tell("sample and proofs")
-    sample = draw_sample(
+    sampling, sample = draw_sample(
         connection,
         population,
+        state,
         seed=asked.seed,
-        size=asked.sample,
+        size=asked.sample_size(),
+        risk_ppm=asked.risk_ppm or RISK_PPM,
         checkpoint=asked.checkpoint,
         tenant=asked.tenant,
         is_proved=is_proved,
@@ -177,6 +182,7 @@ def _build(
         timeline=_timeline(lives, asked),
         timeliness=_timeliness(lives, found),
         recount=None,
+        sampling=sampling,
         sample=sample,
         exceptions=listed,
         exceptions_left_out=left_out,

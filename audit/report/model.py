@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from typing import Any, NamedTuple
 
 import orjson
@@ -18,7 +19,9 @@ from kvcustody.audit.report.framework import Control, Framework
 from kvcustody.audit.report.gaps_and_spills import GapsAndSpills
 from kvcustody.audit.report.opinion.opinion_model import Opinion, Response
 from kvcustody.audit.report.reconciliation import Balance
-from kvcustody.audit.report.sample import SampleItem
+from kvcustody.audit.report.sampling.attribute_size import attribute_sample_size
+from kvcustody.audit.report.sampling.sample import SampleItem
+from kvcustody.audit.report.sampling.strata import Sampling
 from kvcustody.audit.report.sections.decisions import Decided
 from kvcustody.audit.report.sections.read_back import ReadBack
 from kvcustody.audit.report.sections.signature_window import NO_WINDOW, SignatureWindow
@@ -43,12 +46,28 @@ class ReportParameters(NamedTuple):
     tenant: str | None = None
     extends: int | None = None
     recount: bool = True
+    risk_ppm: int = 0
+    tolerable_ppm: int = 0
+    expected: int = 0
+
+    def is_risk_whole(self) -> bool:
+        """Whether risk and tolerable rate are both stated, or neither, and expected deviations only with them."""
+        return bool(self.risk_ppm) == bool(self.tolerable_ppm) and (not self.expected or self.risk_ppm > 0)
+
+    def sample_size(self) -> int:
+        """How many are drawn: what the stated risk asks for, where one is stated."""
+        if not (self.risk_ppm and self.tolerable_ppm):
+            return self.sample
+        return attribute_sample_size(self.risk_ppm, self.tolerable_ppm, self.expected)
 
     def command(self) -> str:
         """The command that makes the report again; where the ledger is, `--ledger` says."""
         parts = [f"kvcustody report make --framework {self.framework} --as-of {self.checkpoint}"]
         parts.append(f"--since {iso(self.since_us)} --until {iso(self.until_us)}")
-        parts.append(f"--seed {self.seed} --sample {self.sample}")
+        parts.append(f"--seed {shlex.quote(self.seed)} --sample {self.sample}")
+        if self.risk_ppm and self.tolerable_ppm:
+            parts.append(f"--risk {self.risk_ppm / 10_000:g} --tolerable {self.tolerable_ppm / 10_000:g}")
+            parts.append(f"--expected {self.expected}")
         if self.tenant is not None:
             parts.append(f"--tenant {self.tenant}")
         if self.extends is not None:
@@ -154,6 +173,7 @@ class Report(NamedTuple):
     timeline: tuple[Bin, ...]
     timeliness: Timeliness
     recount: Recounted | None
+    sampling: Sampling
     sample: tuple[SampleItem, ...]
     exceptions: tuple[Exceptional, ...]
     exceptions_left_out: int

@@ -64,8 +64,22 @@ def make(
     tenant: Annotated[
         str | None, typer.Option(help="One tenant's own report: nothing of other tenants is in it.")
     ] = None,
-    seed: Annotated[str, typer.Option(help="Draws the sample.")] = "kvcustody",
+    seed: Annotated[
+        str, typer.Option(help="Draws the sample: an auditor's own text, or the value of a public beacon.")
+    ] = "kvcustody",
     sample: Annotated[int, typer.Option(min=0, max=10_000, help="How many custodies are drawn.")] = 25,
+    risk: Annotated[
+        float,
+        typer.Option(
+            min=0, max=50, help="Risk in percent that the sample misleads; with --tolerable, its size."
+        ),
+    ] = 0,
+    tolerable: Annotated[
+        float, typer.Option(min=0, max=50, help="The rate of custodies not covered that may be, in percent.")
+    ] = 0,
+    expected: Annotated[
+        int, typer.Option(min=0, max=100, help="How many not covered are expected in the sample.")
+    ] = 0,
     extends: Annotated[
         int | None, typer.Option(help="An earlier report's checkpoint: a proof that this one extends it.")
     ] = None,
@@ -98,6 +112,10 @@ def make(
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
+    if bool(risk) != bool(tolerable) or (expected and not risk):
+        raise ConfigError(
+            "--risk, --tolerable and --expected belong together: a size follows from all of them"
+        )
     load_framework(framework)
     proof = None if policy is None else prove_policy(policy)
     answers = () if responses is None else read_responses(read_file(responses).decode(errors="replace"))
@@ -110,6 +128,9 @@ def make(
         )
         bounds = period(connection, checkpoint, moment_us(since), moment_us(until))
         asked = ReportParameters(framework, checkpoint, *bounds, seed, sample, tenant, extends, recount)
+        asked = asked._replace(
+            risk_ppm=round(risk * 10_000), tolerable_ppm=round(tolerable * 10_000), expected=expected
+        )
         report = build_report(connection, asked, proof=proof, progress=tell, responses=answers)
         if sign_with is not None:
             key = read_report_key(sign_with, recorded_report_keys(connection.engine))

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import hashlib
 
+from kvcustody.audit.coverage.custody_units import DEVICE_TIER
 from kvcustody.audit.report.model import Report
+from kvcustody.audit.report.sampling.population import PopulationMember
 from kvcustody.audit.report.sections.decisions import MEANINGS
 from kvcustody.console.report.number_format import count, duration, moment, second, several
 from kvcustody.console.report.page_model import Block, Facts, Paragraph, Section, Table
 
 _LISTED = 60
 _DRAW = (
-    "Draw i (from 0 on) takes custody number SHA-256(seed, ':', i) modulo the population's size, in the order of "
-    "incarnation, ended before overdue, pool, generation; one that was drawn before is passed over."
+    "Strata are by tier, tenant, classification and what ended the custody, in this order. Each gets one draw, the rest is "
+    "shared in proportion. Turn t of stratum s takes the place SHA-256(seed, ':', s, ':', t) modulo its size; a place that "
+    "was drawn before is passed over, and counted as a duplicate."
 )
 
 
 def sample_section(report: Report) -> Section:
-    """The drawn custodies, their verdicts and their leaves."""
+    """The strata, the drawn members, their verdicts and their leaves."""
+    sampling = report.sampling
     rows = [
         (
             count(item.number),
-            f"{item.custody.incarnation[:8]} {item.custody.pool}/{item.custody.block}/{item.custody.generation}",
+            _name_of(item.custody),
             item.custody.tenant,
             item.custody.classification,
             item.custody.verdict.replace("_", " "),
@@ -47,10 +51,35 @@ def sample_section(report: Report) -> Section:
             Facts(
                 [
                     ("seed", report.asked.seed),
-                    ("size", f"{len(report.sample)} of {count(report.population.custodies)}"),
+                    ("size", f"{len(report.sample)} of {count(sum(one.members for one in sampling.strata))}"),
+                    ("stated risk", _risk(report)),
+                    ("not covered among those drawn", count(sampling.deviations)),
+                    (
+                        "so at most, with that risk of being wrong",
+                        f"{sampling.upper_limit_ppm // 10_000}.{sampling.upper_limit_ppm // 100 % 100:02d} % of all",
+                    ),
                 ]
             ),
             Paragraph(_DRAW, "quiet"),
+            Table(
+                (
+                    "stratum",
+                    "tier",
+                    "tenant",
+                    "class",
+                    "ended by",
+                    "members",
+                    "drawn",
+                    "duplicates",
+                    "not covered",
+                ),
+                [
+                    (str(number), *one[:4], *(count(value) for value in one[4:]))
+                    for number, one in enumerate(sampling.strata[:_LISTED])
+                ],
+                left=5,
+            ),
+            *_more(len(sampling.strata) - _LISTED, "strata"),
             Table(
                 (
                     "number",
@@ -80,6 +109,19 @@ def sample_section(report: Report) -> Section:
             *_more(len(leaves) - 2 * _LISTED, "leaves"),
         ),
     )
+
+
+def _name_of(member: PopulationMember) -> str:
+    if member.tier != DEVICE_TIER:
+        return f"{member.incarnation[:8]} {member.tier} copy {member.copy}"
+    return f"{member.incarnation[:8]} {member.pool}/{member.block}/{member.generation}"
+
+
+def _risk(report: Report) -> str:
+    asked, risk = report.asked, report.sampling.risk_ppm / 10_000
+    if not (asked.risk_ppm and asked.tolerable_ppm):
+        return f"{risk:g} % (none was stated, and the size was given)"
+    return f"{risk:g} %, for a tolerable rate of {asked.tolerable_ppm / 10_000:g} % and {asked.expected} expected"
 
 
 def exceptions_section(report: Report) -> Section:

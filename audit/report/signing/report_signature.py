@@ -1,8 +1,8 @@
 """A report's signature: over its digest, by a key that the ledger names and that signs nothing else.
 
 1. The key is enrolled: a `report-key` leaf of the system log names it, and a later one, which both signed, hands over
-   to the next. A signature carries every such leaf up to its key's own, each with its proof under the first signed checkpoint
-   that covers it. So the same key gives the same bytes, and who trusts the log's key needs no other.
+   to the next. A signature carries every such leaf up to its key's own, each with its proof under the first signed
+   checkpoint that covers it. So the same key gives the same bytes, and who trusts the log's key needs no other.
 2. A key that handed over may sign reports of checkpoints up to the one of its handover, and of none that is newer.
 3. What is signed is a statement (`signing_key`, rule 4): whose key, that it is a report, and the report's digest.
 """

@@ -10,7 +10,8 @@ from kvcustody.audit.report.framework import load_framework
 from kvcustody.audit.report.limitations import limitations
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.opinion.opinion import opinion_of
-from kvcustody.audit.report.population import draw
+from kvcustody.audit.report.sampling.attribute_size import RISK_PPM
+from kvcustody.audit.report.sampling.strata import concluded, draw_strata
 from kvcustody.errors import ConfigError
 
 _VERDICTS = ("in_time", "late", "failed", "missing", "unproven", "overdue")
@@ -84,14 +85,40 @@ def _population(report: Report) -> Iterator[str]:
         yield "the population has other units than coverage"
     if not 0 <= facts.custodies <= facts.units:
         yield "the population has more custodies than units"
-    numbers = draw(asked.seed, asked.sample, facts.custodies)
-    if numbers != [item.number for item in report.sample]:
-        yield "the sample is not the one that the seed draws from the population"
+    yield from _sample(report)
     again = report.recount
     if (again is None) == asked.recount:
         yield "a recount is there that was not asked for, or the reverse"
     if again is not None and not again.differences and again.digest != facts.digest:
         yield "the recount names no difference, and has another digest"
+
+
+def _sample(report: Report) -> Iterator[str]:
+    asked, sampling = report.asked, report.sampling
+    members = [stratum.members for stratum in sampling.strata]
+    if not asked.is_risk_whole():
+        yield "a risk is stated without a tolerable rate, or the reverse"
+    if sum(members) != report.population.custodies + sum(row.due for row in report.tiers.rows):
+        yield "the strata are not the population"
+    if sampling.size != asked.sample_size() or sampling.risk_ppm != (asked.risk_ppm or RISK_PPM):
+        yield "the sample is of another size than was asked for"
+        return
+    draws = draw_strata(asked.seed, sampling.size, members)
+    drawn = [(number, place) for number, draw in enumerate(draws) for place in draw.places]
+    counted = [(stratum.drawn, stratum.duplicates) for stratum in sampling.strata]
+    if counted != [(len(draw.places), draw.duplicates) for draw in draws] or drawn != [
+        (item.stratum, item.place) for item in report.sample
+    ]:
+        yield "the sample is not the one that the seed draws from the population"
+        return
+    for number, stratum in enumerate(sampling.strata):
+        mine = [item.custody for item in report.sample if item.stratum == number]
+        if any((each.tier, each.tenant, each.classification, each.cause) != stratum[:4] for each in mine):
+            yield f"a drawn member is of another stratum than number {number}"
+        if stratum.deviations != sum(not each.covered for each in mine):
+            yield f"deviations of stratum {number} are not those of its drawn members"
+    if concluded(sampling.size, sampling.risk_ppm, sampling.strata) != sampling:
+        yield "what the sample says of the population does not follow from it"
 
 
 def _tiers(report: Report) -> Iterator[str]:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,9 +18,12 @@ import numpy as np
 import orjson
 
 from kvcustody._version import __version__
+from kvcustody.audit.coverage.custody_units import DEVICE_TIER
 from kvcustody.audit.events.block_runs import UNNAMED, decode_flat
-from kvcustody.audit.events.change_items import runs_of_items
+from kvcustody.audit.events.change_items import plain_bodies, runs_of_items
 from kvcustody.audit.report.model import Report
+from kvcustody.audit.report.sampling.population import PopulationMember
+from kvcustody.audit.report.sampling.sample import CONTEXT, SampleItem
 from kvcustody.audit.report.signing.read_report import report_of
 from kvcustody.audit.report.signing.report_signature import check_signature
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint
@@ -41,6 +44,7 @@ ALONE = (
     ("timeline", "units by part of the period"),
     ("timeliness", "times from due to destroyed"),
     ("recount", "the recount from leaves"),
+    ("sampling", "how many members each stratum has"),
     ("sample", "verdicts of drawn custodies, but for the leaves that are proved"),
     ("exceptions", "what is not covered, and of whom"),
     ("exceptions_left_out", "how many groups are not listed"),
@@ -230,6 +234,7 @@ def _leaves(
     """Check every leaf of the sample; how many there are. All stand under one note, whose signature is checked once."""
     count, note = 0, report.boundary.checkpoint.note.encode()
     for item in report.sample:
+        used = _residencies_of(item)
         for leaf in item.leaves:
             count += 1
             where, data = f"leaf {leaf.idx} of `{leaf.log}`", leaf.leaf.encode()
@@ -246,12 +251,39 @@ def _leaves(
                 problems.append(f"{where} is proved under another checkpoint")
             if body["kind"] != leaf.kind:
                 problems.append(f"{where} is of kind `{body['kind']}`")
-            if not _names(body, item.custody._asdict()):
+            if not _belongs(body, item.custody, used):
                 problems.append(f"{where} does not name the custody that it was drawn for")
     return count
 
 
-def _names(body: dict[str, Any], custody: dict[str, Any]) -> bool:
+def _residencies_of(item: SampleItem) -> set[tuple[str, int]]:
+    """The residencies, by process, of the leaves that name the drawn custody."""
+    found = set()
+    for leaf in item.leaves:
+        for body in plain_bodies(orjson.loads(leaf.leaf)):
+            if "residency" in body and _names(body, item.custody._asdict()):
+                found.add((str(body.get("of_incarnation") or body["incarnation"]), int(body["residency"])))
+    return found
+
+
+def _belongs(body: dict[str, Any], custody: PopulationMember, used: set[tuple[str, int]]) -> bool:
+    """Whether a leaf names what was drawn, is a release of who used it, or says something of its whole process."""
+    if body["kind"] in CONTEXT:
+        return (
+            body["kind"] == "erasure-requested"
+            or body["incarnation"] == custody.incarnation
+            or (body.get("of_incarnation") == custody.incarnation)
+        )
+    if custody.tier != DEVICE_TIER:
+        return body.get("tier") == custody.tier and custody.copy in body.get("numbers", ())
+    return _names(body, custody._asdict()) or any(
+        "residency" in each
+        and (str(each.get("of_incarnation") or each["incarnation"]), int(each["residency"])) in used
+        for each in plain_bodies(body)
+    )
+
+
+def _names(body: Mapping[str, Any], custody: dict[str, Any]) -> bool:
     """Whether a leaf names the block at the generation."""
     pairs, _ = decode_flat(
         [*body.get("runs", ()), *body.get("written", ()), *chain.from_iterable(runs_of_items(body))]

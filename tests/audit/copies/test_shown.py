@@ -115,7 +115,12 @@ def test_a_report_has_a_chapter_of_tiers_and_is_sound(told: Told) -> None:
     assert verify_report(report.to_bytes(), [VKEY]).problems == (UNSIGNED,)
     said = text_of(report)
     assert "copies stored in nvme by its counter when it stopped = in leaves" in said
-    assert refused_words(said) == [] and any("in no sample" in text for text in report.limitations)
+    assert refused_words(said) == [] and any("counted by tier" in text for text in report.limitations)
+    drawn = [item for item in report.sample if item.custody.tier in ("host", "nvme")]
+    assert len(drawn) == min(25, stored) and {item.custody.tier for item in drawn} == {"host", "nvme"}
+    steps = [{leaf.kind for leaf in item.leaves if leaf.kind.startswith("copies-")} for item in drawn]
+    assert all({"copies-stored", "copies-ended", "copies-destroyed"} == kinds for kinds in steps)
+    assert all(item.custody.covered == (item.custody.verdict == "covered") for item in drawn)
     assert render_all(told.report()) == render_all(report)
 
 

@@ -32,7 +32,7 @@ from kvcustody.audit.processes.open_processes import open_processes
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.report.model import Report, ReportParameters
-from kvcustody.audit.report.population import VERDICTS
+from kvcustody.audit.report.sampling.population import VERDICTS
 from kvcustody.audit.report.wording import refused_words
 from kvcustody.audit.retention.sqlite_to_postgres import move_ledger
 from kvcustody.audit.tlog.proofs import ProofError
@@ -261,8 +261,26 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
         body["total"][name] for name in ("due", "covered", "late")
     )
 
-    # The sample: drawn again by the seed, and each item judged again.
-    drawn = redraw(asked["seed"], asked["sample"], len(members))
+    # The sample: drawn again by the seed, stratum by stratum, and each item judged again.
+    strata: dict[tuple[str, ...], list[int]] = {}
+    causes = {
+        (leaf["incarnation"], pool, generation): leaf["cause"]
+        for leaf in map(json.loads, leaves_in_export(export))
+        if leaf["kind"] == "custody-ended"
+        for (pool, generation), _ in oracle.listed(leaf["runs"])
+    }
+    for number, (uuid, is_late, pool, generation, _, item) in enumerate(members):
+        cause = "no end on record" if is_late else causes[uuid, pool, generation]
+        strata.setdefault(("device", item.tenant, item.classification, cause), []).append(number)
+    parts = [strata[key] for key in sorted(strata)]
+    assert [len(part) for part in parts] == [one["members"] for one in body["sampling"]["strata"]]
+    shares = [one["drawn"] for one in body["sampling"]["strata"]]
+    assert sum(shares) == asked["sample"] and min(shares) >= 1
+    drawn = [
+        part[place]
+        for number, (part, share) in enumerate(zip(parts, shares, strict=True))
+        for place in redraw(f"{asked['seed']}:{number}", share, len(part))
+    ]
     assert drawn == [item["number"] for item in body["sample"]]
     leaves = set(leaves_in_export(export))
     for item in body["sample"]:
@@ -274,7 +292,8 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
         assert (verdict.verdict, verdict.covered) == (stated["verdict"], stated["covered"])
         assert all(leaf["leaf"].encode() in leaves for leaf in item["leaves"])
         by_hand = performed_again([json.loads(leaf["leaf"]) for leaf in item["leaves"]], block, generation)
-        if item["leaves_left_out"] == 0 and stated["verdict"] in ("in_time", "late", "missing"):
+        assert item["leaves_left_out"] == 0
+        if stated["verdict"] in ("in_time", "late", "missing"):
             assert by_hand == stated["verdict"], item
 
     # The exceptions: all of what is not covered, each with its cause.
