@@ -13,9 +13,9 @@ from kvcustody.console.report.page_model import Block, Facts, Paragraph, Section
 
 _LISTED = 60
 _DRAW = (
-    "Strata are by tier, tenant, classification and what ended the custody, in this order. Each gets one draw, the rest is "
-    "shared in proportion. Turn t of stratum s takes the place SHA-256(seed, ':', s, ':', t) modulo its size; a place that "
-    "was drawn before is passed over, and counted as a duplicate."
+    "Strata are by tier, tenant, classification and what ended the custody, in this order. Each gets one draw, the rest "
+    "is shared in proportion. Turn t of stratum s takes the place SHA-256(seed, ':', s, ':', t) modulo its size; a place "
+    "that was drawn before is passed over, and counted as a duplicate."
 )
 
 
@@ -78,6 +78,7 @@ def sample_section(report: Report) -> Section:
                     for number, one in enumerate(sampling.strata[:_LISTED])
                 ],
                 left=5,
+                widths=(0.08, 0.09, 0.15, 0.13, 0.17, 0.1, 0.08, 0.11, 0.09),
             ),
             *_more(len(sampling.strata) - _LISTED, "strata"),
             Table(
