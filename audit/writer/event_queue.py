@@ -350,8 +350,10 @@ class EventQueue:
         self.counts_due = time.monotonic() + self._count_seconds
         with self._lock:
             counts, self._counts = self._counts, {}
-        for (*key, _), (since, requests, blocks, tokens, last) in counts.items():
-            self.emit(HitCounters(last, *key, since, requests, blocks, tokens))
+        for key, (since, requests, blocks, tokens, last) in counts.items():
+            tenant, owner, action, effect, rule, revision, _ = key
+            who = (tenant, owner, action, effect, rule)
+            self.emit(HitCounters(last, *who, revision, since, requests, blocks, tokens))
 
     # -- those who wait -------------------------------------------------------------------------------------
 

@@ -73,7 +73,8 @@ def _window(report: Report) -> str:
     window = report.window
     if not window.longest_us:
         return "none: no leaf of the period counts"
-    return f"{duration(window.longest_us)}, in {window.log}: written {second(window.at_us)}, signed {second(window.signed_us)}"
+    times = f"written {second(window.at_us)}, signed {second(window.signed_us)}"
+    return f"{duration(window.longest_us)}, in {window.log}: {times}"
 
 
 def storage_section(report: Report) -> Section:

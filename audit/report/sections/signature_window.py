@@ -59,7 +59,7 @@ def signature_window(
     return longest
 
 
-def _spans(connection: Connection, log: int, sizes: np.ndarray) -> list[tuple[int, int, int]]:  # type: ignore[type-arg]
+def _spans(connection: Connection, log: int, sizes: np.ndarray) -> list[tuple[int, int, int]]:
     """(first, end, place of the signature) of the leaves that each signature was the first to cover."""
     query = (
         select(root_leaves.c.idx, root_leaves.c.size)

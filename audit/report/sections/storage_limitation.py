@@ -152,8 +152,7 @@ def _row(name: str, pieces: Sequence[_Piece]) -> StorageRow:
         np.concatenate([piece[place] for piece in pieces]) for place in range(4)
     )
     counts = np.bincount(causes, minlength=len(ENDED_BY) + 1).tolist()
-    return StorageRow(
-        name,
+    values: list[int] = [
         len(causes),
         *counts,
         sum(piece.overdue for piece in pieces),
@@ -162,7 +161,8 @@ def _row(name: str, pieces: Sequence[_Piece]) -> StorageRow:
         *_bounds(absolutes),
         *_bounds(within),
         sum(piece.beyond for piece in pieces),
-    )
+    ]
+    return StorageRow(name, *values)
 
 
 def _bounds(values: Int64s) -> tuple[int, int]:

@@ -214,8 +214,8 @@ def _differing(one: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]
             yield from _differing(one.get(name, _MISSING), other.get(name, _MISSING), below)
     elif isinstance(one, list) and isinstance(other, list):
         for place in range(max(len(one), len(other))):
-            sides = (side[place] if place < len(side) else _MISSING for side in (one, other))
-            yield from _differing(*sides, f"{path}[{place}]")
+            here, there = (side[place] if place < len(side) else _MISSING for side in (one, other))
+            yield from _differing(here, there, f"{path}[{place}]")
     elif one != other or type(one) is not type(other):
         yield path, one, other
 
