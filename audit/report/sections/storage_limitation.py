@@ -93,7 +93,10 @@ def _openings(connection: Connection, life: int, state: AsOf) -> Int64s:
     query = select(column.residency, column.opened_boot_us, column.absolute_boot_us).where(
         column.incarnation == life, column.part == 1, state.has(residencies)
     )
-    rows = np.array([tuple(row) for row in connection.execute(query)], np.int64).reshape(-1, 3)
+    found = connection.execute(query).all()
+    if not found:
+        return np.empty((0, 3), np.int64)
+    rows = np.stack([np.array(each, np.int64) for each in zip(*found, strict=True)], axis=1)
     made: Int64s = rows[np.argsort(rows[:, 0], kind="stable")]
     return made
 
