@@ -114,9 +114,11 @@ def copy_coverage(
     as_of: AsOf | None = None,
     as_of_us: int | None = None,
     with_system: bool = True,
+    keep: list[JudgedCopies] | None = None,
 ) -> CopyCoverage:
     """Coverage of copies; open ones without an end are those due before `as_of_us` (UTC; the last event).
 
+    `keep` gets every copy that was counted.
     `with_system`: with what stands in the system log (rule 3), which a tenant that reads its own log does not see.
 
     Nothing says which model a copy is of: selected by model there is none. Raises `LedgerError` for an unknown tier.
@@ -130,7 +132,7 @@ def copy_coverage(
         body = orjson.loads(leaf)
         if body["incarnation"] in lives:
             lives[body["incarnation"]] = lives[body["incarnation"]]._replace(worker=body["worker"])
-    return judge_copies(_read(connection, chosen, as_of, with_system), lives, chosen, now_us)
+    return judge_copies(_read(connection, chosen, as_of, with_system), lives, chosen, now_us, keep)
 
 
 def copies_from_leaves(record: LeafRecord, chosen: CustodySelection, now_us: int) -> CopyCoverage:
@@ -181,12 +183,13 @@ class _Listed(NamedTuple):
         return [self.leaves[place][key] for place in self.leaf.tolist()]
 
 
-class _Judged(NamedTuple):
+class JudgedCopies(NamedTuple):
     """Copies of one tier of one incarnation that are due, by number."""
 
     tier: str
     uuid: str
     who: list[tuple[str, str]]
+    causes: list[str]  # of their ends; empty where none is on record
     numbers: Int64s
     due: Int64s
     verdict: Int64s
@@ -195,10 +198,11 @@ class _Judged(NamedTuple):
     bytes: Int64s
     lag: Int64s
 
-    def at(self, places: Int64s) -> _Judged:
+    def at(self, places: Int64s) -> JudgedCopies:
         """Those at these places, in this order."""
         return self._replace(
             who=[self.who[place] for place in places.tolist()],
+            causes=[self.causes[place] for place in places.tolist()],
             numbers=self.numbers[places],
             due=self.due[places],
             verdict=self.verdict[places],
@@ -210,9 +214,13 @@ class _Judged(NamedTuple):
 
 
 def judge_copies(
-    leaves: Iterable[Body], lives: Mapping[str, CopyLife], chosen: CustodySelection, now_us: int
+    leaves: Iterable[Body],
+    lives: Mapping[str, CopyLife],
+    chosen: CustodySelection,
+    now_us: int,
+    keep: list[JudgedCopies] | None = None,
 ) -> CopyCoverage:
-    """Verdicts of the chosen copies, from their leaves in whatever order."""
+    """Verdicts of the chosen copies, from their leaves in whatever order; `keep` gets those that were counted."""
     found: dict[tuple[str, str], dict[str, list[Body]]] = {}
     left: dict[tuple[str, str], list[tuple[str, str, int, str]]] = {}
     for body in leaves:
@@ -229,6 +237,8 @@ def judge_copies(
         judged = _selected(judged, life, chosen)
         if not len(judged.numbers):
             continue
+        if keep is not None:
+            keep.append(judged)
         digest.update(f"{uuid}\n{tier}\n".encode())
         columns = (judged.numbers, judged.due, judged.bytes, judged.verdict)
         digest.update(np.stack(columns, axis=1).astype(">i8").tobytes())
@@ -286,7 +296,7 @@ def _judge(
     life: CopyLife,
     left: list[tuple[str, str, int, str]],
     now_us: int,
-) -> _Judged:
+) -> JudgedCopies:
     stored = _listed(steps.get(_STORED, []), uuid, "stored_boot_us")
     ended = _listed(steps.get(_ENDED, []), uuid, "ended_boot_us")
     place, is_stored = _place(stored, ended)
@@ -329,7 +339,9 @@ def _judge(
     sizes = np.concatenate((ended.bytes, stored.bytes[overdue]))
     lag = np.where(proved, np.maximum(0, first - due), 0)
     waiting = (verdict == VERDICTS.index("open")) & is_ended
-    judged = _Judged(tier, uuid, who, numbers, due, verdict, waiting, proof, sizes, lag)
+    judged = JudgedCopies(
+        tier, uuid, who, [*causes, *[""] * len(overdue)], numbers, due, verdict, waiting, proof, sizes, lag
+    )
     later = np.concatenate((stayed, nothing)) & ~proved & (due >= now_us - life.offset_us)
     order = np.argsort(numbers, kind="stable")
     return judged.at(order[~later[order]])
@@ -384,7 +396,7 @@ def _found_later(
                 first[place] = min(at, first[place])
 
 
-def _selected(judged: _Judged, life: CopyLife, chosen: CustodySelection) -> _Judged:
+def _selected(judged: JudgedCopies, life: CopyLife, chosen: CustodySelection) -> JudgedCopies:
     """The copies that were due in the period, of the chosen tenant and classification."""
     at_us = judged.due + life.offset_us
     kept = np.ones(len(at_us), np.bool_)
@@ -399,7 +411,7 @@ def _selected(judged: _Judged, life: CopyLife, chosen: CustodySelection) -> _Jud
     return judged if kept.all() else judged.at(np.flatnonzero(kept))
 
 
-def _rows(judged: _Judged) -> Iterable[CopyCoverageRow]:
+def _rows(judged: JudgedCopies) -> Iterable[CopyCoverageRow]:
     codes = {who: code for code, who in enumerate(dict.fromkeys(judged.who))}
     code = np.array([codes[who] for who in judged.who], np.int64)
     is_proved = np.logical_or.reduce([judged.proof[kind] for kind in EVIDENCE])

@@ -259,6 +259,7 @@ def read_receipts(
             column.started_boot_us,
             column.ended_boot_us,
             column.level,
+            column.verified,
             column.result,
             column.bytes,
             column.blocks,
@@ -275,10 +276,12 @@ def read_receipts(
 
 
 def cells_of(found: Evidence) -> ReceiptCells:
-    """Receipts laid flat."""
+    """Receipts laid flat; one of level `sampled` that read no block counts as `retired`, which is what it shows."""
     rank = {name: number for number, name in enumerate(LEVELS)}
     code, said = found.codes("level", "result")
     level = np.array([rank.get(name, 0) for name, _ in said], np.int64)[code]
+    unread = (level == LEVELS.index("sampled")) & (found.column("verified") == 0)
+    level = np.where(unread, LEVELS.index("retired"), level)
     good = np.array([result == "ok" and name in rank for name, result in said], np.bool_)[code]
     each = found.column("bytes") // np.maximum(1, found.column("blocks"))
     of = found.owner

@@ -130,8 +130,9 @@ _KINDS = {
     ),
     "receipt": _Kind(
         "receipts",
-        ("shard", "started_boot_us", "ended_boot_us", "level", "result", "bytes", "blocks", "runs"),
-        _PLACE | _numbers("shard", "started_boot_us", "ended_boot_us", "bytes", "blocks") | _texts("level", "result"),
+        ("shard", "started_boot_us", "ended_boot_us", "level", "verified", "part", "result", "bytes", "blocks", "runs"),
+        _PLACE | _numbers("shard", "started_boot_us", "ended_boot_us", "bytes", "blocks", "verified") | _texts(
+            "level", "result"),
         lambda said, life: _share_of_parts(said),
     ),
     "erasure-applied": _Kind(
@@ -147,10 +148,15 @@ def _all(value: bool, said: Mapping[str, Sequence[Any]]) -> Any:
 
 
 def _share_of_parts(said: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Bytes are of all parts of a receipt together, and even over its blocks."""
+    """Bytes are of all parts of a receipt together, and even over its blocks; what was read is the first part's."""
     here = extents(said["runs"]).blocks
     each = zip(map(int, said["bytes"]), here, map(int, said["blocks"]), strict=True)
-    return {"blocks": here, "bytes": [size * count // total if total else 0 for size, count, total in each]}
+    read = [count if part == 1 else 0 for count, part in zip(said["verified"], said["part"], strict=True)]
+    return {
+        "verified": read,
+        "blocks": here,
+        "bytes": [size * count // total if total else 0 for size, count, total in each],
+    }
 
 
 def _picker(fields: Sequence[str]) -> Callable[[Mapping[str, Any]], Fields]:

@@ -4,8 +4,7 @@
 2. The other process reads the ledger for itself. Should it have read another state (retention dropped leaves
    meanwhile), or have died, its answer is not taken and the recount is made here, from the snapshot of the tables.
 3. The arithmetic is that of the tables; that it is right is for tests, which have another
-   (`tests/audit/coverage_oracle.py`). What differs is what the rows say and the leaves do not: `audit fsck` names the
-   row.
+   (`examples/reperform/coverage_oracle.py`). What differs is what rows say and no leaf does: `audit fsck` names it.
 4. Which process makes it is a matter of how many leaves there are, never of how busy the machine is.
 """
 

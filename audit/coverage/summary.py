@@ -13,7 +13,8 @@
    is in time and not disputed: a recorded due time that the holds do not give may be an error of either, and covers
    nothing.
 4. Two figures, never mixed: custody ended (and by when), and bytes destroyed, by the weakest verification level of
-   their shards. A sampled block is counted as sampled; only `reread_blocks` counts what was read back.
+   their shards. A block is counted as sampled where its receipt read some; only `reread_blocks` counts what was read
+   back in full.
 5. All arithmetic runs on boot-time microseconds of the incarnation. A period selects by the recomputed due time in
    UTC (`units`).
 6. The digest of what was counted is SHA-256 over, for each incarnation that has any, its id in ASCII and a newline, and

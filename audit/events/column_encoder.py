@@ -18,7 +18,7 @@ from msgspec.structs import astuple, replace
 from kvcustody.audit.events.block_run_text import Extents, run_texts, short_texts
 from kvcustody.audit.events.block_runs import EXACT, Runs, split
 from kvcustody.audit.events.canonical_leaf import HANDOVER_BYTES_MAX, LEAF_BYTES_MAX, Context, PseudonymSource
-from kvcustody.audit.events.control_events import SigningKeyRecorded
+from kvcustody.audit.events.control_events import ReportKeyRecorded, SigningKeyRecorded
 from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.leaf_schema import ITEMS, LIST_OF_KIND, SCHEMAS, LeafSchema, check_copies
 from kvcustody.audit.events.registry import COPIES, ROWS, SCHEMA, TOTALS, TRACE, log_of, logs_of
@@ -200,7 +200,9 @@ def leaves_of(event: Event, row: msgspec.Struct) -> list[bytes]:
 def _fitting(event: Event, row: Any) -> list[bytes]:
     """A leaf, or the same event over several leaves, each filled close to the limit."""
     whole = _encode(row)
-    limit = HANDOVER_BYTES_MAX if isinstance(event, SigningKeyRecorded) else LEAF_BYTES_MAX
+    limit = (
+        HANDOVER_BYTES_MAX if isinstance(event, (ReportKeyRecorded, SigningKeyRecorded)) else LEAF_BYTES_MAX
+    )
     if len(whole) <= limit:
         return [whole]
     schema = SCHEMAS[type(event)]

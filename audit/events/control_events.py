@@ -179,6 +179,18 @@ class SigningKeyRecorded(GuardingEvent, frozen=True, tag="signing-key"):
     actor: str
 
 
+class ReportKeyRecorded(GuardingEvent, frozen=True, tag="report-key"):
+    """A key that signs evidence reports was made, or took over from another (class A).
+
+    As `SigningKeyRecorded`, of a key that signs no checkpoint: `record` is the handover that both keys signed.
+    """
+
+    action: str
+    vkey: str
+    record: str
+    actor: str
+
+
 PROCESS_DEATH = "unproven: process death"  # the cause of every end that a successor recorded
 
 

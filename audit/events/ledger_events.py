@@ -23,7 +23,7 @@ class HitCounted(CountedEvent, frozen=True, tag="hit-counted"):
 
 
 class HitCounters(LifecycleEvent, frozen=True, tag="hit-counters"):
-    """The class C events of one key over one interval, added up (class B once it exists)."""
+    """The class C events of one key, added up (class B then): from `from_us` to `at_us`, in one minute of UTC."""
 
     tenant: str
     owner: str

@@ -1,21 +1,23 @@
-"""What was recorded in the period: leaves by kind, decisions, erasures, orphan findings.
+"""What was recorded in the period: leaves by kind, erasures, orphan findings.
 
 1. Counts are of leaves in the state of the checkpoint whose `at_us` is in the period; of one tenant, of its own log.
+   Decisions are counted when they were made (`sections.decisions`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, true
 
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.erasure.who_owes import owing
+from kvcustody.audit.processes.work_periods import LIVES, WorkPeriod, work_periods
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.ledger import (
-    decisions,
     erasure_results,
     erasures,
-    hit_counters,
+    incarnations,
     logs,
     orphan_findings,
 )
@@ -26,14 +28,6 @@ class KindCount(NamedTuple):
 
     kind: str
     leaves: int
-
-
-class DecisionCount(NamedTuple):
-    """Reuse that was permitted or denied, by rule, as counted and as recorded one by one."""
-
-    effect: str
-    rule: str
-    requests: int
 
 
 class ReportedErasure(NamedTuple):
@@ -49,6 +43,9 @@ class ReportedErasure(NamedTuple):
     blocks: int
     remaining: int
     reason: str
+    unanswered: tuple[
+        str, ...
+    ] = ()  # workers that were at work at the request and did not say that it is complete
 
 
 class FindingCount(NamedTuple):
@@ -63,7 +60,6 @@ class Activity(NamedTuple):
     """All of it."""
 
     kinds: tuple[KindCount, ...]
-    decisions: tuple[DecisionCount, ...]
     erasures: tuple[ReportedErasure, ...]
     findings: tuple[FindingCount, ...]
 
@@ -89,8 +85,7 @@ def read_activity(
         kinds[item.kind] = kinds.get(item.kind, 0) + item.in_period
     return Activity(
         tuple(KindCount(kind, leaves) for kind, leaves in sorted(kinds.items()) if leaves),
-        tuple(sorted(_decisions(connection, within(hit_counters), within(decisions)))),
-        tuple(_erasures(connection, within(erasures), as_of)),
+        tuple(_erasures(connection, within(erasures), as_of, work_periods(overview.of_kind(*LIVES)))),
         _findings(connection, within(orphan_findings)),
     )
 
@@ -101,26 +96,14 @@ def _own_log(connection: Connection, tenant: str | None) -> int | None:
     return connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}")) or -1
 
 
-def _decisions(
-    connection: Connection, counted: ColumnElement[bool], single: ColumnElement[bool]
-) -> list[DecisionCount]:
-    totals: dict[tuple[str, str], int] = {}
-    queries: tuple[Any, ...] = (
-        select(hit_counters.c.effect, hit_counters.c.rule, func.sum(hit_counters.c.requests))
-        .where(counted)
-        .group_by(hit_counters.c.effect, hit_counters.c.rule),
-        select(decisions.c.effect, decisions.c.rule, func.count())
-        .where(single)
-        .group_by(decisions.c.effect, decisions.c.rule),
-    )
-    for query in queries:
-        for effect, rule, requests in connection.execute(query):
-            totals[effect, rule] = totals.get((effect, rule), 0) + int(requests)
-    return [DecisionCount(*key, number) for key, number in totals.items()]
-
-
-def _erasures(connection: Connection, within: ColumnElement[bool], as_of: AsOf) -> list[ReportedErasure]:
+def _erasures(
+    connection: Connection,
+    within: ColumnElement[bool],
+    as_of: AsOf,
+    periods: dict[str, WorkPeriod],
+) -> list[ReportedErasure]:
     result = erasure_results.c
+    said = _answered(connection, as_of, periods)
     outcomes = {
         row.erasure: row
         for row in connection.execute(
@@ -144,9 +127,27 @@ def _erasures(connection: Connection, within: ColumnElement[bool], as_of: AsOf) 
                 last.blocks if last else 0,
                 last.remaining if last else 0,
                 last.reason if last else "",
+                tuple(name for name in owing(periods, row.at_us) if name not in said.get(row.erasure, ())),
             )
         )
     return sorted(made, key=lambda item: (item.at_us, item.erasure))
+
+
+def _answered(connection: Connection, as_of: AsOf, periods: dict[str, WorkPeriod]) -> dict[str, set[str]]:
+    """By erasure: the workers whose last answer is that it is complete."""
+    result = erasure_results.c
+    query = (
+        select(result.erasure, result.outcome, incarnations.c.uuid)
+        .join(incarnations, incarnations.c.id == result.incarnation)
+        .where(as_of.has(erasure_results))
+        .order_by(result.at_us, result.log, result.idx)
+    )
+    last = {(row.erasure, row.uuid): row.outcome for row in connection.execute(query)}
+    made: dict[str, set[str]] = {}
+    for (erasure, life), outcome in last.items():
+        if outcome == "complete" and life in periods:
+            made.setdefault(erasure, set()).add(periods[life].worker)
+    return made
 
 
 def _findings(connection: Connection, within: ColumnElement[bool]) -> tuple[FindingCount, ...]:

@@ -13,9 +13,9 @@ import numpy as np
 from sqlalchemy import Connection, func, select
 
 from kvcustody._version import __version__
-from kvcustody.audit.copies.copy_coverage import CopyCoverage, copy_coverage
+from kvcustody.audit.copies.copy_coverage import CopyCoverage, JudgedCopies, copy_coverage
 from kvcustody.audit.coverage.block_uses import NEVER
-from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, read_units
+from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, lives_of, read_units
 from kvcustody.audit.coverage.recount_process import (
     RecountProcess,
     copy_differences,
@@ -24,11 +24,13 @@ from kvcustody.audit.coverage.recount_process import (
 )
 from kvcustody.audit.coverage.summary import CoverageSummary, is_covered, summary
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
+from kvcustody.audit.processes.marked_processes import marked_processes
+from kvcustody.audit.processes.work_periods import LIVES, work_periods
 from kvcustody.audit.report.activity import read_activity
 from kvcustody.audit.report.exceptions import exceptions
 from kvcustody.audit.report.framework import load_framework
 from kvcustody.audit.report.gaps_and_spills import read_gaps_and_spills
-from kvcustody.audit.report.leaf_counts import read_leaf_counts
+from kvcustody.audit.report.leaf_counts import LeafCounts, read_leaf_counts
 from kvcustody.audit.report.limitations import limitations
 from kvcustody.audit.report.model import (
     Bin,
@@ -40,9 +42,16 @@ from kvcustody.audit.report.model import (
     ReportParameters,
     Timeliness,
 )
-from kvcustody.audit.report.population import CustodyPopulation
+from kvcustody.audit.report.opinion.opinion import opinion_of
+from kvcustody.audit.report.opinion.opinion_model import Response
 from kvcustody.audit.report.reconciliation import reconcile
-from kvcustody.audit.report.sample import draw_sample
+from kvcustody.audit.report.sampling.attribute_size import RISK_PPM
+from kvcustody.audit.report.sampling.population import CustodyPopulation
+from kvcustody.audit.report.sampling.sample import draw_sample
+from kvcustody.audit.report.sections.decisions import read_decisions
+from kvcustody.audit.report.sections.read_back import read_back
+from kvcustody.audit.report.sections.signature_window import signature_window
+from kvcustody.audit.report.sections.storage_limitation import storage_limitation
 from kvcustody.audit.report.system_boundary import read_boundary
 from kvcustody.audit.report.tiers import read_tiers
 from kvcustody.audit.schema.ledger import events
@@ -98,18 +107,22 @@ def build_report(
     *,
     proof: PolicyProof | None = None,
     progress: Progress | None = None,
+    is_proved: bool = True,
+    responses: Sequence[Response] = (),
 ) -> Report:
-    """The report that was asked for.
+    """The report that was asked for; `is_proved`: its sampled leaves come with inclusion proofs.
 
     Raises `ConfigError` for an unknown framework, `ProofError` where the checkpoint is not signed.
     """
     tell = progress or (lambda _: None)
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.checkpoint))
     if not asked.recount:
-        return _build(connection, asked, state, proof, tell, None)
+        made = _build(connection, asked, state, proof, tell, None, is_proved)
+        return _concluded(made, responses)
     chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
     with open_recount(connection, chosen, _last_us(connection, asked.checkpoint), state) as recount:
-        return _build(connection, asked, state, proof, tell, recount)
+        made = _build(connection, asked, state, proof, tell, recount, is_proved)
+    return _concluded(made, responses)
 
 
 def _build(
@@ -119,6 +132,7 @@ def _build(
     proof: PolicyProof | None,
     tell: Progress,
     recount: RecountProcess | None,
+    is_proved: bool,
 ) -> Report:
     framework = load_framework(asked.framework)
     tell("boundary")
@@ -130,17 +144,22 @@ def _build(
     tell("custody")
     chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
     lives = list(read_units(connection, chosen, now_us=now_us, as_of=state))
-    found, population = summary(lives), CustodyPopulation(lives)
+    listed_copies: list[JudgedCopies] = []
+    copies = copy_coverage(connection, chosen, as_of=state, as_of_us=now_us, keep=listed_copies)
+    offsets = {life.uuid: life.offset_us for life in lives_of(connection)}
+    found, population = summary(lives), CustodyPopulation(lives, listed_copies, offsets)
     digest = population.digest()
-    copies = copy_coverage(connection, chosen, as_of=state, as_of_us=now_us)
     tell("sample and proofs")
-    sample = draw_sample(
+    sampling, sample = draw_sample(
         connection,
         population,
+        state,
         seed=asked.seed,
-        size=asked.sample,
+        size=asked.sample_size(),
+        risk_ppm=asked.risk_ppm or RISK_PPM,
         checkpoint=asked.checkpoint,
         tenant=asked.tenant,
+        is_proved=is_proved,
     )
     tell("activity and losses")
     listed, left_out = exceptions(lives)
@@ -163,12 +182,15 @@ def _build(
         timeline=_timeline(lives, asked),
         timeliness=_timeliness(lives, found),
         recount=None,
+        sampling=sampling,
         sample=sample,
         exceptions=listed,
         exceptions_left_out=left_out,
         activity=read_activity(
             connection, state, overview, asked.since_us, asked.until_us, tenant=asked.tenant
         ),
+        decided=read_decisions(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant),
+        read_back=read_back(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant),
         losses=read_gaps_and_spills(connection, state, overview, tenant=asked.tenant),
         limitations=(),
         tiers=read_tiers(
@@ -180,11 +202,47 @@ def _build(
             asked.until_us,
             tenant=asked.tenant,
         ),
+        storage=storage_limitation(connection, lives, state),
+        window=signature_window(
+            connection,
+            state,
+            asked.checkpoint,
+            asked.since_us,
+            asked.until_us,
+            frozenset(one.incarnation for one in marked_processes(overview.of_kind(*LIVES))),
+            tenant=asked.tenant,
+        ),
+        unscanned=_unscanned(overview, asked),
     )
     if recount is not None:
         tell("recount from leaves")
         made = made._replace(recount=_recounted(connection, asked, recount, found, copies))
+    return made
+
+
+def _concluded(made: Report, responses: Sequence[Response]) -> Report:
+    """With what follows from its facts: the opinion, beside what people answered, and the limitations."""
+    made = made._replace(responses=tuple(sorted(responses)))
+    made = made._replace(opinion=opinion_of(made))
     return made._replace(limitations=limitations(made))
+
+
+def _unscanned(overview: LeafCounts, asked: ReportParameters) -> tuple[str, ...]:
+    """Workers that were at work in the period, and whose pools no scan looked at in it."""
+    scanned = {
+        item.incarnation for item in overview.counted if item.kind == "orphan-scanned" and item.in_period
+    }
+    if asked.tenant is not None:
+        return ()  # scans are in the system log, and no tenant's
+    return tuple(
+        sorted(
+            f"{period.worker} {life[:8]}"
+            for life, period in work_periods(overview.of_kind(*LIVES)).items()
+            if life not in scanned
+            and period.started_us < asked.until_us
+            and (period.ended_us is None or period.ended_us >= asked.since_us)
+        )
+    )
 
 
 def _query(asked: ReportParameters) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from kvcustody.audit.coverage.custody_units import UNKNOWN, LifeUnits
 from kvcustody.audit.coverage.summary import is_covered
 from kvcustody.audit.report.model import Exceptional
-from kvcustody.audit.report.population import VERDICTS
+from kvcustody.audit.report.sampling.population import VERDICTS
 
 LISTED_MAX = 200
 MEANINGS = {

@@ -31,6 +31,8 @@ SECTIONS = {
     "activity": "Recorded events",
     "losses": "Gaps and spills",
     "witness": "Witnesses",
+    "storage": "Storage limitation",
+    "opinion": "Opinion",
 }
 NAMES = ("nist-800-53", "cc-fdp-rip", "iso-27001", "soc2", "gdpr", "hipaa", "pci-dss", "eu-ai-act")
 
@@ -43,6 +45,7 @@ class Control(NamedTuple):
     supports: str
     evidence: tuple[str, ...]
     limit: str
+    clock: bool = False  # about a clock, which replayed history has none of
 
 
 class Framework(NamedTuple):
@@ -64,7 +67,14 @@ def load_framework(name: str) -> Framework:
     text = resources.files("kvcustody.audit.report").joinpath(f"frameworks/{name}.toml").read_text("utf-8")
     value = tomllib.loads(text)
     controls = tuple(
-        Control(item["id"], item["title"], item["supports"], tuple(item["evidence"]), item["limit"])
+        Control(
+            item["id"],
+            item["title"],
+            item["supports"],
+            tuple(item["evidence"]),
+            item["limit"],
+            bool(item.get("clock")),
+        )
         for item in value["controls"]
     )
     unknown = {section for control in controls for section in control.evidence} - set(SECTIONS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.report.model import Report
+from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.system_boundary import deaths
 from kvcustody.audit.witness.status import UNWITNESSED
 
@@ -35,6 +35,13 @@ def limitations(report: Report) -> tuple[str, ...]:
         made.append(
             f"{total.sampled_bytes:,} bytes were verified by samples; the blocks not read are not verified."
         )
+    asleep = sum(row.receipts_unread for row in report.read_back if row.level == "sampled")
+    if asleep:
+        meant = sum(row.receipts for row in report.read_back if row.level == "sampled")
+        made.append(
+            f"{asleep:,} of {meant:,} receipts of level sampled read none of their blocks: these are counted as not "
+            "read back."
+        )
     if boundary.witnessed.age_us is None:
         made.append(f"{UNWITNESSED[:1].upper()}{UNWITNESSED[1:]}.")
     if report.proof is None:
@@ -55,11 +62,16 @@ def limitations(report: Report) -> tuple[str, ...]:
     copies = sum(row.due for row in report.tiers.rows)
     if copies:
         made.append(
-            f"{copies:,} copies off the device were due: they are counted by tier, and in no sample of this report. "
+            f"{copies:,} copies off the device were due: they are counted by tier. "
             "Where a destroyed key alone proves a copy's end, nobody can open it, and its bytes may still be there."
         )
     if report.losses.gaps:
         made.append(f"Gaps ({report.losses.gaps:,}): what they would have said is unknown.")
+    if report.asked.seed == ReportParameters._field_defaults["seed"]:
+        made.append("The sample's seed is the default, which was known beforehand: an auditor gives another.")
+    left = sum(item.leaves_left_out for item in report.sample)
+    if left:
+        made.append(f"{left:,} leaves of drawn custodies are not in this report: an export has them.")
     if report.recount is None:
         made.append("Coverage was not recomputed from leaves for this report.")
     if report.asked.tenant is not None:

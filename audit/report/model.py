@@ -1,12 +1,13 @@
 """The contents of a report: plain facts, section by section, and their canonical JSON.
 
-1. The JSON has keys in order and no floats; its SHA-256 is what a re-run must give.
+1. The JSON has keys in order and no floats; the SHA-256 of it without its signature is what a re-run must give.
 2. Times are UTC microseconds unless a name says `boot`; a unit is (block, generation, shard).
 """
 
 from __future__ import annotations
 
 import hashlib
+import shlex
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,15 +15,23 @@ import orjson
 from kvcustody.audit.coverage.recount_process import Difference
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.report.activity import Activity
-from kvcustody.audit.report.framework import Framework
+from kvcustody.audit.report.framework import Control, Framework
 from kvcustody.audit.report.gaps_and_spills import GapsAndSpills
+from kvcustody.audit.report.opinion.opinion_model import Opinion, Response
 from kvcustody.audit.report.reconciliation import Balance
-from kvcustody.audit.report.sample import SampleItem
+from kvcustody.audit.report.sampling.attribute_size import attribute_sample_size
+from kvcustody.audit.report.sampling.sample import SampleItem
+from kvcustody.audit.report.sampling.strata import Sampling
+from kvcustody.audit.report.sections.decisions import Decided
+from kvcustody.audit.report.sections.read_back import ReadBack
+from kvcustody.audit.report.sections.signature_window import NO_WINDOW, SignatureWindow
+from kvcustody.audit.report.sections.storage_limitation import StorageRow
+from kvcustody.audit.report.signing.report_signature import ReportSignature
 from kvcustody.audit.report.system_boundary import Boundary
 from kvcustody.audit.report.tiers import TierFacts
 from kvcustody.times import iso
 
-SCHEMA = "kvcustody/report@1"
+SCHEMA = "kvcustody/report@2"
 
 
 class ReportParameters(NamedTuple):
@@ -37,12 +46,28 @@ class ReportParameters(NamedTuple):
     tenant: str | None = None
     extends: int | None = None
     recount: bool = True
+    risk_ppm: int = 0
+    tolerable_ppm: int = 0
+    expected: int = 0
+
+    def is_risk_whole(self) -> bool:
+        """Whether risk and tolerable rate are both stated, or neither, and expected deviations only with them."""
+        return bool(self.risk_ppm) == bool(self.tolerable_ppm) and (not self.expected or self.risk_ppm > 0)
+
+    def sample_size(self) -> int:
+        """How many are drawn: what the stated risk asks for, where one is stated."""
+        if not (self.risk_ppm and self.tolerable_ppm):
+            return self.sample
+        return attribute_sample_size(self.risk_ppm, self.tolerable_ppm, self.expected)
 
     def command(self) -> str:
         """The command that makes the report again; where the ledger is, `--ledger` says."""
         parts = [f"kvcustody report make --framework {self.framework} --as-of {self.checkpoint}"]
         parts.append(f"--since {iso(self.since_us)} --until {iso(self.until_us)}")
-        parts.append(f"--seed {self.seed} --sample {self.sample}")
+        parts.append(f"--seed {shlex.quote(self.seed)} --sample {self.sample}")
+        if self.risk_ppm and self.tolerable_ppm:
+            parts.append(f"--risk {self.risk_ppm / 10_000:g} --tolerable {self.tolerable_ppm / 10_000:g}")
+            parts.append(f"--expected {self.expected}")
         if self.tenant is not None:
             parts.append(f"--tenant {self.tenant}")
         if self.extends is not None:
@@ -148,22 +173,32 @@ class Report(NamedTuple):
     timeline: tuple[Bin, ...]
     timeliness: Timeliness
     recount: Recounted | None
+    sampling: Sampling
     sample: tuple[SampleItem, ...]
     exceptions: tuple[Exceptional, ...]
     exceptions_left_out: int
     activity: Activity
+    decided: Decided
+    read_back: tuple[ReadBack, ...]
     losses: GapsAndSpills
     limitations: tuple[str, ...]
     tiers: TierFacts = TierFacts((), "", (), ())
+    storage: tuple[StorageRow, ...] = ()
+    window: SignatureWindow = NO_WINDOW
+    unscanned: tuple[str, ...] = ()  # workers at work in the period whose pools no scan for orphans looked at
+    responses: tuple[Response, ...] = ()
+    opinion: Opinion = Opinion("", 0, 0, 0, ())
+    signature: ReportSignature | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the statement about every control spelled out."""
         made: dict[str, Any] = _plain(self)
+        if self.signature is None:
+            del made["signature"]
         made["schema"] = SCHEMA
         made["rerun"] = self.rerun()
         made["statements"] = [
-            {"control": control.id, "statement": self.statement(control.id)}
-            for control in self.framework.controls
+            {"control": control.id, "statement": self.statement(control.id)} for control in self.cited()
         ]
         return made
 
@@ -174,11 +209,17 @@ class Report(NamedTuple):
     def rerun(self) -> str:
         """The command that makes this report again."""
         proved = "" if self.proof is None else f" --policy {self.proof.policy}.yaml"
-        return self.asked.command() + proved
+        answered = " --responses responses.toml" if self.responses else ""
+        return self.asked.command() + proved + answered
 
     def digest(self) -> str:
-        """SHA-256 of `to_bytes`, hexadecimal."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+        """SHA-256 of `to_bytes` without a signature, hexadecimal: what is signed."""
+        return hashlib.sha256(self._replace(signature=None).to_bytes()).hexdigest()
+
+    def cited(self) -> tuple[Control, ...]:
+        """The controls that it is evidence for: replayed history says nothing of any clock."""
+        every = self.framework.controls
+        return tuple(each for each in every if not each.clock) if self.boundary.history else every
 
     def statement(self, control: str) -> str:
         """What may be said of a control."""

@@ -17,7 +17,7 @@ from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.report.system_boundary import Boundary, ReportedWorker
 from kvcustody.audit.schema.ledger import receipts
 
-_LEAVES = "leaves"
+HANDED_OUT = "handed out by the pool's counter when it stopped"
 
 
 class Balance(NamedTuple):
@@ -88,7 +88,7 @@ def _of_life(
     if worker.allocated is None:
         return
     yield Balance(
-        f"{who}: handed out by the pool's counter when it stopped = listed as handed out",
+        f"{who}: {HANDED_OUT} = listed as handed out",
         worker.allocated,
         account.handed_out,
         "the pool's own counter",

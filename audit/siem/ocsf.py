@@ -50,6 +50,7 @@ TABLE: dict[str, OcsfClass] = {
     "keys-ordered": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "attempts-refused": OcsfClass(API, OTHER, "Refuse", MEDIUM),
     "issuer-assigned": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "report-key": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "signing-key": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "principal-changed": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "access": OcsfClass(API, READ, "Read"),

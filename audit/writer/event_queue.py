@@ -35,6 +35,7 @@ from kvcustody.audit.events import (
 from kvcustody.audit.events.block_runs import Runs, block_count
 from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import Clock
+from kvcustody.times import MINUTE_US
 
 _COUNT_KEYS_MAX = 10_000
 _TOO_FAST = "events arrived faster than any store could keep them"
@@ -143,9 +144,17 @@ class EventQueue:
     """The queue between an engine and its ledger writer."""
 
     def __init__(
-        self, clock: Clock, shares: TenantShares, *, capacity: int, batch: int, count_seconds: float
+        self,
+        clock: Clock,
+        shares: TenantShares,
+        *,
+        capacity: int,
+        batch: int,
+        count_seconds: float,
+        offset_us: int = 0,
     ) -> None:
-        """`batch` events wake the writer; `shares` is told whose wait."""
+        """`batch` events wake the writer; `shares` is told whose wait. `offset_us` turns boot time into UTC."""
+        self._offset_us = offset_us
         self._shares = shares
         self._clock = clock
         self._limit = 2 * capacity
@@ -155,7 +164,7 @@ class EventQueue:
         self._queue: deque[Item] = deque()
         self._drafts = _Drafts()
         self._tickets: dict[int, QueuedEvents] = {}
-        self._counts: dict[tuple[str, str, str, str, str, int], list[int]] = {}
+        self._counts: dict[tuple[str, str, str, str, str, int, int], list[int]] = {}
         self._dropped: list[tuple[int, int]] = []  # first and last of each run of sequences
         self.counts_due = time.monotonic() + count_seconds
         self.sequence = 0  # the last one given
@@ -272,13 +281,15 @@ class EventQueue:
             if not isinstance(event, HitCounted):
                 rest.append(event)
                 continue
-            key = (event.tenant, event.owner, event.action, event.effect, event.rule, event.revision)
+            minute = (event.at_us + self._offset_us) // MINUTE_US  # of UTC: no counter goes on over its end
+            key = (event.tenant, event.owner, event.action, event.effect, event.rule, event.revision, minute)
             total = self._counts.get(key)
             if total is None:
-                total = self._counts[key] = [event.at_us, 0, 0, 0]
+                total = self._counts[key] = [event.at_us, 0, 0, 0, event.at_us]
             total[1] += event.requests
             total[2] += event.blocks
             total[3] += event.tokens
+            total[4] = max(total[4], event.at_us)
         return rest
 
     # -- the writer's thread --------------------------------------------------------------------------------
@@ -339,9 +350,10 @@ class EventQueue:
         self.counts_due = time.monotonic() + self._count_seconds
         with self._lock:
             counts, self._counts = self._counts, {}
-        at_us = self._clock.now_us()
-        for key, (since, requests, blocks, tokens) in counts.items():
-            self.emit(HitCounters(at_us, *key, since, requests, blocks, tokens))
+        for key, (since, requests, blocks, tokens, last) in counts.items():
+            tenant, owner, action, effect, rule, revision, _ = key
+            who = (tenant, owner, action, effect, rule)
+            self.emit(HitCounters(last, *who, revision, since, requests, blocks, tokens))
 
     # -- those who wait -------------------------------------------------------------------------------------
 

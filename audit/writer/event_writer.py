@@ -126,6 +126,7 @@ class LedgerWriter:
             capacity=settings.capacity,
             batch=settings.batch,
             count_seconds=settings.count_seconds,
+            offset_us=self.offset_us,
         )
         self._mark = DurableWatermark()
         self._most = min(_BEHIND * settings.batch, sink.batch_leaves)

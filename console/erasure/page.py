@@ -35,7 +35,11 @@ def render(document: dict[str, Any]) -> str:
         "<h2>What was done</h2>",
         _facts(_done(body, figures)),
         "<h2>What remains, and why</h2>",
-        _table(("reason", "blocks"), [*figures["kept"].items(), *_unproven(figures)], "nothing remains"),
+        _table(
+            ("reason", "blocks"),
+            [*figures["kept"].items(), *_unproven(figures), *_unknown(body)],
+            _nothing(body),
+        ),
         "<h2>Workers</h2>",
         _table(
             ("worker", "answer", "at", "blocks ended", "remaining", "reason"),
@@ -129,6 +133,17 @@ def _done(body: dict[str, Any], figures: dict[str, Any]) -> list[tuple[str, str]
 
 def _unproven(figures: dict[str, Any]) -> list[tuple[str, int]]:
     return [("no receipt: unproven", figures["unproven"])] if figures["unproven"] else []
+
+
+def _unknown(body: dict[str, Any]) -> list[tuple[str, str]]:
+    """Workers that have not answered: what remains there is unknown."""
+    away = sorted({*body["waiting"], *body["unreachable"]})
+    return [(f"no answer from {name}", "unknown") for name in away]
+
+
+def _nothing(body: dict[str, Any]) -> str:
+    """What is said where nothing is listed: only an erasure that is complete shows that nothing remains."""
+    return "nothing remains" if body["outcome"] == "complete" else "unknown: the erasure is not complete"
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> str:

@@ -16,17 +16,27 @@ from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.report.model import PolicyProof, Report, ReportedProperty, ReportParameters
+from kvcustody.audit.report.opinion.read_responses import read_responses
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
-from kvcustody.audit.verify.verify_report import verify_report
+from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
+from kvcustody.audit.verify.report.verify_report import ReportCheck, open_report, verify_report
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.opening import snapshot
 from kvcustody.console.options import DEFAULT, At, Ledger, Since, Until, moment_us
+from kvcustody.console.report import keys as key_commands
 from kvcustody.console.report import ropa as ropa_command
+from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import FORMATS, render_all
 from kvcustody.console.report.number_format import count, percent
-from kvcustody.errors import ConfigError
+from kvcustody.console.report.opinion_pages import share_text
+from kvcustody.errors import ConfigError, LedgerError
+from kvcustody.governance.keys.report_signing_key import (
+    read_report_key,
+    recorded_report_keys,
+    signed_report,
+)
 
 EXIT_NO = 1
 
@@ -54,16 +64,40 @@ def make(
     tenant: Annotated[
         str | None, typer.Option(help="One tenant's own report: nothing of other tenants is in it.")
     ] = None,
-    seed: Annotated[str, typer.Option(help="Draws the sample.")] = "kvcustody",
+    seed: Annotated[
+        str, typer.Option(help="Draws the sample: an auditor's own text, or the value of a public beacon.")
+    ] = "kvcustody",
     sample: Annotated[int, typer.Option(min=0, max=10_000, help="How many custodies are drawn.")] = 25,
+    risk: Annotated[
+        float,
+        typer.Option(
+            min=0, max=50, help="Risk in percent that the sample misleads; with --tolerable, its size."
+        ),
+    ] = 0,
+    tolerable: Annotated[
+        float, typer.Option(min=0, max=50, help="The rate of custodies not covered that may be, in percent.")
+    ] = 0,
+    expected: Annotated[
+        int, typer.Option(min=0, max=100, help="How many not covered are expected in the sample.")
+    ] = 0,
     extends: Annotated[
         int | None, typer.Option(help="An earlier report's checkpoint: a proof that this one extends it.")
     ] = None,
     policy: Annotated[Path | None, typer.Option(help="The policy to prove for the report (YAML).")] = None,
+    responses: Annotated[
+        Path | None,
+        typer.Option(help="What people answered to exceptions (TOML: id, owner, date, response, ...)."),
+    ] = None,
     recount: Annotated[
         bool, typer.Option(help="Compute coverage a second time, from leaves alone, and compare.")
     ] = True,
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS),
+    sign_with: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file of the key that signs reports (`report enrol-key`); without it, unsigned."
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="The folder to write to; it is made where it is not there.")
     ] = Path("kvcustody-report"),
@@ -78,8 +112,13 @@ def make(
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
+    if bool(risk) != bool(tolerable) or (expected and not risk):
+        raise ConfigError(
+            "--risk, --tolerable and --expected belong together: a size follows from all of them"
+        )
     load_framework(framework)
     proof = None if policy is None else prove_policy(policy)
+    answers = () if responses is None else read_responses(read_file(responses).decode(errors="replace"))
     with snapshot(ledger) as connection, _telling() as tell:
         tenant = known_tenant(connection, tenant)
         checkpoint = (
@@ -89,7 +128,13 @@ def make(
         )
         bounds = period(connection, checkpoint, moment_us(since), moment_us(until))
         asked = ReportParameters(framework, checkpoint, *bounds, seed, sample, tenant, extends, recount)
-        report = build_report(connection, asked, proof=proof, progress=tell)
+        asked = asked._replace(
+            risk_ppm=round(risk * 10_000), tolerable_ppm=round(tolerable * 10_000), expected=expected
+        )
+        report = build_report(connection, asked, proof=proof, progress=tell, responses=answers)
+        if sign_with is not None:
+            key = read_report_key(sign_with, recorded_report_keys(connection.engine))
+            report = signed_report(connection, report, key)
         tell("writing")
         files = render_all(report, formats)
     write_files(out, files)
@@ -97,39 +142,94 @@ def make(
 
 
 @app.command(
-    epilog="Example:\n\n    kvcustody report verify q1/report.json --key ledger.vkey "
+    epilog="Examples:\n\n    kvcustody report verify q1 --key ledger.vkey --export export-1041\n\n"
+    "    kvcustody report verify q1/report.json --key ledger.vkey "
     "--digest 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 )
 def verify(
-    file: Annotated[Path, typer.Argument(help="A report.json.")],
+    file: Annotated[
+        Path, typer.Argument(help="A report.json, or the folder of a report with all its files.")
+    ],
     *,
     key: Annotated[
         list[Path], typer.Option(help="A file with the log's public key (vkey); may be given twice.")
     ],
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="An export of the report's checkpoint: every figure is made again from its leaves."
+        ),
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="The ledger itself: every figure is made again from it.")
+    ] = None,
     digest: Annotated[str | None, typer.Option(help="The SHA-256 that the report should have.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a report offline, with nothing but the log's public key: its seal, the draw, every sampled leaf.
+    """Check a report: its signature, its figures against an export or the ledger, and every format's bytes.
 
-    Exit code 1 says that something is wrong with the report.
+    With nothing but the log's public key: who signed, every sampled leaf, and that the report agrees with itself. What
+    was not checked is printed, with the reason. Exit code 1 says that something is wrong with the report.
     """
     vkeys = [read_file(path).decode(errors="replace").strip() for path in key]
     for text in vkeys:
         parse_vkey(text)
-    found = verify_report(read_file(file), vkeys, expected_digest=digest)
-    if as_json:
-        print_json({**found._asdict(), "ok": found.ok})
-    else:
-        for problem in found.problems:
-            print(f"problem: {problem}")
-        verdict = "sound" if found.ok else "not sound"
-        print(
-            f"{verdict}: {found.leaves} sampled leaves, checkpoint {found.checkpoint}, SHA-256 {found.digest}"
-        )
+    folder = file if file.is_dir() else None
+    data = read_file(file / "report.json" if folder else file)
+    again, wrong = _again(data, vkeys, export, ledger)
+    found = verify_report(data, vkeys, expected_digest=digest, again=again)
+    compared: tuple[str, ...] = ()
+    if folder is not None and not wrong and not found.problems:
+        compared, more = differing_files(folder, open_report(data))
+        wrong += more
+    found = found._replace(problems=(*wrong, *found.problems))
+    _tell(found, compared, as_json)
     if not found.ok:
         raise typer.Exit(EXIT_NO)
 
 
+def _again(
+    data: bytes, vkeys: list[str], export: Path | None, ledger: str | None
+) -> tuple[MadeAgain | None, list[str]]:
+    """The report made again from what was given; why it could not be, as a problem."""
+    if export is None and ledger is None:
+        return None, []
+    try:
+        stated = open_report(data)
+        if export is not None:
+            return again_from_export(export, stated, vkeys), []
+        assert ledger is not None
+        with snapshot(ledger) as connection:
+            return again_from_ledger(connection, stated), []
+    except (LedgerError, ConfigError) as problem:
+        return None, [f"its figures cannot be made again: {problem.message}"]
+
+
+def _tell(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        unchecked = [each._asdict() for each in found.unchecked]
+        print_json({**found._asdict(), "unchecked": unchecked, "formats": list(compared), "ok": found.ok})
+        return
+    for problem in found.problems:
+        print(f"problem: {problem}")
+    for each in found.unchecked:
+        print(f"not checked: {each.path}: {each.why}")
+    signed = f"signed by {found.signed_by}" if found.signed_by else "not signed"
+    again = f", every figure made again from {found.source}" if found.source else ""
+    formats = f", {', '.join(compared)} the same byte for byte" if compared else ""
+    verdict = "sound, but for what was not checked" if found.ok else "not sound"
+    print(
+        f"{verdict}: {signed}{again}{formats}, {found.leaves} sampled leaves, checkpoint {found.checkpoint}, "
+        f"SHA-256 {found.digest}"
+    )
+
+
+app.command(
+    name="enrol-key", epilog="Example:\n\n    kvcustody report enrol-key kvcustody-report.key --actor dana"
+)(key_commands.enrol_key)
+app.command(
+    name="rotate-key", epilog="Example:\n\n    kvcustody report rotate-key kvcustody-report.key --actor dana"
+)(key_commands.rotate_key)
 app.command(name="ropa", epilog=ropa_command.EPILOG)(ropa_command.ropa)
 
 
@@ -187,12 +287,14 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
                 "checkpoint": report.asked.checkpoint,
                 "population": {"custodies": report.population.custodies, "digest": report.population.digest},
                 "total": report.total._asdict(),
+                "opinion": report.opinion.kind,
                 "balances": [{**item._asdict(), "holds": item.holds} for item in report.population.balances],
                 "recount_agrees": None if report.recount is None else not report.recount.differences,
             }
         )
         return
     total = report.total
+    print(f"the opinion is {report.opinion.kind}: {share_text(report.opinion)} of what was due")
     print(
         f"{percent(total.covered, total.due)} of {count(total.due)} units due ended in time with evidence; "
         f"{count(total.due - total.covered)} exceptions, {count(report.losses.gaps)} gaps"

@@ -233,7 +233,11 @@ def coverage_section(report: Report) -> Section:
                         count(report.total.full_bytes),
                         size(report.total.full_bytes),
                     ),
-                    ("sampled", count(report.total.sampled_bytes), size(report.total.sampled_bytes)),
+                    (
+                        "sampled: some of a receipt's blocks read",
+                        count(report.total.sampled_bytes),
+                        size(report.total.sampled_bytes),
+                    ),
                     (
                         "retired: the device finished",
                         count(report.total.retired_bytes),
@@ -246,6 +250,7 @@ def coverage_section(report: Report) -> Section:
                     ),
                 ],
             ),
+            *_read_back(report),
             Chart(
                 charts.columns(
                     "From due to destroyed",
@@ -261,6 +266,44 @@ def coverage_section(report: Report) -> Section:
                     ("longest", duration(lags.max_us)),
                     ("longest fence, which excuses a late scrub", duration(report.total.fence_us_max)),
                 ]
+            ),
+        ),
+    )
+
+
+def _read_back(report: Report) -> Sequence[Block]:
+    """Receipts of the period by what was really read."""
+    if not report.read_back:
+        return ()
+    return (
+        Paragraph(
+            "Receipts of the period by what was really read back. A boot's scrub is of memory that was in nobody's "
+            "custody, and stands apart."
+        ),
+        Table(
+            (
+                "of",
+                "level",
+                "result",
+                "receipts",
+                "that read nothing",
+                "blocks",
+                "read",
+                "bytes",
+                "bytes read",
+            ),
+            [
+                (
+                    *(item.scrub, item.level, item.result, count(item.receipts), count(item.receipts_unread)),
+                    *(count(item.blocks), count(item.blocks_read), count(item.bytes), count(item.bytes_read)),
+                )
+                for item in report.read_back
+            ],
+            left=3,
+            bad=frozenset(
+                place
+                for place, item in enumerate(report.read_back)
+                if item.level == "sampled" and item.receipts_unread
             ),
         ),
     )

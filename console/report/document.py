@@ -18,7 +18,13 @@ from kvcustody.console.report.evidence_pages import (
     losses_section,
     sample_section,
 )
-from kvcustody.console.report.number_format import count, duration, percent
+from kvcustody.console.report.number_format import count, duration
+from kvcustody.console.report.opinion_pages import (
+    opinion_section,
+    opinion_tile,
+    share_text,
+    storage_section,
+)
 from kvcustody.console.report.page_model import (
     Block,
     Facts,
@@ -34,7 +40,9 @@ from kvcustody.console.report.page_model import (
 from kvcustody.errors import ConfigError
 from kvcustody.times import iso
 
-FORMATS = ("html", "pdf", "json", "oscal")
+FILES = {"html": "report.html", "pdf": "report.pdf", "json": "report.json", "oscal": "oscal.json"}
+FORMATS = tuple(FILES)
+WATERMARK = "REPLAYED OR GENERATED HISTORY"  # on every page of a report that counts any
 _ROLES = ("Prepared by", "Reviewed by", "Management response", "Auditor")
 
 
@@ -72,10 +80,12 @@ def page_of(report: Report) -> Page:
         + report.boundary.history,
         _tiles(report),
         (
+            opinion_section(report),
             boundary_section(report),
             _controls(report),
             population_section(report),
             coverage_section(report),
+            storage_section(report),
             *(() if report.tiers.is_empty else (tiers_section(report),)),
             _recount(report),
             sample_section(report),
@@ -86,6 +96,7 @@ def page_of(report: Report) -> Page:
             _sign_off(report),
         ),
         f"kvcustody {report.version}. Evidence, not a verdict: what a control needs is judged by people.",
+        watermark=WATERMARK if report.boundary.history else "",
     )
 
 
@@ -93,11 +104,11 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
     total, uncovered = report.total, report.total.due - report.total.covered
     age = report.boundary.witnessed.age_us
     return (
-        Tile(percent(total.covered, total.due), "of units due ended in time, with evidence"),
+        opinion_tile(report),
+        Tile(share_text(report.opinion), "of units due ended in time, with evidence"),
         Tile(count(total.due), "units due: (block, generation, shard)"),
         Tile(count(uncovered), "units that are exceptions", "bad" if uncovered else "good"),
         Tile(duration(report.timeliness.p99_us), "from due to destroyed, 99th percentile"),
-        Tile(count(report.losses.gaps), "gaps in the ledger", "bad" if report.losses.gaps else "good"),
         Tile(
             "none" if age is None else duration(age), "age of the last witness", "bad" if age is None else ""
         ),
@@ -118,7 +129,7 @@ def _controls(report: Report) -> Section:
             ),
             Table(
                 ("evidence supporting", "what there is", "sections", "what it does not show"),
-                [row(control) for control in report.framework.controls],
+                [row(control) for control in report.cited()],
                 left=4,
                 widths=(0.18, 0.36, 0.16, 0.3),
             ),
@@ -153,13 +164,24 @@ def _recount(report: Report) -> Section:
     return Section("Recount from leaves", tuple(blocks))
 
 
+def _signature(report: Report) -> list[tuple[str, str]]:
+    """One digest and one signature in every format."""
+    signature = report.signature
+    if signature is None:
+        return [("signature", "none: no key signed this report, so anybody may have written it")]
+    return [
+        ("signed by", signature.key),
+        ("signature over the digest", f"{signature.key_id} {signature.data}"),
+    ]
+
+
 def _sign_off(report: Report) -> Section:
     return Section(
         "Sign-off and re-run",
         (
             Paragraph("The same command on the same ledger gives the same bytes:"),
             Literal(report.rerun().replace(" --", " \\\n  --")),
-            Facts([("expected SHA-256 of report.json", report.digest())]),
+            Facts([("SHA-256 of the report without its signature", report.digest()), *_signature(report)]),
             Signatures(_ROLES),
         ),
     )

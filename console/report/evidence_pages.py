@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import hashlib
 
+from kvcustody.audit.coverage.custody_units import DEVICE_TIER
 from kvcustody.audit.report.model import Report
+from kvcustody.audit.report.sampling.population import PopulationMember
+from kvcustody.audit.report.sections.decisions import MEANINGS
 from kvcustody.console.report.number_format import count, duration, moment, second, several
 from kvcustody.console.report.page_model import Block, Facts, Paragraph, Section, Table
 
 _LISTED = 60
 _DRAW = (
-    "Draw i (from 0 on) takes custody number SHA-256(seed, ':', i) modulo the population's size, in the order of "
-    "incarnation, ended before overdue, pool, generation; one that was drawn before is passed over."
+    "Strata are by tier, tenant, classification and what ended the custody, in this order. Each gets one draw, the "
+    "rest is shared in proportion. Turn t of stratum s takes the place SHA-256(seed, ':', s, ':', t) modulo its size; "
+    "a place that was drawn before is passed over, and counted as a duplicate."
 )
 
 
 def sample_section(report: Report) -> Section:
-    """The drawn custodies, their verdicts and their leaves."""
+    """The strata, the drawn members, their verdicts and their leaves."""
+    sampling = report.sampling
     rows = [
         (
             count(item.number),
-            f"{item.custody.incarnation[:8]} {item.custody.pool}/{item.custody.block}/{item.custody.generation}",
+            _name_of(item.custody),
             item.custody.tenant,
             item.custody.classification,
             item.custody.verdict.replace("_", " "),
@@ -46,10 +51,36 @@ def sample_section(report: Report) -> Section:
             Facts(
                 [
                     ("seed", report.asked.seed),
-                    ("size", f"{len(report.sample)} of {count(report.population.custodies)}"),
+                    ("size", f"{len(report.sample)} of {count(sum(one.members for one in sampling.strata))}"),
+                    ("stated risk", _risk(report)),
+                    ("not covered among those drawn", count(sampling.deviations)),
+                    (
+                        "so at most, with that risk of being wrong",
+                        f"{sampling.upper_limit_ppm // 10_000}.{sampling.upper_limit_ppm // 100 % 100:02d} % of all",
+                    ),
                 ]
             ),
             Paragraph(_DRAW, "quiet"),
+            Table(
+                (
+                    "stratum",
+                    "tier",
+                    "tenant",
+                    "class",
+                    "ended by",
+                    "members",
+                    "drawn",
+                    "duplicates",
+                    "not covered",
+                ),
+                [
+                    (str(number), *one[:4], *(count(value) for value in one[4:]))
+                    for number, one in enumerate(sampling.strata[:_LISTED])
+                ],
+                left=5,
+                widths=(0.08, 0.09, 0.15, 0.13, 0.17, 0.1, 0.08, 0.11, 0.09),
+            ),
+            *_more(len(sampling.strata) - _LISTED, "strata"),
             Table(
                 (
                     "number",
@@ -79,6 +110,19 @@ def sample_section(report: Report) -> Section:
             *_more(len(leaves) - 2 * _LISTED, "leaves"),
         ),
     )
+
+
+def _name_of(member: PopulationMember) -> str:
+    if member.tier != DEVICE_TIER:
+        return f"{member.incarnation[:8]} {member.tier} copy {member.copy}"
+    return f"{member.incarnation[:8]} {member.pool}/{member.block}/{member.generation}"
+
+
+def _risk(report: Report) -> str:
+    asked, risk = report.asked, report.sampling.risk_ppm / 10_000
+    if not (asked.risk_ppm and asked.tolerable_ppm):
+        return f"{risk:g} % (none was stated, and the size was given)"
+    return f"{risk:g} %, for a tolerable rate of {asked.tolerable_ppm / 10_000:g} % and {asked.expected} expected"
 
 
 def exceptions_section(report: Report) -> Section:
@@ -126,12 +170,7 @@ def activity_section(report: Report) -> Section:
     """Decisions, erasures, orphan findings and recorded events of the period."""
     activity = report.activity
     blocks: list[Block] = [
-        Table(
-            ("decision", "rule", "requests"),
-            [(item.effect, item.rule, count(item.requests)) for item in activity.decisions[:_LISTED]]
-            or [("none recorded", "", "")],
-            left=2,
-        ),
+        *_decisions(report),
         Table(
             (
                 "erasure",
@@ -171,6 +210,47 @@ def activity_section(report: Report) -> Section:
         Table(("recorded events", "leaves"), [(item.kind, count(item.leaves)) for item in activity.kinds]),
     ]
     return Section("Decisions, erasures, orphans, recorded events", tuple(blocks))
+
+
+def _decisions(report: Report) -> list[Block]:
+    """What was decided by which rule, beside the residencies that followed, each word explained."""
+    decided = report.decided
+    return [
+        Facts(list(MEANINGS.items())),
+        Table(
+            ("decision", "action", "rule", "requests", "straddling"),
+            [
+                (
+                    *(item.effect, item.action, item.rule),
+                    *(count(item.requests), count(item.straddling)),
+                )
+                for item in decided.counts[:_LISTED]
+            ]
+            or [("none recorded", "", "", "", "")],
+            left=3,
+        ),
+        *_more(len(decided.counts) - _LISTED, "decisions"),
+        Table(
+            ("permitted by", "residencies", "of these with a hit at their opening"),
+            [
+                (item.rules, count(item.residencies), count(item.attached))
+                for item in decided.residencies[:_LISTED]
+            ]
+            or [("none opened", "", "")],
+            left=1,
+        ),
+        *_more(len(decided.residencies) - _LISTED, "sets of rules"),
+        Table(
+            ("identity", "left", "right", "holds"),
+            [
+                (item.name, count(item.left), count(item.right), "yes" if item.holds else "no")
+                for item in decided.balances
+            ],
+            left=1,
+            widths=(0.6, 0.15, 0.15, 0.1),
+            bad=frozenset(place for place, item in enumerate(decided.balances) if not item.holds),
+        ),
+    ]
 
 
 def losses_section(report: Report) -> Section:

@@ -45,6 +45,9 @@ def assessment_results(report: Report) -> bytes:
                 _prop("software-version", report.version),
                 _prop("checkpoint-root", boundary.checkpoint.root),
                 _prop("report-sha-256", digest),
+                _prop("opinion", report.opinion.kind),
+                *([_prop("history", report.boundary.history)] if report.boundary.history else []),
+                *_signature(report),
             ],
             "remarks": "Evidence for assessors. No target is stated to be satisfied or not satisfied.",
         },
@@ -61,8 +64,7 @@ def assessment_results(report: Report) -> bytes:
                     "control-selections": [
                         {
                             "include-controls": [
-                                {"control-id": control_id(control.id)}
-                                for control in report.framework.controls
+                                {"control-id": control_id(control.id)} for control in report.cited()
                             ]
                         }
                     ]
@@ -71,7 +73,7 @@ def assessment_results(report: Report) -> bytes:
                     _observation(
                         report, control, name(f"observation {control.id}"), collected, name("report")
                     )
-                    for control in report.framework.controls
+                    for control in report.cited()
                 ],
             }
         ],
@@ -98,6 +100,17 @@ def assessment_results(report: Report) -> bytes:
         },
     }
     return orjson.dumps({"assessment-results": body}, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def _signature(report: Report) -> list[dict[str, str]]:
+    """The report's own signature, as every format has it."""
+    signature = report.signature
+    if signature is None:
+        return []
+    return [
+        _prop("report-key", signature.key),
+        _prop("report-signature", f"{signature.key_id} {signature.data}"),
+    ]
 
 
 def control_id(text: str) -> str:

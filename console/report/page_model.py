@@ -74,18 +74,19 @@ class Tile(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A whole page."""
+    """A whole page; `watermark` stands across every sheet of it."""
 
     title: str
     subtitle: str
     tiles: tuple[Tile, ...]
     sections: tuple[Section, ...]
     footer: str
+    watermark: str = ""
 
 
 def strings_of(page: Page) -> list[str]:
     """Every string that a reader of the page sees."""
-    found = [page.title, page.subtitle, page.footer]
+    found = [page.title, page.subtitle, page.footer, page.watermark]
     found += [text for tile in page.tiles for text in (tile.value, tile.label)]
     for section in page.sections:
         found.append(section.title)

@@ -33,9 +33,9 @@ INK, SOFT, LINE, TINT, GOOD, BAD = "#1c2126", "#59626b", "#c9ced2", "#f3f4f2", "
 SERIES = {1: "#2a6f97", 2: "#e08e2b", 3: "#8a5a9e", 4: "#b5483a", 5: "#8c979f"}
 _MARKS = {"": INK, "good": GOOD, "bad": BAD, "quiet": SOFT}
 _GAP = "&nbsp;" * 3
-_ROOM = 120  # points that a section wants below its heading; else it begins a page
+_ROOM = 250  # points that a section wants below its heading; else it begins a page
 _FACTS_WHOLE = 12  # so many are not divided between pages
-_TABLE_ROOM = 72  # points for a table's lead, its head and two rows
+_TABLE_ROOM = 120  # points for a table's lead, its head and two rows
 
 
 def render_pdf(page: Page) -> bytes:
@@ -118,9 +118,22 @@ class _Setter:
             canvas.setFillColor(self._color(SOFT))
             canvas.drawString(self._margin, 22, note)
             canvas.drawRightString(self._page_size[0] - self._margin, 22, f"page {template.page}")
+            if page.watermark:
+                self._watermark(canvas, plain(page.watermark))
 
         document.build(flow, onFirstPage=decorate, onLaterPages=decorate)
         return out.getvalue()
+
+    def _watermark(self, canvas: Any, text: str) -> None:
+        """Across the sheet, faint enough to read through."""
+        width, height = self._page_size
+        canvas.saveState()
+        canvas.translate(width / 2, height / 2)
+        canvas.rotate(52)
+        canvas.setFont("Helvetica-Bold", 34)
+        canvas.setFillColor(self._color(BAD), alpha=0.14)
+        canvas.drawCentredString(0, 0, text)
+        canvas.restoreState()
 
     def _section(self, number: int, section: Section) -> list[Any]:
         heading = self._text(

@@ -68,7 +68,7 @@ def open_signing_key(
     periods = recorded_keys(engine)
     if periods:
         return _recorded(path, periods)
-    _finish(path, periods)
+    finish_handover(path, periods)
     key = read_signing_key(path) if path.exists() else create_signing_key(path, origin, kind)
     ledger.submit_durable(SigningKeyRecorded(clock.now_us(), "made", str(key.verifier), "", "governor"))
     return key
@@ -114,7 +114,7 @@ def check_unused(path: Path) -> None:
 
 def _recorded(path: Path, periods: Sequence[KeyPeriod]) -> SigningKey | None:
     """The key that the ledger names; None where another process holds it."""
-    _finish(path, periods)
+    finish_handover(path, periods)
     if not path.exists():
         _log.warning("checkpoints are signed elsewhere", key=str(periods[-1].key), expected_at=str(path))
         return None
@@ -184,7 +184,7 @@ def _rotate(
     path: Path, signer: CheckpointSigner, ledger: Ledger, clock: Clock, actor: str, kind: KeyKind | None
 ) -> SigningKey:
     old = read_signing_key(path)
-    fresh = _next(path)
+    fresh = next_file(path)
     fresh.unlink(missing_ok=True)
     new = create_signing_key(fresh, old.name, kind or old.kind)
     signer.sign_once()
@@ -195,29 +195,31 @@ def _rotate(
             clock.now_us(), "rotated", str(new.verifier), base64.b64encode(record).decode(), actor
         )
     )
-    _take_over(path, old)
+    take_over(path, old)
     return new
 
 
-def _finish(path: Path, periods: Sequence[KeyPeriod]) -> None:
+def finish_handover(path: Path, periods: Sequence[KeyPeriod]) -> None:
     """What an interrupted handover left: the new key takes over where the ledger names it, and is dropped else."""
-    fresh = _next(path)
+    fresh = next_file(path)
     if not fresh.exists():
         return
     if periods and read_signing_key(fresh).verifier == periods[-1].key:
-        _take_over(path, read_signing_key(path) if path.exists() else None)
+        take_over(path, read_signing_key(path) if path.exists() else None)
     else:
         fresh.unlink()
 
 
-def _take_over(path: Path, old: SigningKey | None) -> None:
+def take_over(path: Path, old: SigningKey | None) -> None:
+    """Put the next key in the place of the old one, which stays under its id."""
     if old is not None:
         kept = path.with_name(f"{path.name}.{old.verifier.key_id.hex()}")
         if not kept.exists():
             kept.hardlink_to(path)
-    _next(path).replace(path)
+    next_file(path).replace(path)
     sync_path(path.parent)
 
 
-def _next(path: Path) -> Path:
+def next_file(path: Path) -> Path:
+    """Where the next key waits until it is on record."""
     return path.with_name(path.name + ".next")

@@ -2,11 +2,14 @@
 
 1. A report is of what its principal may see: one tenant's own, or all. That it is made is on record before it is.
 2. It is made as of a signed checkpoint, so that it can be made again and compared by its digest.
+3. It is signed by the key that the ledger names for reports, which is made on record before the first; where another
+   process signs the ledger, it is not signed here, and says so.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +17,17 @@ from kvcustody.audit.report.build_report import build_report, newest_checkpoint,
 from kvcustody.audit.report.model import ReportParameters
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
+from kvcustody.audit.tlog.signed_note import KeyKind
+from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.files import write_file
+from kvcustody.governance.keys.report_signing_key import open_report_key, signed_report
 from kvcustody.governance.service.jobs import Job, JobProgress
 from kvcustody.governance.service.problem_details import not_found
 
 if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service
 
+_ENROLLING = threading.Lock()  # two first reports at once make one key
 _PARTS = 12  # about as many as a report says that it is at
 
 
@@ -69,8 +76,11 @@ def start_report(
             done = min(done + 1, _PARTS)
             progress(done, _PARTS + 1)
 
+        key = _report_key(service)
         with service.reading() as connection:
             report = build_report(connection, asked, progress=tell)
+            if key is not None:
+                report = signed_report(connection, report, key)
         files = service.documents.report(report, formats)
         for name, data in files.items():
             write_file(progress.folder / name, data)
@@ -88,6 +98,24 @@ def start_report(
     return service.jobs.start(
         "report", work, principal=principal, tenant=asked.tenant, parameters=parameters, party=party
     )
+
+
+def _report_key(service: Service) -> SigningKey | None:
+    """The key of rule 3, its leaf under a signed checkpoint."""
+    if service.signer is None:
+        return None
+    settings = service.settings
+    with _ENROLLING:
+        key = open_report_key(
+            settings.report_key_file,
+            settings.ledger_origin,
+            service.engine,
+            service.writer,
+            service.clock,
+            KeyKind.named(settings.signing_key_kind),
+        )
+    service.cover()
+    return key
 
 
 def _file(name: str, data: bytes) -> dict[str, Any]:

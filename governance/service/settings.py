@@ -157,6 +157,10 @@ class ServiceSettings(LayeredSettings):
         "ed25519",
         description="What kind is made where the ledger has none: `ed25519`, or `ml-dsa-44` (post-quantum).",
     )
+    report_key_path: Path = Field(
+        Path("kvcustody-report.key"),
+        description="The key that signs evidence reports and nothing else: 0600, made with the first report.",
+    )
     ledger_origin: str = Field(
         "kvcustody.example/ledger",
         description="Name of the ledger in its checkpoints (C2SP origin); it stays with the key.",
@@ -338,6 +342,11 @@ class ServiceSettings(LayeredSettings):
         """The clock by which this process compares deadlines, kept until `stack` ends."""
         jump, away = self.clock_jump_seconds_max, self.clock_away_days_max * 86_400
         return open_deadline_clock(wall, self.clock_file, stack, jump_seconds=jump, away_seconds=away)
+
+    @property
+    def report_key_file(self) -> Path:
+        """Where the key that signs reports is: beside the one that signs checkpoints, unless it names a folder."""
+        return self.signing_key_path.parent / self.report_key_path
 
     @property
     def clock_file(self) -> Path:

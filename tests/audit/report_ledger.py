@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import falsified
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import (
@@ -21,10 +21,13 @@ from kvcustody.audit.events import (
     OrphanFound,
     PolicyActivated,
     ReceiptRecorded,
+    ReportKeyRecorded,
     SpillStarted,
     WorkerStopped,
 )
 from kvcustody.audit.events.batch import read_leaves
+from kvcustody.audit.report.model import Report
+from kvcustody.audit.report.signing.report_signature import sign_digest
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
@@ -32,6 +35,7 @@ from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.clock import VirtualClock
 
 ORIGIN = "ledger.example/kvcustody"
+REPORT_KEY = SigningKey.from_seed(f"{ORIGIN}/report", KeyKind.ED25519, bytes([7]) * 32)
 
 
 def histories(world: Callable[..., Any]) -> list[list[Event]]:
@@ -46,6 +50,7 @@ def histories(world: Callable[..., Any]) -> list[list[Event]]:
     orderly = [
         *first.events[:1],
         PolicyActivated(2, 1, "regulated-saas", "shared", "sha256:" + "cd" * 32, "governor"),
+        ReportKeyRecorded(2, "made", str(REPORT_KEY.verifier), "", "governor"),
         *first.events[1:],
         ErasureRequested(at + 1, "e-1", "tenant-1", "subject", "user-1", None, at + 9_000_000, "dpo"),
         ErasureCompleted(at + 2, "e-1", "tenant-1", "partial", 1, 3, 1, "held by another residency"),
@@ -75,6 +80,11 @@ def fill(store: Engine, world: Callable[..., Any], folder: Path, *, seed: bytes 
     key = SigningKey.from_seed(ORIGIN, KeyKind.ED25519, seed)
     sign(store, key, folder)
     return key
+
+
+def signed(connection: Connection, report: Report) -> Report:
+    """The report, signed by the key that the ledger names."""
+    return report._replace(signature=sign_digest(connection, report.digest(), REPORT_KEY))
 
 
 def sign(store: Engine, key: SigningKey, folder: Path) -> None:

@@ -34,6 +34,7 @@ from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.query.events import EventFilter, find_events
 from kvcustody.audit.schema.all_tables import MONTHLY, every_table
 from kvcustody.audit.schema.copies import copy_steps, transfer_decisions
+from kvcustody.audit.schema.counters import ALL_HOURS, VERDICT_COLUMNS, coverage_hours, coverage_pass
 from kvcustody.audit.schema.ledger import events, logs, releases
 from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, tree_nodes
@@ -345,3 +346,23 @@ def test_copies_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
             connection.exec_driver_sql("GRANT USAGE ON SCHEMA public TO kvcustody_reader")
             connection.exec_driver_sql("SET ROLE kvcustody_reader")
             assert connection.scalars(select(copy_steps.c.log)).all() == mine
+
+
+def test_verdicts_by_hour_are_judged_anew(earlier: Engine) -> None:
+    """0027: what was judged before is dropped, everything else stays, and the next pass judges every hour."""
+    upgrade(earlier, "0026")
+    later = {"coverage_hours", "coverage_pass", "transfer_decisions"}  # the last has a column of 0029
+    kept = [table for table in every_table() if table.name not in later]
+    everything = [select(table).order_by(*table.primary_key.columns) for table in kept]
+    row = dict.fromkeys(VERDICT_COLUMNS, 5) | {"hour_us": ALL_HOURS, "log": 1, "classification": "low"}
+    with earlier.connect() as connection, connection.begin():
+        before = [connection.execute(query).all() for query in everything]
+        connection.execute(insert(coverage_hours).values(row))
+        connection.execute(insert(coverage_pass).values(id=1, size=1, at_us=1))
+    assert sum(map(len, before)) > 10_000
+    assert upgrade(earlier) == SCHEMA_REVISION
+    with earlier.connect() as connection:
+        assert [connection.execute(query).all() for query in everything] == before
+        assert connection.execute(select(coverage_hours)).all() == []
+        assert connection.execute(select(coverage_pass)).all() == []
+        assert fsck(connection).problems == []

@@ -166,6 +166,7 @@ _SAYS = {
     "orphan-found": "an orphan: {orphan} ({cause})",
     "custody-overdue": "custody of {tenant} is past its deadline",
     "hit-counters": "{requests} requests of {tenant} to {owner}: {effect}, by {rule}",
+    "report-key": "the key that signs reports was recorded",
     "signing-key": "the key that signs checkpoints was recorded",
     "gap": "events were lost, and that is on record ({cause})",
 }

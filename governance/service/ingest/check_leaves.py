@@ -30,7 +30,7 @@ LEAVES_MAX = 20_000
 NAMES_MAX = 20_000
 KEPT_RUNS_MAX = 1000  # that a worker asks about at once
 CONTROL_KINDS = frozenset(  # what only the control plane writes
-    {"access", "principal-changed", "signing-key", "release-step", "retention-purged"}
+    {"access", "principal-changed", "signing-key", "report-key", "release-step", "retention-purged"}
     | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered", "clock-confirmed", "log-broken"}
     | {"worker-returned", "worker-closing-asked"}
 )

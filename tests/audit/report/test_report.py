@@ -32,12 +32,12 @@ from kvcustody.audit.processes.open_processes import open_processes
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.report.model import Report, ReportParameters
-from kvcustody.audit.report.population import VERDICTS
+from kvcustody.audit.report.sampling.population import VERDICTS
 from kvcustody.audit.report.wording import refused_words
 from kvcustody.audit.retention.sqlite_to_postgres import move_ledger
 from kvcustody.audit.tlog.proofs import ProofError
+from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.audit.verify.verify_export import verify_export
-from kvcustody.audit.verify.verify_report import verify_report
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.clock import SystemClock
@@ -62,7 +62,7 @@ class Sealed:
 
     def report(self, **changes: Any) -> Report:
         with self.engine.connect() as connection:
-            return build_report(connection, self.asked(**changes))
+            return report_ledger.signed(connection, build_report(connection, self.asked(**changes)))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,8 @@ def test_a_report_repeats_byte_for_byte_and_on_postgresql(
     beside()
     assert sealed.report(sample=8).to_bytes() == first["report.json"]
     with postgres_store.connect() as connection:
-        again = render_all(build_report(connection, sealed.asked(sample=8)))
+        made = build_report(connection, sealed.asked(sample=8))
+        again = render_all(report_ledger.signed(connection, made))
     assert sorted(first) == ["oscal.json", "report.html", "report.json", "report.pdf"]
     assert {name: hashlib.sha256(data).hexdigest() for name, data in again.items()} == {
         name: hashlib.sha256(data).hexdigest() for name, data in first.items()
@@ -238,7 +239,7 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
     data = report_file.read_bytes()
     body = json.loads(data)
     assert verify_export(export, [key_text]).ok, "the leaves are what the key signed"
-    check = verify_report(data, [key_text], expected_digest=hashlib.sha256(data).hexdigest())
+    check = verify_report(data, [key_text], expected_digest=sealed.report().digest())
     assert check.ok, check.problems
     assert check.leaves == sum(len(item["leaves"]) for item in body["sample"]) > 50
     manifest = json.loads((export / "manifest.json").read_text())
@@ -260,8 +261,26 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
         body["total"][name] for name in ("due", "covered", "late")
     )
 
-    # The sample: drawn again by the seed, and each item judged again.
-    drawn = redraw(asked["seed"], asked["sample"], len(members))
+    # The sample: drawn again by the seed, stratum by stratum, and each item judged again.
+    strata: dict[tuple[str, ...], list[int]] = {}
+    causes = {
+        (leaf["incarnation"], pool, generation): leaf["cause"]
+        for leaf in map(json.loads, leaves_in_export(export))
+        if leaf["kind"] == "custody-ended"
+        for (pool, generation), _ in oracle.listed(leaf["runs"])
+    }
+    for number, (uuid, is_late, pool, generation, _, item) in enumerate(members):
+        cause = "no end on record" if is_late else causes[uuid, pool, generation]
+        strata.setdefault(("device", item.tenant, item.classification, cause), []).append(number)
+    parts = [strata[key] for key in sorted(strata)]
+    assert [len(part) for part in parts] == [one["members"] for one in body["sampling"]["strata"]]
+    shares = [one["drawn"] for one in body["sampling"]["strata"]]
+    assert sum(shares) == asked["sample"] and min(shares) >= 1
+    drawn = [
+        part[place]
+        for number, (part, share) in enumerate(zip(parts, shares, strict=True))
+        for place in redraw(f"{asked['seed']}:{number}", share, len(part))
+    ]
     assert drawn == [item["number"] for item in body["sample"]]
     leaves = set(leaves_in_export(export))
     for item in body["sample"]:
@@ -273,7 +292,8 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
         assert (verdict.verdict, verdict.covered) == (stated["verdict"], stated["covered"])
         assert all(leaf["leaf"].encode() in leaves for leaf in item["leaves"])
         by_hand = performed_again([json.loads(leaf["leaf"]) for leaf in item["leaves"]], block, generation)
-        if item["leaves_left_out"] == 0 and stated["verdict"] in ("in_time", "late", "missing"):
+        assert item["leaves_left_out"] == 0
+        if stated["verdict"] in ("in_time", "late", "missing"):
             assert by_hand == stated["verdict"], item
 
     # The exceptions: all of what is not covered, each with its cause.

@@ -227,7 +227,7 @@ ACTS = {  # commands on a ledger that show nothing of what processes recorded
     "replay", "db upgrade", "db roles", "db partitions", "audit timestamp", "audit sign", "audit rotate-key",
     "audit redact", "audit purge", "audit hold place", "audit hold lift", "audit sink detach", "audit sink attach",
     "audit sink retry", "audit push", "audit confirm-break", "erasure request", "scan close-dead", "clock confirm",
-    "worker close", "observe",
+    "worker close", "observe", "report enrol-key", "report rotate-key",
 }  # fmt: skip
 POLICY = "policies/library/regulated-saas.yaml"
 
@@ -247,6 +247,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
     erasure = json.loads(run("erasure", "request", "--tenant", "acme", "--actor", "dpo", "--yes", "--json"))[
         "erasure"
     ]
+    (out / "log.vkey").write_text(vkey())
     [opened] = json.loads(run("audit", "query", "--kind", "residency-opened", "--limit", "1", "--json"))[
         "events"
     ]
@@ -269,6 +270,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "coverage show": (),
         "coverage recompute": (),
         "report make": ("--framework", "gdpr", "--out", str(out / "report")),
+        "report verify": (str(out / "report"), "--key", str(out / "log.vkey"), "--ledger", "kvcustody.db"),
         "report ropa": ("--policy", policy, "--out", str(out / "ropa")),
         "subject show": ("--tenant", "acme", "--subject", "nobody"),
         "erasure status": (erasure,),

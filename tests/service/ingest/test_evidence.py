@@ -12,8 +12,8 @@ import pytest
 from service_world import Worker, register, ship
 
 from kvcustody.audit.erasure.certificate import SelectorOpening
+from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.audit.verify.verify_certificate import verify
-from kvcustody.audit.verify.verify_report import verify_report
 from kvcustody.governance.service.render_protocol import JsonDocuments
 
 

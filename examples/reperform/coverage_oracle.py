@@ -381,7 +381,8 @@ class _Judge:
             named.add(shard)
             good = body["result"] == "ok" and body["level"] in LEVELS and of == block
             if good and last_use <= began <= over:
-                proof = (over, LEVELS.index(body["level"]), size)
+                unread = body["level"] == "sampled" and (body["part"] > 1 or not body["verified"])
+                proof = (over, LEVELS.index("retired" if unread else body["level"]), size)
                 proofs[shard] = min(proof, proofs.get(shard, proof))
         return proofs, named
 

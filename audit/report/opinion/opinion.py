@@ -1,0 +1,152 @@
+"""The opinion that follows from a report's facts, and from nothing else: whoever has the report makes the same.
+
+1. Unqualified: nothing that was due is not covered, every identity holds, every erasure is answered, every pool was
+   scanned, nothing is missing. Anything else is an exception, and the opinion is qualified.
+2. Adverse: the tables say what the leaves do not, an identity is off by more than one in a hundred, or even the upper
+   end of the range is below `ADVERSE_BELOW_PPM`.
+3. What is unknown stays unknown: custody whose process died, and blocks that a pool's counter handed out and no leaf
+   lists, are neither covered nor not. The range has them at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kvcustody.audit.report.model import Report
+from kvcustody.audit.report.opinion.opinion_model import (
+    ADVERSE,
+    NOT_GIVEN,
+    QUALIFIED,
+    UNQUALIFIED,
+    Opinion,
+    QualifyingException,
+)
+from kvcustody.audit.report.reconciliation import HANDED_OUT, Balance
+from kvcustody.audit.report.system_boundary import deaths
+
+ADVERSE_BELOW_PPM = 900_000
+_PPM = 1_000_000
+_OFF_BY = 100  # an identity that is off by more than one in so many
+RISKS = {
+    "uncovered": "data of one request may have been in memory for longer than was promised, or may be there still",
+    "copies": "copies off the device may be readable for longer than was promised",
+    "identity": "something was not recorded, so totals may be too small or too large",
+    "recount": "rows were changed behind the leaves, so what is shown may not be what was recorded",
+    "erasure": "what somebody asked to be erased may be there still: nobody knows",
+    "unscanned": "custody that the ledger and the memory disagree about would not have been found",
+    "gap": "what the missing records would have said is unknown",
+    "death": "memory of a process that died went back to the driver, and nobody saw it overwritten",
+    "history": "the record is of no engine at work, and shows nothing about one",
+    "nothing-due": "nothing was due, so nothing is shown",
+}
+
+
+class _Found(NamedTuple):
+    id: str
+    amount: int
+    cause: str
+    is_adverse: bool = False
+
+
+def opinion_of(report: Report) -> Opinion:
+    """The opinion on a report."""
+    low, high, unknown = share_range(report)
+    found = [*_found(report)]
+    if report.total.due and high < ADVERSE_BELOW_PPM:
+        found = [one._replace(is_adverse=one.is_adverse or one.id == "uncovered") for one in found]
+    answers = {answer.id: answer for answer in report.responses}
+    made = []
+    for one in found:
+        answer = answers.get(one.id)
+        said = (NOT_GIVEN,) * 4 if answer is None else answer[1:]
+        risk = RISKS[one.id.partition(":")[0]]
+        made.append(QualifyingException(one.id, one.is_adverse, one.amount, one.cause, risk, *said))
+    kind = UNQUALIFIED if not made else ADVERSE if any(one.is_adverse for one in made) else QUALIFIED
+    return Opinion(kind, low, high, unknown, tuple(made))
+
+
+def share_range(report: Report) -> tuple[int, int, int]:
+    """The covered share at least and at most (millionths), and how many units are unknown (rule 3)."""
+    shards = max((worker.shards for worker in report.boundary.workers), default=1) or 1
+    lost = sum(
+        max(0, balance.left - balance.right)
+        for balance in report.population.balances
+        if HANDED_OUT in balance.name
+    )
+    unknown = report.total.unproven + lost * shards
+    whole = report.total.due + lost * shards
+    if not whole:
+        return 0, 0, 0
+    covered = report.total.covered
+    return covered * _PPM // whole, (covered + unknown) * _PPM // whole, unknown
+
+
+def _found(report: Report) -> Iterator[_Found]:
+    if report.boundary.history:
+        yield _Found("history", 1, report.boundary.history)
+    yield from _uncovered(report)
+    for balance in _balances(report):
+        if not balance.holds:
+            off = abs(balance.left - balance.right)
+            yield _Found(
+                f"identity:{balance.name}",
+                off,
+                f"{balance.name}: {balance.left:,} ({balance.left_source}) against {balance.right:,} "
+                f"({balance.right_source})",
+                off * _OFF_BY > max(balance.left, balance.right),
+            )
+    if report.recount is not None and report.recount.differences:
+        number = len(report.recount.differences)
+        yield _Found("recount", number, f"{number:,} figures differ between tables and leaves", True)
+    yield from _erasures(report)
+    if report.unscanned:
+        names = ", ".join(report.unscanned[:5])
+        yield _Found("unscanned", len(report.unscanned), f"no scan for orphans in the period of: {names}")
+    if report.losses.gaps:
+        yield _Found("gap", report.losses.gaps, f"{report.losses.gaps:,} gaps: records that are not there")
+    died = sum(deaths(report.boundary.workers))
+    if died:
+        yield _Found("death", died, f"{died:,} processes ended without saying so")
+
+
+def _uncovered(report: Report) -> Iterator[_Found]:
+    total = report.total
+    if total.due > total.covered:
+        parts = [
+            f"{getattr(total, name):,} {name}"
+            for name in ("late", "failed", "missing", "unproven", "overdue")
+            if getattr(total, name)
+        ]
+        disputed = total.in_time - total.covered
+        parts += [f"{disputed:,} disputed"] if disputed else []
+        yield _Found(
+            "uncovered", total.due - total.covered, f"units that are not covered: {', '.join(parts)}"
+        )
+    copies = sum(row.due - row.covered for row in report.tiers.rows)
+    if copies:
+        yield _Found("copies", copies, f"{copies:,} copies off the device that are not covered")
+    if not total.due and not any(row.due for row in report.tiers.rows):
+        yield _Found("nothing-due", 0, "no custody was due in the period")
+
+
+def _balances(report: Report) -> Iterator[Balance]:
+    yield from report.population.balances
+    yield from report.tiers.balances
+    yield from report.decided.balances
+
+
+def _erasures(report: Report) -> Iterator[_Found]:
+    for item in report.activity.erasures:
+        if item.unanswered:
+            yield _Found(
+                f"erasure:{item.erasure}",
+                len(item.unanswered),
+                f"erasure {item.erasure}: no answer that it is complete from {', '.join(item.unanswered[:5])}",
+            )
+        elif item.outcome != "complete":
+            yield _Found(
+                f"erasure:{item.erasure}",
+                item.remaining,
+                f"erasure {item.erasure}: {item.outcome}" + (f", {item.reason}" if item.reason else ""),
+            )

@@ -1,0 +1,58 @@
+"""How large a sample is for a stated risk, and how many deviations there may be where so many were found.
+
+Attribute sampling: where the true rate of deviations were `tolerable`, a sample of this size would show `expected` or
+fewer with a chance of `risk` at most. The binomial distribution is used, which errs on the safe side for a population
+that is not large. Rates are millionths; the arithmetic is decimal, so that every machine gives the same.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+
+PPM = 1_000_000
+RISK_PPM = 50_000  # where none is stated
+SIZE_MAX = 10_000
+_DIGITS = 40
+
+
+def attribute_sample_size(risk_ppm: int, tolerable_ppm: int, expected: int) -> int:
+    """The smallest sample for a risk, at most `SIZE_MAX`."""
+    low, high = expected + 1, SIZE_MAX
+    while low < high:
+        middle = (low + high) // 2
+        if chance_of_at_most(expected, middle, tolerable_ppm) * PPM <= risk_ppm:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def upper_limit_ppm(found: int, size: int, risk_ppm: int) -> int:
+    """The rate that the population exceeds with a chance of `risk` at most, where so many of a sample deviate."""
+    if not size or found >= size:
+        return PPM
+    low, high = 0, PPM
+    while low < high:
+        middle = (low + high) // 2
+        if chance_of_at_most(found, size, middle) * PPM <= risk_ppm:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def chance_of_at_most(found: int, size: int, rate_ppm: int) -> Decimal:
+    """The chance of `found` deviations or fewer among `size`, each with this rate."""
+    if found >= size or not rate_ppm:
+        return Decimal(1)
+    if rate_ppm >= PPM:
+        return Decimal(0)
+    with localcontext() as context:
+        context.prec = _DIGITS
+        rate = Decimal(rate_ppm) / PPM
+        odds = rate / (1 - rate)
+        term = total = (1 - rate) ** size
+        for number in range(found):
+            term = term * (size - number) / (number + 1) * odds
+            total += term
+        return total

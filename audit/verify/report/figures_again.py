@@ -1,0 +1,167 @@
+"""A report made again from what its reader has: the ledger itself, or a verified export of the same checkpoint.
+
+1. Of an export every figure is made from leaves: they are written into an empty ledger of the reader's own, and the
+   report is built on that. What no leaf says (`NOT_IN_LEAVES`) is taken from the report, and is unchecked.
+2. An export counts where `verify_export` found nothing wrong, it holds every log whole with the root log's openings,
+   and its checkpoint is the report's.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, func, insert, select
+
+from kvcustody.audit.database.engine import WRITE, open_store
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events.batch import read_leaves
+from kvcustody.audit.exports.file_formats import leaves_of
+from kvcustody.audit.exports.manifest import MANIFEST, ExportManifest, parse_manifest
+from kvcustody.audit.report.build_report import build_report
+from kvcustody.audit.report.model import Report
+from kvcustody.audit.schema.all_tables import every_table
+from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.schema.trees import checkpoints, root_leaves, signed_checkpoints
+from kvcustody.audit.verify.verify_export import verify_export
+from kvcustody.audit.writer.append_leaves import Appender
+from kvcustody.errors import LedgerError
+
+_AT_ONCE = 20_000
+
+
+class Unchecked(NamedTuple):
+    """A part of a report that was not checked, by its path in the JSON, and why."""
+
+    path: str
+    why: str
+
+
+class MadeAgain(NamedTuple):
+    """A report that was made again, from what, and which of its parts were taken from the report itself."""
+
+    report: Report
+    source: str
+    unchecked: tuple[Unchecked, ...]
+
+
+NOT_IN_LEAVES = (
+    Unchecked("boundary.witnessed", "which witnesses had signed is in no leaf"),
+    Unchecked("boundary.checkpoint.at_us", "when leaves were sealed is in no leaf"),
+    Unchecked("boundary.checkpoint.signed_us", "when the checkpoint was signed is in no leaf"),
+    Unchecked("boundary.extends", "the earlier checkpoint is not in the export"),
+    Unchecked("boundary.consistency", "the earlier checkpoint is not in the export"),
+    Unchecked("window", "when leaves were signed is in no leaf"),
+    Unchecked("asked.extends", "the earlier checkpoint is not in the export"),
+)
+RESPONSES = Unchecked("responses", "what people answered to exceptions is in no leaf")
+PROOF = Unchecked("proof", "the policy was not given: prove it again with `--policy`")
+
+
+def again_from_ledger(connection: Connection, stated: Report) -> MadeAgain:
+    """The report again, from the ledger that it is of; raises as `build_report`."""
+    made = build_report(connection, stated.asked, proof=stated.proof, responses=stated.responses)
+    return MadeAgain(made, "the ledger", _of_proof(stated))
+
+
+def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> MadeAgain:
+    """The report again, from an export's leaves; raises `LedgerError` for an export that does not count (rule 2)."""
+    manifest = _whole(folder, stated, vkeys)
+    with tempfile.TemporaryDirectory(prefix="kvcustody-report-") as name:
+        engine = open_store(Path(name) / "ledger.db")
+        try:
+            with engine.begin() as connection:
+                every_table()[0].metadata.create_all(connection)
+            _fill(engine, folder, manifest, stated)
+            asked = stated.asked._replace(extends=None)
+            with engine.connect() as connection:
+                made = build_report(
+                    connection, asked, proof=stated.proof, is_proved=False, responses=stated.responses
+                )
+        finally:
+            engine.dispose()
+    return MadeAgain(_with_seal(made, stated), "the export", (*NOT_IN_LEAVES, *_of_proof(stated)))
+
+
+def _of_proof(stated: Report) -> tuple[Unchecked, ...]:
+    made = () if stated.proof is None else (PROOF, Unchecked("rerun", "it names the policy's file"))
+    return (RESPONSES, *made)
+
+
+def _whole(folder: Path, stated: Report, vkeys: Sequence[str]) -> ExportManifest:
+    verdict = verify_export(folder, vkeys)
+    if not verdict.ok:
+        raise LedgerError(f"export `{folder}` is not sound: {verdict.problems[0]}", path=folder)
+    manifest = parse_manifest((folder / MANIFEST).read_bytes())
+    point = stated.boundary.checkpoint
+    if (manifest.root.size, manifest.root.root.hex()) != (point.size, point.root):
+        raise LedgerError(
+            f"the export is of checkpoint {manifest.root.size}, the report of {point.size}: "
+            f"`kvcustody audit export --as-of {point.size}` makes the one"
+        )
+    parts = [log.name for log in manifest.logs if (log.range.first, log.range.end) != (0, log.head.size)]
+    if parts or not manifest.openings:
+        raise LedgerError(
+            "the export holds parts of logs only, or no root log, so that no figure can be made again from it"
+        )
+    return manifest
+
+
+def _fill(engine: Any, folder: Path, manifest: ExportManifest, stated: Report) -> None:
+    """Leaves, log by log and the system log last: who died is known when everything else of them is there."""
+    appender = Appender()
+    with engine.connect().execution_options(**WRITE) as connection:
+        for log in sorted(manifest.logs, key=lambda each: (each.name == SYSTEM, each.name)):
+            leaves = (leaf for file in log.files for leaf in leaves_of(manifest.form, folder / file.path))
+            step = log.leaves + 1 if log.name == SYSTEM else _AT_ONCE
+            for some in _steps(leaves, step):
+                with connection.begin():
+                    appender.append(connection, read_leaves(some))
+        with connection.begin():
+            _seal(connection, manifest, stated)
+
+
+def _steps(leaves: Iterator[bytes], size: int) -> Iterator[list[bytes]]:
+    some: list[bytes] = []
+    for leaf in leaves:
+        some.append(leaf)
+        if len(some) == size:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def _seal(connection: Connection, manifest: ExportManifest, stated: Report) -> None:
+    """The checkpoint over these logs, as the export's verified heads have it."""
+    last = connection.scalar(select(func.max(events.c.at_us))) or 0
+    ids = {row.name: row.id for row in connection.execute(select(logs.c.id, logs.c.name))}
+    heads = [
+        {"idx": place, "log": ids[log.name], "size": log.head.size, "root": log.head.root, "salt": b""}
+        for place, log in enumerate(manifest.logs)
+        if log.head.size
+    ]
+    point = stated.boundary.checkpoint
+    connection.execute(insert(root_leaves), heads)
+    connection.execute(insert(checkpoints).values(size=point.size, root=manifest.root.root, at_us=last))
+    connection.execute(
+        insert(signed_checkpoints).values(size=point.size, note=point.note.encode(), at_us=point.signed_us)
+    )
+
+
+def _with_seal(made: Report, stated: Report) -> Report:
+    """What no leaf says, from the report (rule 1)."""
+    boundary, sealed = made.boundary, stated.boundary
+    point = boundary.checkpoint._replace(at_us=sealed.checkpoint.at_us)
+    return made._replace(
+        asked=stated.asked,
+        window=stated.window,
+        boundary=boundary._replace(
+            checkpoint=point,
+            witnessed=sealed.witnessed,
+            extends=sealed.extends,
+            consistency=sealed.consistency,
+        ),
+    )
