@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,16 +117,48 @@ class SglangEngine:
 
     async def _one(self, tokens: list[int], token: str | None, count: int, named: dict[str, Any]) -> Answer:
         sampling = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
+        from fastapi import HTTPException
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         asked = GenerateReqInput(input_ids=tokens, sampling_params=sampling, cache_salt=token, **named)
         try:
             said = await anext(self.engine.tokenizer_manager.generate_request(asked, None))
-        except ValueError as refused:
+        except (ValueError, HTTPException) as refused:
             return Answer([], 0, {"type": "abort", "message": str(refused)})
         meta = said["meta_info"]
         return Answer(list(said["output_ids"]), meta["cached_tokens"], meta["finish_reason"])
 
+    def stop(self, seconds: float = 30.0) -> None:
+        """End the scheduler as a server that is asked to stop does: it gives everything back and exits."""
+        from sglang.srt.managers.io_struct import ShutdownReq
+
+        pid = self.probe("pid")
+        manager = self.engine.tokenizer_manager
+        if manager._subprocess_watchdog is not None:
+            manager._subprocess_watchdog.stop()
+        manager._dispatch_to_scheduler(ShutdownReq())
+        wait_for_death(pid, seconds)
+
+    def kill(self) -> None:
+        """kill -9 of the scheduler."""
+        pid = self.probe("pid")
+        manager = self.engine.tokenizer_manager
+        if manager._subprocess_watchdog is not None:
+            manager._subprocess_watchdog.stop()
+        os.kill(pid, signal.SIGKILL)
+        wait_for_death(pid, 20.0)
+
     def close(self) -> None:
         """End its processes as SGLang does, which kills every child of this process: one engine at a time."""
         self.engine.shutdown()
+
+
+def wait_for_death(pid: int, seconds: float) -> None:
+    """Until a child has ended; raises `TimeoutError` where it does not."""
+    import psutil
+
+    until = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > until:
+            raise TimeoutError(f"process {pid} still runs")
+        time.sleep(0.1)
