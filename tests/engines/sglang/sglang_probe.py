@@ -150,7 +150,11 @@ def _conservation(scheduler: Any) -> list[str]:
     assert cache.worker.writer.flush()
     store = open_store(os.environ["KVCUSTODY_DATABASE_URL"])
     with store.connect() as connection:
-        life = connection.execute(select(incarnations.c.uuid).order_by(incarnations.c.id.desc())).scalars().first()
+        life = (
+            connection.execute(select(incarnations.c.uuid).order_by(incarnations.c.id.desc()))
+            .scalars()
+            .first()
+        )
         found = conservation(connection, life, counts)
     store.dispose()
     assert found, "nothing was compared"

@@ -41,6 +41,7 @@ class PagedEngine:
     """`pages` pages of `page_tokens` tokens; page 0 is padding."""
 
     def __init__(self, policy: str, clock, pages: int = 64, page_tokens: int = 1) -> None:
+        self.clock = clock
         self.page_tokens = page_tokens
         self.tree = PageTree(pages, page_tokens)
         self.custody = SlotCustody(self.tree, self)

@@ -1,4 +1,4 @@
-"""Little room, several requests at once, chunked prefill, preemption: the same tokens as plain SGLang, and clean books."""
+"""Little room, many requests, chunked prefill, preemption: the same tokens as plain SGLang, and clean books."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _both(start, new_deployment, work, settings, policy=None, **options) -> tupl
     named = {} if policy is None else {"policy": policy}
     site = new_deployment(**named)
     engine = start(deployment=site, settings=settings, **options)
-    governed = run(engine, work, lambda tenant: site.token(tenant))
+    governed = run(engine, work, site.token)
     _clean(engine)
     seen = {name: engine.probe(name) for name in ("stats", "written")}
     engine.close()

@@ -12,8 +12,30 @@ from types import ModuleType
 from typing import Any
 
 NAMES = frozenset(
-    "av cuda cupy cutlass datasets decord deep_ep deep_gemm flash_attn flash_mla flashinfer kernels mistral_common "
-    "modelscope nvshmem sgl_kernel soundfile tilelang timm torch_memory_saver torchaudio torchvision".split()
+    (
+        "av",
+        "cuda",
+        "cupy",
+        "cutlass",
+        "datasets",
+        "decord",
+        "deep_ep",
+        "deep_gemm",
+        "flash_attn",
+        "flash_mla",
+        "flashinfer",
+        "kernels",
+        "mistral_common",
+        "modelscope",
+        "nvshmem",
+        "sgl_kernel",
+        "soundfile",
+        "tilelang",
+        "timm",
+        "torch_memory_saver",
+        "torchaudio",
+        "torchvision",
+    )
 )
 _ASKS = {"_is_package_available", "is_torchvision_available"}
 
