@@ -21,7 +21,7 @@ if [ ! -e "$READY" ] || [ pyproject.toml -nt "$READY" ] || [ constraints.txt -nt
     "${PIP[@]}" install torch==2.13.0 numpy >&2 || exit 69 # EX_UNAVAILABLE
     "${PIP[@]}" install --no-deps "sglang==$VERSION" >&2 || exit 69
     "${PIP[@]}" install aiohttp anthropic blobfile compressed-tensors==0.18.0 distro easydict einops fastapi gguf \
-      interegular IPython 'llguidance>=1.7.6,<2' msgspec ninja numba==0.65.1 nvidia-ml-py openai==2.8.0 \
+      interegular IPython jsonschema 'llguidance>=1.7.6,<2' msgspec ninja numba==0.65.1 nvidia-ml-py openai==2.8.0 \
       openai-harmony==0.0.4 orjson packaging parameterized partial_json_parser pillow prometheus-client psutil pybase64 \
       pydantic python-dateutil python-multipart pyzmq regex requests scipy sentencepiece==0.2.1 setproctitle tiktoken \
       tokenizers==0.23.2 tqdm transformers==5.19.0 uvicorn uvloop watchfiles xxhash zstandard >&2 || exit 69
