@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-_written = {"slots": 0, "soiled": 0, "steps": 0, "retracted": 0, "cpu_ns": 0}
+_written = {"slots": 0, "soiled": 0, "steps": 0, "retracted": 0}
+_spent = {"scheduler_ns": 0, "forward_ns": 0}  # CPU time of the scheduler's thread, and of the model in it
 
 
 def register() -> None:
@@ -27,10 +29,19 @@ def register() -> None:
     if hasattr(Scheduler, "probe"):
         return
     Scheduler.probe = _probe
+    if os.environ.get("SGLANG_PROBE_BLIND"):
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
+        applies = HookRegistry.apply_hooks.__func__
+        HookRegistry.apply_hooks = classmethod(
+            lambda cls: (applies(cls), time_scheduler())[0]
+        )  # around all hooks
+        return
     runs, retracts = Scheduler.run_batch, ScheduleBatch.retract_decode
 
+    @functools.wraps(runs)
     def run_batch(self: Any, batch: Any, *given: Any, **named: Any) -> Any:
-        if batch.out_cache_loc is not None and not os.environ.get("SGLANG_PROBE_BLIND"):
+        if batch.out_cache_loc is not None:
             _written["slots"] += len(batch.out_cache_loc)
             _written["soiled"] += _soiled(self, batch.out_cache_loc)
         _written["steps"] += 1
@@ -41,6 +52,39 @@ def register() -> None:
         return retracts(self, *given, **named)
 
     Scheduler.run_batch, ScheduleBatch.retract_decode = run_batch, retract_decode
+
+
+def time_scheduler() -> None:
+    """Count the CPU time of the scheduler's thread where it works for requests, without the model's (`_spent`)."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.tp_worker import TpModelWorker
+
+    def counted(name: str, works: Any) -> None:
+        original = getattr(Scheduler, name)
+
+        @functools.wraps(original)
+        def call(self: Any, *given: Any, **named: Any) -> Any:
+            began, inside = time.thread_time_ns(), _spent["forward_ns"]
+            result = original(self, *given, **named)
+            if works(result):
+                _spent["scheduler_ns"] += time.thread_time_ns() - began - (_spent["forward_ns"] - inside)
+            return result
+
+        setattr(Scheduler, name, call)
+
+    counted("process_input_requests", lambda result: True)
+    counted("get_next_batch_to_run", lambda plan: plan.batch_to_run is not None)
+    counted("run_batch", lambda result: True)
+    counted("process_batch_result", lambda result: True)
+    forward = TpModelWorker.forward_batch_generation
+
+    def forward_batch_generation(self: Any, *given: Any, **named: Any) -> Any:
+        began = time.thread_time_ns()
+        result = forward(self, *given, **named)
+        _spent["forward_ns"] += time.thread_time_ns() - began
+        return result
+
+    TpModelWorker.forward_batch_generation = forward_batch_generation
 
 
 def _soiled(scheduler: Any, slots: torch.Tensor) -> int:
@@ -115,10 +159,6 @@ def _stats(scheduler: Any) -> dict[str, Any]:
     }
 
 
-def _cpu(scheduler: Any) -> dict[str, float]:
-    return {"cpu_s": time.process_time(), "wall_s": time.monotonic()}
-
-
 def _activate(scheduler: Any, policy: str, revision: int) -> str:
     from kvcustody.policies.reading.load_policy import load_policy
     from kvcustody.policies.table.compile import compile_policy
@@ -165,12 +205,12 @@ _ANSWERS = {
     "activate": _activate,
     "check": _check,
     "conservation": _conservation,
-    "cpu": _cpu,
     "erase": _erase,
     "free": _free,
     "held": _held,
     "pid": _pid,
     "scan": _scan,
+    "spent": lambda scheduler: dict(_spent),
     "stats": _stats,
     "written": lambda scheduler: dict(_written),
 }
