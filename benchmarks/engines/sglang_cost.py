@@ -35,10 +35,11 @@ GOALS = {"scheduler_cpu": 1.10, "tokens_per_second": 0.97}
 def serve(pipe: Connection, model: str, site: list[str], governed: bool, page_size: int) -> None:
     """One side's process: does a unit when told to."""
     sys.path[:0] = site
-    from deployment import Deployment
+    from deployment import POLICY, Deployment
     from sglang_engine import SglangEngine
 
-    deployment = Deployment(Path(tempfile.mkdtemp())) if governed else None
+    sampled = POLICY.replace("verify: all", "verify: 1/64")  # as a policy for serving has it
+    deployment = Deployment(Path(tempfile.mkdtemp()), sampled) if governed else None
     engine = SglangEngine(
         Path(model),
         site,

@@ -20,7 +20,6 @@ from kvcustody.errors import ConfigError
 from kvcustody.kernels.segment import Layout, SegmentTable
 
 PADDING_PAGE = 0
-_PADDING = np.array([PADDING_PAGE], dtype=np.int64)
 _POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 
 
@@ -44,6 +43,7 @@ class PageMemory:
         if table.blocks < pages:
             raise ConfigError(f"the KV pool has `{table.blocks}` pages, its allocator `{pages}`")
         self._memory = TensorMemory([table], clock=clock)
+        self._padding = [tensor[:page_tokens] for tensor in tensors]
         self.pages = table.blocks
         self.bytes_per_page = table.bytes_per_block
         self._memory.scrub(0, np.arange(self.pages, dtype=np.int64), 0.0)
@@ -52,8 +52,8 @@ class PageMemory:
     def scrub(self, order: ScrubOrder) -> tuple[list[ScrubResult], int]:
         """Zero what the order lists; the results, and how many pages the device counted for orders so far."""
         results = [self._memory.scrub(0, pages, share) for share, pages in order.batches]
-        self._memory.scrub(0, _PADDING, 0.0)
-        self._unordered += 1
+        for padding in self._padding:
+            padding.zero_()
         return results, self._memory.scrubbed(0) - self._unordered
 
     def close(self) -> None:

@@ -212,25 +212,23 @@ class PageTree:
         self.evictable_pages -= len(node.pages)
         return [node.pages]
 
-    def oldest(self, count: int) -> Pages:
-        """At least `count` pages that nobody holds, or all: whole leaves, the least recently used first."""
+    def remove_oldest(self, count: int) -> Pages:
+        """Take out at least `count` pages that nobody holds, or all: whole leaves, the least recently used first."""
         heap = [
             (node.used, -node.number, node)
             for node in self._nodes.values()
             if not node.locks and not node.children
         ]
         heapq.heapify(heap)
-        left: dict[int, int] = {}  # children of a node that stay
         chosen: list[Pages] = []
         while heap and count > 0:
             _, _, node = heapq.heappop(heap)
-            chosen.append(node.pages)
+            chosen += self._cut_off(node)
             count -= len(node.pages)
             parent = node.parent
             if parent is None or parent.parent is None or parent.locks:
                 continue
-            left[parent.number] = left.get(parent.number, len(parent.children)) - 1
-            if not left[parent.number] and not parent.is_cut_off:
+            if not parent.children and not parent.is_cut_off:
                 heapq.heappush(heap, (parent.used, -parent.number, parent))
         return np.concatenate(chosen) if chosen else NO_PAGES
 

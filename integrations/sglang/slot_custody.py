@@ -287,11 +287,10 @@ class SlotCustody:
             victims = port.victims(pages, in_use=tree.is_held)
             freed = self._take_out(np.array(victims, dtype=np.int64))
         if freed < pages:
-            chosen = tree.oldest(pages - freed)
-            if len(chosen):
-                gone = self._take_out(chosen)
-                port.unpublished(chosen)
-                freed += gone
+            oldest = tree.remove_oldest(pages - freed)
+            self.rows.free(oldest)
+            port.unpublished(oldest)
+            freed += len(oldest)
         return freed
 
     def clear(self) -> None:

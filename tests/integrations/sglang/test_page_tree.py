@@ -54,7 +54,7 @@ def test_holders_of_a_node_hold_both_halves_after_a_split():
     assert found(tree, "a", [1, 2]) == [1, 2]
     assert tree.held_pages == 4 and tree.evictable_pages == 0
     assert tree.path(node).tolist() == [1, 2, 3, 4]
-    assert not len(tree.oldest(9))
+    assert not len(tree.remove_oldest(9))
     assert not len(tree.unlock(node))
     assert tree.held_pages == 0 and tree.evictable_pages == 4
 
@@ -78,8 +78,7 @@ def test_the_oldest_leaves_go_first_and_children_before_parents():
     put(tree, "a", [1, 2, 9], [1, 2, 5])
     put(tree, "b", [4], [7])
     found(tree, "a", [1, 2, 3])
-    assert tree.oldest(1).tolist() == [5]
-    assert tree.oldest(2).tolist() == [5, 7]
-    assert tree.oldest(99).tolist() == [5, 7, 3, 1, 2]
-    assert sorted(tree.remove(tree.oldest(99)).tolist()) == [1, 2, 3, 5, 7]
+    assert tree.remove_oldest(1).tolist() == [5]
+    assert tree.remove_oldest(1).tolist() == [7]
+    assert tree.remove_oldest(99).tolist() == [3, 1, 2]
     assert not tree.indexed().any() and tree.evictable_pages == 0
