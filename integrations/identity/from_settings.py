@@ -30,7 +30,7 @@ _PLACE = "door"
 def open_request_gate(
     settings: Settings, clock: Clock | None = None, *, server: EngineServer = VLLM_SERVER
 ) -> RequestGate:
-    """The gate of an API server, an engine's of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong."""
+    """The gate of an API server of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong."""
     document = load_identity(settings.identity_path)
     clock = _process_clock(settings, clock)
     with open_scope_key(settings.scope_token_key_path) as secret:

@@ -57,8 +57,8 @@ PLAIN: Final = frozenset({"/v1/models", "/tokenize", "/detokenize", "/v1/message
 class EngineServer(NamedTuple):
     """What the gate must know of an engine's HTTP server.
 
-    whole_tokens: a token of any length fits in `cache_salt`. refused_fields: fields of bodies that are not accepted from
-    tenants. id_fields: ids that the client chose, bound to their owner besides those that are everywhere.
+    whole_tokens: a token of any length fits in `cache_salt`. refused_fields: fields of bodies that are not accepted
+    from tenants. id_fields: ids that the client chose, bound to their owner besides those that are everywhere.
     prefix_requests: several samples of a prompt begin with one more request, for what they share.
     """
 

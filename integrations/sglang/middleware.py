@@ -37,7 +37,7 @@ SERVER: Final = EngineServer(
 )
 
 
-class ScopeMiddleware(IdentityMiddleware):
+class SglangScopeMiddleware(IdentityMiddleware):
     """The identity middleware with this process's settings. A wrong setting fails here, and nothing is served."""
 
     def __init__(self, app: Application) -> None:
@@ -52,4 +52,4 @@ class ScopeMiddleware(IdentityMiddleware):
 def guard(server: ModuleType | None) -> None:
     """Put the door before SGLang's application, where there is one."""
     if server is not None:
-        server.app.add_middleware(ScopeMiddleware)
+        server.app.add_middleware(SglangScopeMiddleware)

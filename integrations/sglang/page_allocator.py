@@ -16,7 +16,9 @@ _ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
 def _governed_class(kind: type[Any]) -> type[Any]:
     """A subclass of `kind` alone, so that an allocator that is there can become one."""
 
-    class GovernedAllocator(kind):
+    class GovernedAllocator(kind):  # type: ignore[misc]
+        free_pages: Any
+
         def alloc(self, need_size: int) -> Any:
             """As SGLang's."""
             return self._counted(super().alloc, need_size)

@@ -54,6 +54,7 @@ class PageTree:
     """All namespaces' chains. `pages`: one more than the highest page number."""
 
     def __init__(self, pages: int, page_tokens: int) -> None:
+        self.size = pages
         self.page_tokens = page_tokens
         self._numbers = 0
         self._uses = 0

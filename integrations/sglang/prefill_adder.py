@@ -14,7 +14,7 @@ def governed_adder(own: type[Any]) -> type[Any]:
     made = _MADE.get(own)
     if made is None:
 
-        class GovernedPrefillAdder(own):
+        class GovernedPrefillAdder(own):  # type: ignore[misc]
             def add_one_req(self, req: Any, *given: Any, **named: Any) -> Any:
                 if not self.tree_cache.may_start(req):
                     return AddReqResult.CONTINUE  # the next one's turn

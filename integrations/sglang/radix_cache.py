@@ -46,14 +46,14 @@ ATTRIBUTE = "kvcustody"  # on SGLang's Req
 _log = structlog.get_logger(__name__)
 
 
-class GovernedRadixCache(BasePrefixCache):
+class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     """`--radix-cache-backend kvcustody`. `open_custody` gives it its port before the first request."""
 
     def __init__(self, params: Any, model: LoadedModel, memory: PageMemory) -> None:
         self.disable = False
         self.req_to_token_pool = params.req_to_token_pool
         self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
-        self.page_size = params.page_size
+        self.page_size: int = params.page_size
         self.is_eagle = False
         self.device = torch.device(self.token_to_kv_pool_allocator.device)
         self.model = model

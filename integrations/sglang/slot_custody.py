@@ -32,6 +32,9 @@ from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, PageTree
 
 
+ROOM_SHARE = 128  # at least one page in so many is ended where there is no room
+
+
 class EngineRows(Protocol):
     """The engine's own books: its rows of slots, its free list, its queues."""
 
@@ -93,7 +96,7 @@ class SlotRequest:
         self.publishes = True
 
 
-class Publication(NamedTuple):
+class CheckpointResult(NamedTuple):
     """What a checkpoint did: the tree's node of the request, and the pages [first, first + adopted) that it took."""
 
     node: PageNode
@@ -225,7 +228,7 @@ class SlotCustody:
         for request in self.requests.values():
             self.report(request)
 
-    def publish(self, request: SlotRequest, tokens: array[int], last: int) -> Publication | None:
+    def publish(self, request: SlotRequest, tokens: array[int], last: int) -> CheckpointResult | None:
         """The first `last` pages of its row are computed: into the tree with them (rule 3). None: nothing enters."""
         self.report(request)
         port, residency = self.port, request.residency
@@ -248,7 +251,7 @@ class SlotCustody:
         node = self._insert(request, node, tokens, row, there, last)
         port.published(residency, row[there:last], before)
         request.published = last
-        return Publication(node, first, adopted, row[first:there], last)
+        return CheckpointResult(node, first, adopted, row[first:there], last)
 
     def _may_publish(self, request: SlotRequest) -> bool:
         return request.publishes and bool(request.path.spans) and self.port.may_publish(request.residency)
@@ -280,8 +283,12 @@ class SlotCustody:
     # -- room ---------------------------------------------------------------------------------------------------------
 
     def make_room(self, pages: int) -> int:
-        """End so many pages that nobody holds, or more, in the policy's order. Returns how many came free."""
+        """End so many pages that nobody holds, or more, in the policy's order. Returns how many came free.
+
+        A small share of the pool goes at once, so that a full pool's decoding does not end and scrub page by page.
+        """
         port, tree = self.port, self.tree
+        pages = max(pages, min(tree.size // ROOM_SHARE, tree.evictable_pages))
         freed = 0
         if port.orders_victims:
             victims = port.victims(pages, in_use=tree.is_held)
