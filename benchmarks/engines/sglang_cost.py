@@ -6,7 +6,8 @@
    sleeps. A unit is a number of requests at once: prompts of 64 to 600 tokens, half of which begin as an earlier one of
    their tenant did, and a pool that is full after a while.
 - CPU time is the scheduler's thread on the way of requests (arrival, scheduling, the step's preparation, results),
-   without the model, which runs in the same thread. The ledger's writer is a thread of its own.
+   without the model, which runs in the same thread. Scrubs run in it too, here on the host's memory: the ratio is given
+   with and without them, which on a device are the device's. The ledger's writer is a thread of its own.
 - `ratio` is the median of the units' ratios, each of the same requests on both sides, one after the other. Tokens per
    second are wall time with a model of 140 thousand weights: this bounds what a real model would see. `--twin` compares
    plain with plain: this machine's noise.
@@ -65,6 +66,7 @@ def serve(pipe: Connection, model: str, site: list[str], governed: bool, page_si
         pipe.send(
             {
                 "scheduler_ns": after["scheduler_ns"] - before["scheduler_ns"],
+                "scrub_ns": after["scrub_ns"] - before["scrub_ns"],
                 "wall_ns": wall_ns,
                 "cached": sum(answer.cached_tokens for answer in answers),
                 "tokens": [answer.tokens for answer in answers],
@@ -132,6 +134,10 @@ def main() -> int:
         a["tokens"] != b["tokens"] for a, b in zip(found["plain"], found["governed"], strict=True)
     )
     cpu = {name: [one["scheduler_ns"] / AT_ONCE for one in each[6:]] for name, each in found.items()}
+    bare = {
+        name: [(one["scheduler_ns"] - one["scrub_ns"]) / AT_ONCE for one in each[6:]]
+        for name, each in found.items()
+    }
     rate = {name: [1e9 / one["wall_ns"] for one in each[6:]] for name, each in found.items()}
     figures = {
         "page_size": options.page_size,
@@ -142,6 +148,7 @@ def main() -> int:
         "cached_tokens": {name: sum(one["cached"] for one in each) for name, each in found.items()},
         "scheduler_cpu_per_request_us": {name: spread(each)._asdict() for name, each in cpu.items()},
         "scheduler_cpu": paired(cpu["governed"], cpu["plain"])._asdict(),
+        "scheduler_cpu_without_scrubs": paired(bare["governed"], bare["plain"])._asdict(),
         "tokens_per_second": paired(rate["governed"], rate["plain"])._asdict(),
         "goals": GOALS,
     }

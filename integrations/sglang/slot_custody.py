@@ -31,7 +31,6 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, PageTree
 
-
 ROOM_SHARE = 128  # at least one page in so many is ended where there is no room
 
 

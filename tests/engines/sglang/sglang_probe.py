@@ -18,7 +18,11 @@ import numpy as np
 import torch
 
 _written = {"slots": 0, "soiled": 0, "steps": 0, "retracted": 0}
-_spent = {"scheduler_ns": 0, "forward_ns": 0}  # CPU time of the scheduler's thread, and of the model in it
+_spent = {
+    "scheduler_ns": 0,
+    "forward_ns": 0,
+    "scrub_ns": 0,
+}  # CPU time of the scheduler's thread, and of the model in it
 
 
 def register() -> None:
@@ -76,7 +80,17 @@ def time_scheduler() -> None:
     counted("get_next_batch_to_run", lambda plan: plan.batch_to_run is not None)
     counted("run_batch", lambda result: True)
     counted("process_batch_result", lambda result: True)
-    forward = TpModelWorker.forward_batch_generation
+    from kvcustody.integrations.sglang.page_memory import PageMemory
+
+    scrub, forward = PageMemory.scrub, TpModelWorker.forward_batch_generation
+
+    def timed_scrub(self: Any, order: Any) -> Any:
+        began = time.thread_time_ns()
+        result = scrub(self, order)
+        _spent["scrub_ns"] += time.thread_time_ns() - began
+        return result
+
+    PageMemory.scrub = timed_scrub
 
     def forward_batch_generation(self: Any, *given: Any, **named: Any) -> Any:
         began = time.thread_time_ns()
