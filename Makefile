@@ -36,7 +36,7 @@ test-fast: $(READY) ## the inner loop: the core on SQLite, under a minute
 test-system: $(READY) ## whole systems: browsers, wheels, killed processes, full disks, recorded traces
 	$(BIN)/python -m pytest -q -n 2 -m "system and not soak"
 
-test-engines: ## the suites on a real vLLM, in an environment of its own (.venv-vllm, 3.5 GB)
+test-engines: ## the suites on a real vLLM and a real SGLang, in environments of their own (.venv-vllm, .venv-sglang: 3.5 and 3 GB)
 	./tests/engines/run.sh
 
 check: $(READY) ## format, lint, types
@@ -54,4 +54,4 @@ bench: $(READY) ## ratios against vLLM's own block manager (sets up .venv-vllm)
 	./benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) .venv-vllm build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-sglang build dist *.egg-info

@@ -16,6 +16,7 @@ import json
 import math
 import re
 import secrets
+from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
 import orjson
@@ -85,6 +86,13 @@ def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
         body[field] = given
 
 
+def refuse_fields(body: dict[str, Any], fields: Iterable[str]) -> None:
+    """Refuse a body that has one of these with anything in it."""
+    for field in fields:
+        if body.get(field) not in (None, False):
+            raise malformed(field, "is not accepted from tenants")
+
+
 def take_kinds(body: dict[str, Any]) -> tuple[KindRange, ...]:
     """Remove what the client says of its prompt's content: `kvcustody_kinds`, spans of tokens as `{from, to, kind}`."""
     given = body.pop(OUR_KINDS_FIELD, None)
@@ -123,8 +131,11 @@ def put_trace(body: dict[str, Any], trace: str, scoped: Scoped) -> None:
         body["kv_transfer_params"] = {**body.get("kv_transfer_params", {}), OUR_TRACE_FIELD: trace}
 
 
-def bind_ids(body: dict[str, Any], kind: Body, owner: str) -> None:
-    """Bind every id that the client chose to `owner`, 16 hexadecimal digits (rule 3)."""
+def bind_ids(body: dict[str, Any], kind: Body, owner: str, more: Iterable[str] = ()) -> None:
+    """Bind every id that the client chose to `owner`, 16 hexadecimal digits (rule 3); `more`: other fields with ids."""
+    for field in more:
+        if body.get(field) is not None:
+            body[field] = _bound_ids(field, body[field], owner)
     given = body.get("request_id")
     if kind is Body.RESPONSES:
         previous = body.get("previous_response_id")
@@ -144,6 +155,13 @@ def bind_ids(body: dict[str, Any], kind: Body, owner: str) -> None:
     for field in _MEDIA_FIELDS:
         if type(body.get(field)) in (list, dict):
             _bind_media(body[field], owner, 0)
+
+
+def _bound_ids(param: str, value: object, owner: str) -> str | list[str]:
+    """An id, or one for each prompt of a batch."""
+    if isinstance(value, list):
+        return [f"{owner}-{check_id(param, each)}" for each in value]
+    return f"{owner}-{check_id(param, value)}"
 
 
 def bound_session(param: str, value: object, owner: str) -> str | None:
