@@ -33,7 +33,7 @@ test: $(READY) ## unit, property, simulation and architecture tests
 test-fast: $(READY) ## the inner loop: the core on SQLite, under a minute
 	$(BIN)/python -m pytest -q -n 2 -m "not soak and not system" -k "not postgresql" $(FAST)
 
-test-system: $(READY) ## whole systems: browsers, wheels, killed processes, full disks, recorded traces
+test-system: $(READY) ## whole systems and long proofs: browsers, wheels, killed processes, full disks, recorded traces, every edit of a ledger
 	$(BIN)/python -m pytest -q -n 2 -m "system and not soak"
 
 test-engines: ## the suites on a real vLLM, SGLang and LMCache, in environments of their own (.venv-vllm, .venv-sglang, .venv-lmcache: 10 GB)
