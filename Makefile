@@ -36,7 +36,7 @@ test-fast: $(READY) ## the inner loop: the core on SQLite, under a minute
 test-system: $(READY) ## whole systems: browsers, wheels, killed processes, full disks, recorded traces
 	$(BIN)/python -m pytest -q -n 2 -m "system and not soak"
 
-test-engines: ## the suites on a real vLLM and a real SGLang, in environments of their own (.venv-vllm, .venv-sglang: 3.5 and 3 GB)
+test-engines: ## the suites on a real vLLM, SGLang and LMCache, in environments of their own (.venv-vllm, .venv-sglang, .venv-lmcache: 10 GB)
 	./tests/engines/run.sh
 
 check: $(READY) ## format, lint, types

@@ -196,7 +196,7 @@ class ReadCleared(msgspec.Struct, gc=False, tag_field="event_type", tag="cleared
 
 
 MooncakeRead = ReadStored | ReadRemoved | ReadCleared
-_decoder = msgspec.msgpack.Decoder(MooncakeRead)
+_decoder: msgspec.msgpack.Decoder[MooncakeRead] = msgspec.msgpack.Decoder(MooncakeRead)
 
 
 def read_event(raw: msgspec.Raw) -> MooncakeRead:
