@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -77,3 +80,35 @@ def test_a_hole_or_a_new_life_of_the_engine_is_a_clear(world: World) -> None:
 def test_it_binds_to_loopback_alone() -> None:
     with pytest.raises(ConfigError, match="kv_events_remote"):
         ScopedRelay(LOCAL, "tcp://0.0.0.0:5560")
+
+
+def test_the_command_ends_in_order() -> None:
+    """As a process: it binds, passes on, and leaves with 0 when it is asked to end."""
+    context = zmq.Context()
+    engine, sub = context.socket(zmq.PUB), context.socket(zmq.SUB)
+    engine.bind(LOCAL)
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        publish = f"tcp://127.0.0.1:{found.getsockname()[1]}"
+    sub.setsockopt(zmq.SUBSCRIBE, b"")
+    sub.connect(publish)
+    where = ["--engine", engine.getsockopt_string(zmq.LAST_ENDPOINT), "--publish", publish]
+    process = subprocess.Popen([sys.executable, "-m", "kvcustody.integrations.dynamo.relay", *where])
+    try:
+        until, number = time.monotonic() + 60, 0
+        while not sub.poll(50):
+            assert time.monotonic() < until and process.poll() is None
+            engine.send_multipart(
+                [b"", number.to_bytes(8, "big"), msgspec.msgpack.encode([1.0, [UNSCOPED, SCOPED], 0])]
+            )
+            number += 1
+        told: list[Any] = []
+        while SCOPED not in told and sub.poll(5_000):
+            told = msgspec.msgpack.decode(sub.recv_multipart()[2])[1]
+        assert SCOPED in told and UNSCOPED not in told
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait(30)
+        context.destroy(linger=0)
