@@ -36,7 +36,7 @@ test-fast: $(READY) ## the inner loop: the core on SQLite, under a minute
 test-system: $(READY) ## whole systems and long proofs: browsers, wheels, killed processes, full disks, recorded traces, every edit of a ledger
 	$(BIN)/python -m pytest -q -n 2 -m "system and not soak"
 
-test-engines: ## the suites on a real vLLM, SGLang and LMCache, in environments of their own (.venv-vllm, .venv-sglang, .venv-lmcache: 10 GB)
+test-engines: ## the suites on a real vLLM, SGLang, LMCache, Dynamo and Mooncake, in environments of their own (.venv-NAME: 11 GB)
 	./tests/engines/run.sh
 
 check: $(READY) ## format, lint, types

@@ -19,6 +19,7 @@ from kvcustody.errors import IdentityError
 from kvcustody.governance.identity import tlv
 from kvcustody.governance.identity.principal import Principal, check_identifier, identify
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.tokens.router_namespace import NAMESPACE_HEADER, RouterNamespaces
 from kvcustody.governance.tokens.scope_token import Carried, ScopeTokens, keyed_state
 from kvcustody.integrations.identity.api_keys import ApiKeys
 from kvcustody.integrations.identity.authentication import Authenticated, Authenticator
@@ -88,7 +89,8 @@ CLASSIFICATION: Final = f"{OWN_HEADERS}classification"
 class AdmittedRequest(NamedTuple):
     """A request that may pass: as whom, with which ids in headers, how it is scoped for the engine, its trace.
 
-    `ids`: headers with an id that the client chose, bound to its owner; None where it sent none.
+    `ids`: headers with an id that the client chose, bound to its owner; None where it sent none. Among them is the
+    namespace that a router behind the door looks in: the tenant's, whatever the client sent.
     """
 
     principal: Principal
@@ -119,6 +121,7 @@ class RequestGate:
         self._authenticators = tuple(_authenticators(document, directory, clock))
         self._tokens = ScopeTokens(secret, clock)
         self._tags = OwnerTags(secret)
+        self._namespaces = RouterNamespaces(secret)
         self._token_seconds = token_seconds
         self.message_kinds = (
             document.message_kinds
@@ -144,6 +147,7 @@ class RequestGate:
         ids = {
             REQUEST_ID: None if given is None else f"{owner}-{check_id(REQUEST_ID, given)}",
             SESSION_ID: bound_session(SESSION_ID, headers.one(SESSION_ID), owner),
+            NAMESPACE_HEADER: self._namespaces.of(principal.issuer, principal.tenant),
         }
         if scoped is not None and (headers.one("content-encoding") or "identity") != "identity":
             raise malformed("content-encoding", "must be absent")

