@@ -12,7 +12,7 @@ import typer
 from kvcustody.errors import ConfigError
 from kvcustody.files import READABLE, write_file
 from kvcustody.policies.document.problems import did_you_mean
-from kvcustody.testkit.conform.findings import FOUND, NOT_RUN, Finding
+from kvcustody.testkit.conform.findings import FOUND, NOT_RUN, CaseFinding
 from kvcustody.testkit.conform.public_cases import CASE_OF, TARGET_OF, TARGETS
 from kvcustody.testkit.conform.run_scripts import run_target, script_of, this_python
 
@@ -92,5 +92,5 @@ def _list(*, as_json: bool) -> None:
             print(f"  {name}: {CASE_OF[name].holds}")
 
 
-def _progress(finding: Finding) -> None:
+def _progress(finding: CaseFinding) -> None:
     print(f"{finding.verdict:8} {finding.case} ({finding.seconds:.1f} s)", file=sys.stderr, flush=True)

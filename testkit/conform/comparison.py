@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvcustody.files import READABLE, write_file
 from kvcustody.testkit.conform.public_cases import CASES, TARGETS
 
 _HEAD = """# Other systems
@@ -50,4 +51,4 @@ def page(records: Path) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(page(Path(sys.argv[1])))
+    write_file(Path(sys.argv[2]), page(Path(sys.argv[1])).encode(), mode=READABLE)

@@ -13,7 +13,7 @@ SCHEMA = "kvcustody/conform@1"
 FOUND, HOLDS, NOT_RUN = "found", "holds", "not run"
 
 
-class Finding(NamedTuple):
+class CaseFinding(NamedTuple):
     """One case: found (the product does what it ought not to), holds, or not run; what was seen, or why not."""
 
     case: str
@@ -28,7 +28,7 @@ class ConformReport(NamedTuple):
 
     target: Target
     version: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CaseFinding, ...]
 
     @property
     def holds(self) -> bool:

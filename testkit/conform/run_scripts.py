@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, ConformReport, Finding
+from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, CaseFinding, ConformReport
 from kvcustody.testkit.conform.public_cases import Target
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
@@ -26,7 +26,7 @@ def run_target(
     target: Target,
     python: str,
     cases: Sequence[str] = (),
-    progress: Callable[[Finding], None] = lambda _: None,
+    progress: Callable[[CaseFinding], None] = lambda _: None,
 ) -> ConformReport:
     """Every case of a target, or these; what cannot run says why."""
     if "/" in python:
@@ -35,7 +35,9 @@ def run_target(
     findings = []
     for case in cases or target.cases:
         finding = (
-            Finding(case, NOT_RUN, why, script_of(target).name, 0.0) if why else _run(target, python, case)
+            CaseFinding(case, NOT_RUN, why, script_of(target).name, 0.0)
+            if why
+            else _run(target, python, case)
         )
         progress(finding)
         findings.append(finding)
@@ -58,7 +60,7 @@ def _version(target: Target, python: str) -> tuple[str, str]:
     return done.stdout.split()[-1], ""
 
 
-def _run(target: Target, python: str, case: str) -> Finding:
+def _run(target: Target, python: str, case: str) -> CaseFinding:
     script, began = script_of(target), time.monotonic()
     try:
         done = _ask(python, str(script), case)
@@ -68,7 +70,7 @@ def _run(target: Target, python: str, case: str) -> Finding:
         verdict, evidence = NOT_RUN, type(error).__name__
     except (ValueError, IndexError, KeyError, TypeError):
         verdict, evidence = NOT_RUN, (done.stderr.strip().splitlines() or ["the script said nothing"])[-1]
-    return Finding(case, verdict, evidence, script.name, time.monotonic() - began)
+    return CaseFinding(case, verdict, evidence, script.name, time.monotonic() - began)
 
 
 def _ask(python: str, *words: str) -> subprocess.CompletedProcess[str]:

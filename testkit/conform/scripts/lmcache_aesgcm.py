@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 
-class Memory:
+class SerdeMemory:
     """The one thing of a memory object that the serde reads: its bytes."""
 
     def __init__(self, size: int) -> None:
@@ -28,8 +28,8 @@ def main(case: str) -> dict[str, Any]:
     mine = ObjectKey(bytes(32), "model-a", 0, 0, "salt")
     content, frame = os.urandom(4096), 4096 + 64
 
-    def sealed(what: bytes) -> Memory:
-        source, into = Memory(len(what)), Memory(frame)
+    def sealed(what: bytes) -> SerdeMemory:
+        source, into = SerdeMemory(len(what)), SerdeMemory(frame)
         source.byte_array[:] = what
         AesGcmSerializer(keys).serialize(source, into, mine)
         return into
@@ -47,7 +47,7 @@ def main(case: str) -> dict[str, Any]:
         sealed(os.urandom(4096))  # what stands there now; the first is put back in its place
     opened = []
     for name in names:
-        into = Memory(len(content))
+        into = SerdeMemory(len(content))
         try:
             AesGcmDeserializer(keys).deserialize(first, into, name)
         except Exception as error:  # whatever refuses it

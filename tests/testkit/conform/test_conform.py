@@ -14,7 +14,7 @@ from kvcustody.console.main import app
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.testkit.conform.comparison import page
-from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, ConformReport, Finding
+from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, CaseFinding, ConformReport
 from kvcustody.testkit.conform.public_cases import CASES, TARGET_OF, TARGETS
 from kvcustody.testkit.conform.run_scripts import run_target, script_of
 from kvcustody.testkit.conform.scripts import kvcustody_tier
@@ -87,7 +87,7 @@ def test_a_product_that_is_not_there_could_not_run() -> None:
 
 def test_what_is_found_is_a_result_of_sarif_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     target = TARGET_OF["vllm-files"]
-    found = ConformReport(target, "1", (Finding("model-revision", FOUND, "<b>", "x.py", 0.1),))
+    found = ConformReport(target, "1", (CaseFinding("model-revision", FOUND, "<b>", "x.py", 0.1),))
     monkeypatch.setattr("kvcustody.testkit.conform.command.run_target", lambda *_: found)
     assert "found" in conform("--target", target.name, code=1)
     [result] = json.loads(found.to_sarif())["runs"][0]["results"]
