@@ -22,6 +22,7 @@ from kvcustody.audit.counters.count_events import (
     COPY_KINDS,
     DENIED,
     EVENTS,
+    LEAVES,
     WRITTEN,
     FigureName,
 )
@@ -202,6 +203,67 @@ def event_counts(
     return tuple(EventCount(*key, found[key]) for key in sorted(found) if found[key])
 
 
+class HourCount(NamedTuple):
+    """How many events of one kind and outcome a log has in one hour; denied ones by rule (`kind` is `denied`)."""
+
+    log: str
+    hour_us: int
+    kind: str
+    outcome: str
+    events: int
+
+
+def hourly_counts(
+    connection: Connection,
+    *,
+    tenant: str | None = None,
+    since_us: int | None = None,
+    until_us: int | None = None,
+) -> Iterator[HourCount]:
+    """Events by log, hour, kind and outcome, of the whole hours that a period touches; several for one may come.
+
+    Beside them requests that were denied, by rule, as the kind `denied`.
+    """
+    log = None if tenant is None else log_of(tenant)
+    wanted = _Wanted((EVENTS, DENIED), log=log, since_us=since_us or 0, until_us=until_us)
+    for name, figure, value in _read(connection, wanted):
+        kind = DENIED if figure.measure == DENIED else figure.kind
+        yield HourCount(name, figure.hour_us, kind, figure.outcome, value)
+
+
+def hour_span(connection: Connection) -> tuple[int, int] | None:
+    """The beginnings of the first and the last hour that have figures; None where there are none."""
+    parts = []
+    for table in (counters, counter_deltas):
+        for scraped in (False, True):  # the key begins with it
+            column = table.c.hour_us
+            own = select(func.min(column), func.max(column)).where(table.c.scraped == scraped)
+            parts.append(own.where(column != ALL_HOURS))
+    edges = [pair for pair in connection.execute(union_all(*parts)).all() if pair[0] is not None]
+    return (min(pair[0] for pair in edges), max(pair[1] for pair in edges)) if edges else None
+
+
+def hourly_leaves(
+    connection: Connection, since_us: int, until_us: int, only: Sequence[int] | None = None
+) -> Iterator[tuple[int, int, str, int]]:
+    """Log id, hour, kind and how many leaves, of the hours that a period touches; of these logs only, or of all."""
+    found: Counter[tuple[int, int, str]] = Counter()
+    parts = []
+    for table in (counters, counter_deltas):
+        column = table.c
+        query = select(column.log, column.hour_us, column.figures).where(
+            column.scraped.in_((False, True)),
+            column.hour_us >= since_us // HOUR_US * HOUR_US,
+            column.hour_us < until_us,
+        )
+        parts.append(query if only is None else query.where(column.log.in_(only)))
+    for log, hour_us, figures in connection.execute(union_all(*parts)):
+        for figure, value in unpack(hour_us, figures).items():
+            if figure.measure == LEAVES:
+                found[log, hour_us, figure.kind] += value
+    return ((*key, value) for key, value in found.items() if value > 0)
+
+
 def logs_with(kinds: Sequence[str]) -> CompoundSelect[tuple[int]]:
     """A query for the ids of the logs that have an event of one of these kinds; leaves count by their own kind too."""
     parts = []
@@ -226,7 +288,7 @@ def _read(connection: Connection, wanted: _Wanted) -> Iterator[tuple[str, Figure
         if wanted.log is not None:
             query = query.where(logs.c.name == wanted.log)
         if period:
-            query = query.where(column.hour_us >= (wanted.since_us or 0) // HOUR_US * HOUR_US)
+            query = query.where(column.hour_us >= max(0, wanted.since_us or 0) // HOUR_US * HOUR_US)
             if wanted.until_us is not None:
                 query = query.where(column.hour_us < wanted.until_us)
         elif table is counters:
