@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import orjson
 from sqlalchemy import CompoundSelect, Connection, Select, func, or_, select, union, union_all
 
 from kvcustody.audit.counters.count_events import (
@@ -30,6 +31,7 @@ from kvcustody.audit.counters.packed_figures import ORPHANS, unpack
 from kvcustody.audit.events import log_of
 from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters
 from kvcustody.audit.schema.ledger import logs
+from kvcustody.errors import LedgerError
 from kvcustody.times import HOUR_US
 
 
@@ -203,14 +205,8 @@ def event_counts(
     return tuple(EventCount(*key, found[key]) for key in sorted(found) if found[key])
 
 
-class HourCount(NamedTuple):
-    """How many events of one kind and outcome a log has in one hour; denied ones by rule (`kind` is `denied`)."""
-
-    log: str
-    hour_us: int
-    kind: str
-    outcome: str
-    events: int
+HourCount = tuple[str, int, str, str, int]
+"""Log, hour, kind, outcome and events; requests that were denied stand under the kind `denied`, by rule."""
 
 
 def hourly_counts(
@@ -220,15 +216,41 @@ def hourly_counts(
     since_us: int | None = None,
     until_us: int | None = None,
 ) -> Iterator[HourCount]:
-    """Events by log, hour, kind and outcome, of the whole hours that a period touches; several for one may come.
+    """Of the whole hours that a period touches; several of one hour and kind may come."""
+    names = select(logs.c.id, logs.c.name)
+    if tenant is not None:
+        names = names.where(logs.c.name == log_of(tenant))
+    known = {log: str(name) for log, name in connection.execute(names)}
+    only = None if tenant is None else tuple(known)
+    for log, hour_us, figures in _hourly(connection, since_us or 0, until_us, only):
+        name = known.get(log)
+        for kind, measure, outcome, _, _, value in figures if name is not None else ():
+            if measure == EVENTS:
+                yield name, hour_us, kind, outcome, value
+            elif measure == DENIED:
+                yield name, hour_us, DENIED, outcome, value
 
-    Beside them requests that were denied, by rule, as the kind `denied`.
-    """
-    log = None if tenant is None else log_of(tenant)
-    wanted = _Wanted((EVENTS, DENIED), log=log, since_us=since_us or 0, until_us=until_us)
-    for name, figure, value in _read(connection, wanted):
-        kind = DENIED if figure.measure == DENIED else figure.kind
-        yield HourCount(name, figure.hour_us, kind, figure.outcome, value)
+
+def _hourly(
+    connection: Connection, since_us: int, until_us: int | None, only: Sequence[int] | None
+) -> Iterator[tuple[int, int, list[Any]]]:
+    """Log id, hour and figures as they are packed, folded and not (rule 1); plain lists, for there may be many."""
+    parts = []
+    for table in (counters, counter_deltas):
+        column = table.c
+        query = select(column.log, column.hour_us, column.figures).where(
+            column.scraped.in_((False, True)),  # the key begins with it
+            column.hour_us >= max(0, since_us) // HOUR_US * HOUR_US,
+        )
+        query = query if until_us is None else query.where(column.hour_us < until_us)
+        parts.append(query if only is None else query.where(column.log.in_(only)))
+    for log, hour_us, figures in connection.execute(union_all(*parts)):
+        try:
+            yield log, hour_us, orjson.loads(figures)
+        except ValueError as problem:
+            raise LedgerError(
+                f"figures of the hour `{hour_us}` cannot be read; run `kvcustody audit fsck`"
+            ) from problem
 
 
 def hour_span(connection: Connection) -> tuple[int, int] | None:
@@ -248,19 +270,10 @@ def hourly_leaves(
 ) -> Iterator[tuple[int, int, str, int]]:
     """Log id, hour, kind and how many leaves, of the hours that a period touches; of these logs only, or of all."""
     found: Counter[tuple[int, int, str]] = Counter()
-    parts = []
-    for table in (counters, counter_deltas):
-        column = table.c
-        query = select(column.log, column.hour_us, column.figures).where(
-            column.scraped.in_((False, True)),
-            column.hour_us >= since_us // HOUR_US * HOUR_US,
-            column.hour_us < until_us,
-        )
-        parts.append(query if only is None else query.where(column.log.in_(only)))
-    for log, hour_us, figures in connection.execute(union_all(*parts)):
-        for figure, value in unpack(hour_us, figures).items():
-            if figure.measure == LEAVES:
-                found[log, hour_us, figure.kind] += value
+    for log, hour_us, figures in _hourly(connection, since_us, until_us, only):
+        for kind, measure, _, _, _, value in figures:
+            if measure == LEAVES:
+                found[log, hour_us, kind] += value
     return ((*key, value) for key, value in found.items() if value > 0)
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, or_, select
 
 from kvcustody.audit.counters.read_figures import hour_span, hourly_leaves
 from kvcustody.audit.events.change_items import CHANGED
@@ -36,6 +36,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.times import HOUR_US
 
 _LARGEST = 1 << 62
+_TOGETHER = 10_000  # leaves of a slice of which all logs are asked by one statement
 
 
 class _Slice(NamedTuple):
@@ -70,8 +71,8 @@ def find_by_time(
     scanned = 0
     for part in slices:
         if scanned and scanned + (part.leaves if conditions else 0) > scan_max:
-            edge = part.until_us if newest else part.since_us - 1
-            return LeafPage(tuple(rows), Cursor(-1 if newest else _LARGEST, edge, -1), scanned)
+            edge = Cursor(_LARGEST, part.until_us - 1, 0) if newest else Cursor(-1, part.since_us, 0)
+            return LeafPage(tuple(rows), edge, scanned)
         found, last = _of_slice(
             connection, part, logs, wanted, conditions, sizes, after, newest, limit - len(rows)
         )
@@ -123,15 +124,46 @@ def _slices(
                 every[hour_us] += leaves
                 if not kinds or kind in kinds:
                     hours[hour_us].add(log)
+        together: list[int] = []
         for hour_us in sorted(hours, reverse=newest):
-            pieces = min(3600, max(1, -(-every[hour_us] // scan_max)))
-            width = HOUR_US // pieces
-            places = range(pieces)
-            for place in reversed(places) if newest else places:
-                first = max(hour_us + place * width, since_us)
-                last = min(hour_us + (HOUR_US if place == pieces - 1 else (place + 1) * width), until_us)
-                if first < last:
-                    yield _Slice(first, last, tuple(sorted(hours[hour_us])), every[hour_us] // pieces)
+            if together and sum(every[hour] for hour in together) + every[hour_us] > _TOGETHER:
+                yield _joined(together, hours, every, since_us, until_us)
+                together = []
+            if every[hour_us] <= scan_max:
+                together.append(hour_us)
+                continue
+            yield from _pieces(
+                hour_us, tuple(sorted(hours[hour_us])), every[hour_us], (since_us, until_us), newest, scan_max
+            )
+        if together:
+            yield _joined(together, hours, every, since_us, until_us)
+
+
+def _joined(
+    together: Sequence[int],
+    hours: Mapping[int, set[int]],
+    every: Mapping[int, int],
+    since_us: int,
+    until_us: int,
+) -> _Slice:
+    """Hours with few leaves, as one slice: many are asked about at once."""
+    logs = sorted(set().union(*(hours[hour] for hour in together)))
+    first, last = max(min(together), since_us), min(max(together) + HOUR_US, until_us)
+    return _Slice(first, last, tuple(logs), sum(every[hour] for hour in together))
+
+
+def _pieces(
+    hour_us: int, logs: tuple[int, ...], leaves: int, period: tuple[int, int], newest: bool, scan_max: int
+) -> Iterator[_Slice]:
+    """One hour with very many leaves."""
+    pieces = min(3600, -(-leaves // scan_max))
+    width = HOUR_US // pieces
+    places = range(pieces)
+    for place in reversed(places) if newest else places:
+        first = max(hour_us + place * width, period[0])
+        last = min(hour_us + (HOUR_US if place == pieces - 1 else (place + 1) * width), period[1])
+        if first < last:
+            yield _Slice(first, last, logs, leaves // pieces)
 
 
 def _windows(connection: Connection, since_us: int, until_us: int, newest: bool) -> Iterator[tuple[int, int]]:
@@ -167,24 +199,25 @@ def _of_slice(
 ) -> tuple[list[EventRow], Cursor | None]:
     """The first leaves of a slice that are wanted; and where they end, where there may be more than `limit`."""
     found: list[tuple[Cursor, EventRow]] = []
-    for log in part.logs:
+    at_once = (
+        [part.logs] if part.leaves <= _TOGETHER and wanted.trace is None else [(log,) for log in part.logs]
+    )
+    for some in at_once:
         edge = None  # what is behind the last of as many leaves as are asked for is not read
         if len(found) >= limit:
             found = sorted(found, key=lambda each: _order(each[0]), reverse=newest)[:limit]
             edge = found[-1][0].at_us
-        found += _of_log(
-            connection, log, part, logs[log], wanted, conditions, sizes, after, newest, limit, edge
-        )
+        found += _of_logs(connection, some, part, logs, wanted, conditions, sizes, after, newest, limit, edge)
     found.sort(key=lambda each: _order(each[0]), reverse=newest)
     kept = found[:limit]
     return [row for _, row in kept], kept[-1][0] if len(found) >= limit else None
 
 
-def _of_log(
+def _of_logs(
     connection: Connection,
-    log: int,
+    some: Sequence[int],
     part: _Slice,
-    named: Log,
+    logs: Mapping[int, Log],
     wanted: EventFilter,
     conditions: Sequence[ColumnElement[bool]],
     sizes: Mapping[str, int] | None,
@@ -194,27 +227,33 @@ def _of_log(
     edge_us: int | None,
 ) -> Iterator[tuple[Cursor, EventRow]]:
     column = events.c
-    inside: list[ColumnElement[bool]] = [column.log == log, *conditions]
     since_us, until_us = part.since_us, part.until_us
     if edge_us is not None:
         since_us, until_us = (
             (max(since_us, edge_us), until_us) if newest else (since_us, min(until_us, edge_us + 1))
         )
-    inside += [column.at_us >= since_us, column.at_us < until_us]
-    if sizes is not None:
-        inside.append(column.idx < sizes.get(named.name, 0))
-    query = select(column.at_us, column.idx, column.kind, column.leaf)
+    inside: list[ColumnElement[bool]] = [
+        column.log == some[0] if len(some) == 1 else column.log.in_(some),
+        column.at_us >= since_us,
+        column.at_us < until_us,
+        *conditions,
+    ]
+    query = select(column.log, column.at_us, column.idx, column.kind, column.leaf)
     if wanted.trace is not None:
         query = query.join(event_traces, is_leaf_of(event_traces))
-    order = (column.at_us.desc(), column.idx.desc()) if newest else (column.at_us, column.idx)
+    order: tuple[Any, ...] = (column.at_us, column.log, column.idx)
+    if len(some) == 1:  # as the index has it
+        order = (column.at_us, column.idx)
+    order = tuple(each.desc() for each in order) if newest else order
     place, taken = after, 0
     while taken < limit:
         rows = connection.execute(
-            query.where(*inside, *_behind(place, log, newest)).order_by(*order).limit(limit)
+            query.where(*inside, *_behind(place, newest)).order_by(*order).limit(limit)
         ).all()
-        for row in rows:
-            made, place = row_of(named.name, row), Cursor(log, row.at_us, row.idx)
-            if says(made.body, wanted):
+        for log, *of in rows:
+            made = row_of(logs[log].name, of)
+            place = Cursor(log, made.at_us, made.idx)
+            if (sizes is None or made.idx < sizes.get(made.log, 0)) and says(made.body, wanted):
                 taken += 1
                 yield place, made
         if len(rows) < limit:
@@ -225,19 +264,13 @@ def _order(place: Cursor) -> tuple[int, int, int]:
     return place.at_us, place.log, place.idx
 
 
-def _behind(place: Cursor | None, log: int, newest: bool) -> list[Any]:
-    """What keeps to the leaves of a log that are behind a place in the order."""
+def _behind(place: Cursor | None, newest: bool) -> list[ColumnElement[bool]]:
+    """What keeps to the leaves that are behind a place in the order."""
     if place is None:
         return []
-    at_us, idx = events.c.at_us, events.c.idx
+    at_us, log, idx = events.c.at_us, events.c.log, events.c.idx
     if newest:
-        if log < place.log:
-            return [at_us <= place.at_us]
-        if log > place.log:
-            return [at_us < place.at_us]
-        return [at_us <= place.at_us, or_(at_us < place.at_us, idx < place.idx)]
-    if log > place.log:
-        return [at_us >= place.at_us]
-    if log < place.log:
-        return [at_us > place.at_us]
-    return [at_us >= place.at_us, or_(at_us > place.at_us, idx > place.idx)]
+        further = or_(log < place.log, and_(log == place.log, idx < place.idx))
+        return [at_us <= place.at_us, or_(at_us < place.at_us, further)]
+    further = or_(log > place.log, and_(log == place.log, idx > place.idx))
+    return [at_us >= place.at_us, or_(at_us > place.at_us, further)]

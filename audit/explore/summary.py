@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from kvcustody.audit.counters.count_events import DENIED, OUTCOMES
-from kvcustody.audit.counters.read_figures import denials_by_rule, hourly_counts, hourly_leaves
+from kvcustody.audit.counters.read_figures import hourly_counts, hourly_leaves
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.explore.by_time import find_by_time
@@ -69,27 +69,25 @@ def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
     tenant, seen = wanted.tenant, None if wanted.logs is None else wanted.logs[0].removeprefix("tenant/")
     by_log, by_kind, by_outcome, by_rule = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     times: Counter[tuple[int, bool]] = Counter()
-    period = (wanted.since_us, wanted.until_us) != (None, None)
     total = 0
-    for each in hourly_counts(connection, tenant=seen, since_us=wanted.since_us, until_us=wanted.until_us):
-        of_log = tenant is None or each.log == f"tenant/{tenant}"
-        if each.kind == DENIED:
-            by_rule[each.outcome] += each.events if of_log and period else 0
+    mine = None if tenant is None else f"tenant/{tenant}"
+    counted = hourly_counts(connection, tenant=seen, since_us=wanted.since_us, until_us=wanted.until_us)
+    for log, hour_us, kind, outcome, events in counted:
+        of_log = mine is None or log == mine
+        if kind == DENIED:
+            by_rule[outcome] += events if of_log else 0
             continue
-        of_kind = not wanted.kinds or each.kind in wanted.kinds
-        of_outcome = wanted.outcome is None or each.outcome == wanted.outcome
+        of_kind = not wanted.kinds or kind in wanted.kinds
+        of_outcome = wanted.outcome is None or outcome == wanted.outcome
         if of_kind and of_outcome:
-            by_log[each.log] += each.events
+            by_log[log] += events
         if of_log and of_outcome:
-            by_kind[each.kind] += each.events
+            by_kind[kind] += events
         if of_log and of_kind:
-            by_outcome[each.outcome] += each.events
-        if of_log and of_kind and of_outcome:
-            times[each.hour_us, each.outcome in _REFUSED] += each.events
-            total += each.events
-    if not period:
-        for row in denials_by_rule(connection, tenant=tenant or seen):
-            by_rule[row.rule] += row.requests
+            by_outcome[outcome] += events
+            if of_outcome:
+                times[hour_us, outcome in _REFUSED] += events
+                total += events
     names = Counter(
         {name.removeprefix("tenant/"): events for name, events in by_log.items() if name != SYSTEM}
     )

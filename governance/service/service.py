@@ -339,9 +339,12 @@ class Service:
             running = read_running_policies(connection)
         return policies_in_effect(running, self.policies.released())
 
-    def inbox(self) -> InboxContents:
-        """Everything that waits for anybody, the most urgent first. No wall: it is filtered by whom it is for."""
-        release, effect = self.policies.released(), self.policies_in_effect()
+    def inbox(self, effect: PoliciesInEffect | None = None) -> InboxContents:
+        """Everything that waits for anybody, the most urgent first. No wall: it is filtered by whom it is for.
+
+        `effect`: what is in effect, where it was read before.
+        """
+        release, effect = self.policies.released(), effect or self.policies_in_effect()
         with self.reading() as connection:
             return self._inbox.read(connection, self.clock.utc_us(), release=release, effect=effect)
 

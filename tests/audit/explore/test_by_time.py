@@ -71,9 +71,17 @@ def sorted_plainly(engine: Engine, wanted: EventFilter, newest: bool) -> list[tu
     return places(rows)
 
 
+@pytest.mark.parametrize("together", [0, 30, 10_000])
 @pytest.mark.parametrize("newest", [True, False])
-@pytest.mark.parametrize("number", range(len(WANTED)))
-def test_pages_are_what_sorting_every_leaf_gives(filled: Engine, number: int, newest: bool) -> None:
+def test_pages_are_what_sorting_every_leaf_gives(
+    filled: Engine, newest: bool, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_time, "_TOGETHER", together)
+    for number in range(len(WANTED)):
+        check_pages(filled, number, newest)
+
+
+def check_pages(filled: Engine, number: int, newest: bool) -> None:
     wanted = WANTED[number]
     plain = sorted_plainly(filled, wanted, newest)
     assert plain or number == len(WANTED) - 1
@@ -117,6 +125,7 @@ def test_an_hour_without_the_kind_is_not_looked_into(filled: Engine, monkeypatch
         return plain(connection, part, *rest)
 
     monkeypatch.setattr(by_time, "_of_slice", counted)
+    monkeypatch.setattr(by_time, "_TOGETHER", 0)  # each hour alone
     with filled.connect() as connection:
         hours = {row.at_us // HOUR_US for row in every_event(connection, EventFilter(kinds=("key-event",)))}
         find_by_time(connection, EventFilter(kinds=("key-event",)))
