@@ -36,6 +36,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.times import HOUR_US
 
 _LARGEST = 1 << 62
+_LAST_LOG = (1 << 31) - 1
 _TOGETHER = 10_000  # leaves of a slice of which all logs are asked by one statement
 
 
@@ -71,7 +72,7 @@ def find_by_time(
     scanned = 0
     for part in slices:
         if scanned and scanned + (part.leaves if conditions else 0) > scan_max:
-            edge = Cursor(_LARGEST, part.until_us - 1, 0) if newest else Cursor(-1, part.since_us, 0)
+            edge = Cursor(_LAST_LOG, part.until_us - 1, 0) if newest else Cursor(-1, part.since_us, 0)
             return LeafPage(tuple(rows), edge, scanned)
         found, last = _of_slice(
             connection, part, logs, wanted, conditions, sizes, after, newest, limit - len(rows)
