@@ -224,7 +224,9 @@ def hourly_counts(
     only = None if tenant is None else tuple(known)
     for log, hour_us, figures in _hourly(connection, since_us or 0, until_us, only):
         name = known.get(log)
-        for kind, measure, outcome, _, _, value in figures if name is not None else ():
+        if name is None:
+            continue
+        for kind, measure, outcome, _, _, value in figures:
             if measure == EVENTS:
                 yield name, hour_us, kind, outcome, value
             elif measure == DENIED:

@@ -71,8 +71,8 @@ def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
     times: Counter[tuple[int, bool]] = Counter()
     total = 0
     mine = None if tenant is None else f"tenant/{tenant}"
-    counted = hourly_counts(connection, tenant=seen, since_us=wanted.since_us, until_us=wanted.until_us)
-    for log, hour_us, kind, outcome, events in counted:
+    hourly = hourly_counts(connection, tenant=seen, since_us=wanted.since_us, until_us=wanted.until_us)
+    for log, hour_us, kind, outcome, events in hourly:
         of_log = mine is None or log == mine
         if kind == DENIED:
             by_rule[outcome] += events if of_log else 0

@@ -79,8 +79,8 @@ def validate_command(
             if style is ProblemFormat.SARIF
             else junit("validate", [(v.file, v.problems) for v in found])
         )
-    for error in unread[:-1]:
-        print(f"error: {error}", file=sys.stderr)
+    for refused in unread[:-1]:
+        print(f"error: {refused}", file=sys.stderr)
     if unread:
         raise unread[-1]
     if not all(item.sound for item in found):

@@ -265,8 +265,9 @@ def _not(kind: str, node: object, what: str = "") -> Wrong:
     assert isinstance(node, Scalar | SequenceNode | MappingNode)
     hint = None
     if kind == "an integer":
-        whole = isinstance(node, Scalar) and re.fullmatch(r"-?[0-9]{1,18}", node.text) is not None
-        hint = f"write it without quotes: {quote(node.text)}" if whole else "write an integer, such as `5`"
+        hint = "write an integer, such as `5`"
+        if isinstance(node, Scalar) and re.fullmatch(r"-?[0-9]{1,18}", node.text):
+            hint = f"write it without quotes: {quote(node.text)}"
     return Wrong("KVP205", f"{WHAT} must be {kind}, not {describe(node)}", hint, what=what)
 
 
