@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import orjson
 from sqlalchemy import CompoundSelect, Connection, Select, func, or_, select, union, union_all
 
 from kvcustody.audit.counters.count_events import (
@@ -22,6 +23,7 @@ from kvcustody.audit.counters.count_events import (
     COPY_KINDS,
     DENIED,
     EVENTS,
+    LEAVES,
     WRITTEN,
     FigureName,
 )
@@ -29,6 +31,7 @@ from kvcustody.audit.counters.packed_figures import ORPHANS, unpack
 from kvcustody.audit.events import log_of
 from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters
 from kvcustody.audit.schema.ledger import logs
+from kvcustody.errors import LedgerError
 from kvcustody.times import HOUR_US
 
 
@@ -202,6 +205,80 @@ def event_counts(
     return tuple(EventCount(*key, found[key]) for key in sorted(found) if found[key])
 
 
+HourCount = tuple[str, int, str, str, int]
+"""Log, hour, kind, outcome and events; requests that were denied stand under the kind `denied`, by rule."""
+
+
+def hourly_counts(
+    connection: Connection,
+    *,
+    tenant: str | None = None,
+    since_us: int | None = None,
+    until_us: int | None = None,
+) -> Iterator[HourCount]:
+    """Of the whole hours that a period touches; several of one hour and kind may come."""
+    names = select(logs.c.id, logs.c.name)
+    if tenant is not None:
+        names = names.where(logs.c.name == log_of(tenant))
+    known = {log: str(name) for log, name in connection.execute(names)}
+    only = None if tenant is None else tuple(known)
+    for log, hour_us, figures in _hourly(connection, since_us or 0, until_us, only):
+        name = known.get(log)
+        if name is None:
+            continue
+        for kind, measure, outcome, _, _, value in figures:
+            if measure == EVENTS:
+                yield name, hour_us, kind, outcome, value
+            elif measure == DENIED:
+                yield name, hour_us, DENIED, outcome, value
+
+
+def _hourly(
+    connection: Connection, since_us: int, until_us: int | None, only: Sequence[int] | None
+) -> Iterator[tuple[int, int, list[Any]]]:
+    """Log id, hour and figures as they are packed, folded and not (rule 1); plain lists, for there may be many."""
+    parts = []
+    for table in (counters, counter_deltas):
+        column = table.c
+        query = select(column.log, column.hour_us, column.figures).where(
+            column.scraped.in_((False, True)),  # the key begins with it
+            column.hour_us >= max(0, since_us) // HOUR_US * HOUR_US,
+        )
+        query = query if until_us is None else query.where(column.hour_us < until_us)
+        parts.append(query if only is None else query.where(column.log.in_(only)))
+    for log, hour_us, figures in connection.execute(union_all(*parts)):
+        try:
+            yield log, hour_us, orjson.loads(figures)
+        except ValueError as problem:
+            raise LedgerError(
+                f"figures of the hour `{hour_us}` cannot be read; run `kvcustody audit fsck`"
+            ) from problem
+
+
+def hour_span(connection: Connection) -> tuple[int, int] | None:
+    """The beginnings of the first and the last hour that have figures; None where there are none."""
+    parts = []
+    for table in (counters, counter_deltas):
+        for scraped in (False, True):  # the key begins with it
+            column = table.c.hour_us
+            own = select(func.min(column), func.max(column)).where(table.c.scraped == scraped)
+            parts.append(own.where(column != ALL_HOURS))
+    edges = [pair for pair in connection.execute(union_all(*parts)).all() if pair[0] is not None]
+    return (min(pair[0] for pair in edges), max(pair[1] for pair in edges)) if edges else None
+
+
+def hourly_leaves(
+    connection: Connection, since_us: int, until_us: int, only: Sequence[int] | None = None
+) -> Iterator[tuple[int, int, str, int]]:
+    """Log id, hour, kind and how many leaves, of the hours that a period touches; of these logs only, or of all."""
+    found: Counter[tuple[int, int, str]] = Counter()
+    for log, hour_us, figures in _hourly(connection, since_us, until_us, only):
+        for kind, measure, _, _, _, value in figures:
+            if measure == LEAVES:
+                found[log, hour_us, kind] += value
+    return ((*key, value) for key, value in found.items() if value > 0)
+
+
 def logs_with(kinds: Sequence[str]) -> CompoundSelect[tuple[int]]:
     """A query for the ids of the logs that have an event of one of these kinds; leaves count by their own kind too."""
     parts = []
@@ -226,7 +303,7 @@ def _read(connection: Connection, wanted: _Wanted) -> Iterator[tuple[str, Figure
         if wanted.log is not None:
             query = query.where(logs.c.name == wanted.log)
         if period:
-            query = query.where(column.hour_us >= (wanted.since_us or 0) // HOUR_US * HOUR_US)
+            query = query.where(column.hour_us >= max(0, wanted.since_us or 0) // HOUR_US * HOUR_US)
             if wanted.until_us is not None:
                 query = query.where(column.hour_us < wanted.until_us)
         elif table is counters:

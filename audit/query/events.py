@@ -147,9 +147,9 @@ def find_events(
     sizes = None if as_of is None else LedgerProofs(connection).sizes(as_of)
     rows: list[EventRow] = []
     scanned = 0
-    conditions = _matching(connection, wanted)
+    conditions = conditions_of(connection, wanted)
     searched = bool(conditions) and wanted.trace is None
-    for together in _together(_logs(connection, wanted, after), searched):
+    for together in _together(logs_of(connection, wanted, after), searched):
         log, name, _ = together[0]
         place = after if after is not None and after.log == log else None
         if len(together) > 1:
@@ -168,7 +168,7 @@ def find_events(
             not conditions and wanted.trace is None
         ):  # every leaf of the period: nothing to search for, so no window
             plain = [
-                _row(name, row) for row in _next(connection, log, wanted, below, place, limit - len(rows))
+                row_of(name, row) for row in _next(connection, log, wanted, below, place, limit - len(rows))
             ]
             rows += plain
             scanned += len(plain)
@@ -178,8 +178,8 @@ def find_events(
         while True:
             window = _Window(connection, log, wanted, below, place)
             for row in window.rows(conditions, limit - len(rows)):
-                made = _row(name, row)
-                if _says(made.body, wanted):
+                made = row_of(name, row)
+                if says(made.body, wanted):
                     rows.append(made)
                 place = Cursor(log, row.at_us, row.idx)
                 if len(rows) == limit:
@@ -211,8 +211,8 @@ def every_event(
 def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 20) -> tuple[EventRow, ...]:
     """The last leaves of a filter over all its logs, oldest first."""
     found: list[EventRow] = []
-    conditions = _matching(connection, wanted)
-    for log, name, _ in _logs(connection, wanted, None):
+    conditions = conditions_of(connection, wanted)
+    for log, name, _ in logs_of(connection, wanted, None):
         column = _ordered(wanted)
         query = (
             _leaves(wanted)
@@ -221,8 +221,8 @@ def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 2
         )
         kept = 0
         for row in connection.execution_options(stream_results=True).execute(query):
-            made = _row(name, row)
-            if _says(made.body, wanted):
+            made = row_of(name, row)
+            if says(made.body, wanted):
                 found.append(made)
                 kept += 1
             if kept == limit:
@@ -230,15 +230,17 @@ def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 2
     return tuple(sorted(found, key=lambda row: (row.at_us, row.log, row.idx))[-limit:])
 
 
-class _Log(NamedTuple):
+class Log(NamedTuple):
+    """A log: its id, its name, and how many leaves it has."""
+
     id: int
     name: str
     size: int
 
 
-def _together(every: Sequence[_Log], searched: bool) -> Iterator[list[_Log]]:
+def _together(every: Sequence[Log], searched: bool) -> Iterator[list[Log]]:
     """The logs in order, in lists that are searched at once: small ones together, where there is something to find."""
-    some: list[_Log] = []
+    some: list[Log] = []
     leaves = 0
     for log in every:
         if some and (not searched or leaves + log.size > _WINDOW or len(some) == _LOGS_TOGETHER):
@@ -252,7 +254,7 @@ def _together(every: Sequence[_Log], searched: bool) -> Iterator[list[_Log]]:
 
 def _of_several(
     connection: Connection,
-    together: Sequence[_Log],
+    together: Sequence[Log],
     wanted: EventFilter,
     conditions: Sequence[ColumnElement[bool]],
     sizes: Mapping[str, int] | None,
@@ -271,9 +273,9 @@ def _of_several(
             asked = query.where(or_(column.log > place.log, and_(column.log == place.log, later)))
         rows = connection.execute(asked).all()
         for log, *of in rows:
-            made = _row(names[log], of)
+            made = row_of(names[log], of)
             place = Cursor(log, made.at_us, made.idx)
-            if (sizes is None or made.idx < sizes.get(made.log, 0)) and _says(made.body, wanted):
+            if (sizes is None or made.idx < sizes.get(made.log, 0)) and says(made.body, wanted):
                 found.append(made)
                 if len(found) == limit:
                     return found, place
@@ -394,12 +396,13 @@ def _only_log(wanted: EventFilter) -> str | None:
     return wanted.logs[0] if wanted.tenant is None and len(wanted.logs) == 1 else None
 
 
-def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> list[_Log]:
+def logs_of(connection: Connection, wanted: EventFilter, after: Cursor | None = None) -> list[Log]:
+    """The logs that a filter looks into, by id, behind a place."""
     first = 0 if after is None else after.log
     only = _only_log(wanted)
     if only is not None:
         found = fetch_all(connection, _ONE_LOG, (only,))
-        return [log for log in map(_Log._make, found) if log.id >= first]
+        return [log for log in map(Log._make, found) if log.id >= first]
     query = select(logs.c.id, logs.c.name, logs.c.size).order_by(logs.c.id)
     if wanted.logs is not None:
         query = query.where(logs.c.name.in_(wanted.logs))
@@ -412,7 +415,7 @@ def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> 
     if wanted.kinds:
         query = query.where(logs.c.id.in_(logs_with(wanted.kinds)))
     query = query.where(logs.c.id >= first)
-    return [_Log(*row) for row in connection.execute(query)]
+    return [Log(*row) for row in connection.execute(query)]
 
 
 def _times(wanted: EventFilter) -> list[ColumnElement[bool]]:
@@ -425,8 +428,8 @@ def _times(wanted: EventFilter) -> list[ColumnElement[bool]]:
     return made
 
 
-def _matching(connection: Connection, wanted: EventFilter) -> list[ColumnElement[bool]]:
-    """Conditions on what leaves say: necessary, and checked again by `_says` (rule 2)."""
+def conditions_of(connection: Connection, wanted: EventFilter) -> list[ColumnElement[bool]]:
+    """Conditions on what leaves say: necessary, and checked again by `says` (rule 2)."""
     made: list[ColumnElement[bool]] = []
     if wanted.kinds:
         held = [LIST_OF_KIND[kind] for kind in wanted.kinds if kind in LIST_OF_KIND]
@@ -467,7 +470,7 @@ def _touching(generation: int) -> ColumnElement[bool]:
     )
 
 
-def _says(body: dict[str, Any], wanted: EventFilter) -> bool:
+def says(body: dict[str, Any], wanted: EventFilter) -> bool:
     """Whether a leaf, or one of its items, says all that is wanted."""
     every = not wanted.kinds or body["kind"] in wanted.kinds
     return any(
@@ -500,6 +503,7 @@ def _names(body: Mapping[str, Any], block: BlockRef) -> bool:
     return names_block(items, block.block, block.generation, block.pool)
 
 
-def _row(name: str, row: Any) -> EventRow:
+def row_of(name: str, row: Any) -> EventRow:
+    """A leaf of a log, of its time, idx, kind and bytes."""
     at_us, idx, kind, leaf = row
     return EventRow(name, idx, at_us, kind, None, bytes(leaf))

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from kvcustody.console.web.audit_export import export as audit_export
 from kvcustody.console.web.page_request import PREFIX, PageRequest
 from kvcustody.console.web.pages.audit import event as audit_event
 from kvcustody.console.web.pages.audit import explore as audit_explore
@@ -76,6 +77,7 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/inbox", inbox_show),
     ("GET", "/audit", audit_explore),
     ("GET", "/audit/event", audit_event),
+    ("GET", "/audit/export/{form}", audit_export),
     ("GET", "/custody", custody_live),
     ("GET", "/custody/subject", custody_subject),
     ("GET", "/tiers", tiers_show),

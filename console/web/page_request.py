@@ -79,6 +79,16 @@ class PageRequest:
         about = tenant if said is None else self.service.about(said)
         record_read(self.service, self.caller, page, tenant=about, filters=filters)
 
+    def record_live(self, page: str, said: str | None = None) -> None:
+        """Record the read of a page that shows itself anew, once in five minutes (`service.live_reads`)."""
+        reads, reader = self.service.live_reads, self.caller.name
+        if reads.is_new(reader, page, self.query, self.service.clock.utc_us()):
+            try:
+                self.record(page, said)
+            except BaseException:
+                reads.forget(reader, page, self.query)
+                raise
+
     def page(self, template: str, title: str, *, status: int = 200, **context: Any) -> Response:
         """A page of the console; every one says what of the ledger is replayed or generated (`history`)."""
         marked = self.service.marked()

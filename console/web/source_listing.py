@@ -1,8 +1,9 @@
-"""A policy document as numbered lines, with what is said about each line under it."""
+"""A policy document as numbered lines, with what is said about each line under it; and how two documents differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from kvcustody.policies.document.problems import Problem
@@ -35,3 +36,39 @@ def lines_of(
         )
         for number, text in enumerate(texts, 1)
     ]
+
+
+_COMPARED_MAX = 5_000  # lines of either document, less what both begin and end with
+_AROUND = 2
+
+
+class DiffLine(NamedTuple):
+    """A line of a comparison; `mark` is "", "added", "removed" or "skipped" (lines that are the same)."""
+
+    mark: str
+    text: str
+
+
+def text_diff(old: str, new: str) -> list[DiffLine] | None:
+    """What was removed and added, with a few lines around; empty where they are the same, None where too long."""
+    before, after = old.split("\n"), new.split("\n")
+    if before == after:
+        return []
+    first = next(
+        (place for place, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]),
+        min(len(before), len(after)),
+    )
+    if max(len(before), len(after)) - first > _COMPARED_MAX:
+        return None
+    found: list[DiffLine] = []
+    matcher = SequenceMatcher(None, before, after, autojunk=False)
+    for group in matcher.get_grouped_opcodes(_AROUND):
+        if found or group[0][1] > 0:
+            found.append(DiffLine("skipped", f"line {group[0][3] + 1}"))
+        for tag, low, high, start, end in group:
+            if tag == "equal":
+                found += [DiffLine("", text) for text in before[low:high]]
+                continue
+            found += [DiffLine("removed", text) for text in before[low:high]]
+            found += [DiffLine("added", text) for text in after[start:end]]
+    return found

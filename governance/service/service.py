@@ -63,6 +63,7 @@ from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.sqlite_write_queue import queue_writes
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.jobs import JobRunner
+from kvcustody.governance.service.live_reads import LiveReads
 from kvcustody.governance.service.page_cursor import Cursors
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.render_protocol import DocumentRenderer, JsonDocuments
@@ -138,6 +139,7 @@ class Service:
             idle_seconds=settings.session_idle_minutes * _MINUTE,
         )
         self.sign_in_links = SignInLinks(clock)
+        self.live_reads = LiveReads()
         failures = RateLimiter(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
         tokens = OidcTokens(settings.issuers, clock)
         by_key = RateLimiter(settings.key_failures_per_minute / _MINUTE, settings.key_failures_per_minute)
@@ -337,9 +339,12 @@ class Service:
             running = read_running_policies(connection)
         return policies_in_effect(running, self.policies.released())
 
-    def inbox(self) -> InboxContents:
-        """Everything that waits for anybody, the most urgent first. No wall: it is filtered by whom it is for."""
-        release, effect = self.policies.released(), self.policies_in_effect()
+    def inbox(self, effect: PoliciesInEffect | None = None) -> InboxContents:
+        """Everything that waits for anybody, the most urgent first. No wall: it is filtered by whom it is for.
+
+        `effect`: what is in effect, where it was read before.
+        """
+        release, effect = self.policies.released(), effect or self.policies_in_effect()
         with self.reading() as connection:
             return self._inbox.read(connection, self.clock.utc_us(), release=release, effect=effect)
 

@@ -171,7 +171,11 @@ class _Builder:
             at = error.problem_mark or error.context_mark
             mark = SourceMark(at.line + 1, at.column + 1) if at else SourceMark(1, 1)
             detail = (error.problem or "cannot be parsed").lower()
-            self._problems.add(mark, "KVP103", f"the YAML is not well-formed: {detail}")
+            hint = _advice(error, text)
+            if error.context == _ALIAS and error.context_mark:  # the star, not what stands behind it
+                mark = SourceMark(error.context_mark.line + 1, error.context_mark.column + 1)
+                detail = "`*` begins an alias, and no name follows"
+            self._problems.add(mark, "KVP103", f"the YAML is not well-formed: {detail}", hint)
             raise _AbandonError from error
         except yaml.YAMLError as error:
             self._problems.add(SourceMark(1, 1), "KVP103", "the YAML is not well-formed")
@@ -184,7 +188,12 @@ class _Builder:
             self._problems.add(mark, "KVP112", f"the document has more than `{NODES_MAX}` nodes")
             raise _AbandonError
         if isinstance(event, yaml.AliasEvent):
-            self._problems.add(mark, "KVP108", f"alias {quote(f'*{event.anchor}')} is not allowed")
+            self._problems.add(
+                mark,
+                "KVP108",
+                f"alias {quote(f'*{event.anchor}')} is not allowed",
+                "write the value out, or quote it: " + quote(f'"*{event.anchor}"'),
+            )
             return Broken(mark)
         sound = self._undecorated(event, mark)
         node: Node
@@ -295,6 +304,33 @@ def mark_at(root: Node, place: Place, *, key: bool = False) -> SourceMark:
         elif isinstance(node, MappingNode) and isinstance(step, str) and step in node:
             mark = node.keys_written[step].mark if key else node[step].mark
     return mark
+
+
+def _advice(error: Any, text: str) -> str | None:
+    """What to write where the YAML is not well-formed; None: only that it is to be corrected."""
+    opened = error.context_mark.line + 1 if error.context_mark else 0
+    if error.context == _ALIAS:
+        return 'quote it: `"*"`'
+    if error.context in _FLOWS:
+        return f"close the `{_FLOWS[error.context]}` that opens on line {opened}"
+    if error.context == "while scanning a quoted scalar":
+        return f"close the quote that opens on line {opened}"
+    if (error.problem or "").startswith("mapping values are not allowed"):
+        return "quote the value, which holds `: `"
+    at = error.problem_mark
+    if at is not None and "cannot start any token" in (error.problem or ""):
+        line = text.split("\n")[at.line]
+        found = line[at.column : at.column + 1]
+        return (
+            "indent with spaces, not with a tab"
+            if found == "\t"
+            else f"quote the value that begins with {quote(found)}"
+        )
+    return None
+
+
+_ALIAS = "while scanning an alias"
+_FLOWS = {"while parsing a flow mapping": "{", "while parsing a flow sequence": "["}
 
 
 def _mark(event: Any) -> SourceMark:

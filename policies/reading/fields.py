@@ -263,7 +263,12 @@ def _strangers(section: type[DocumentPart], node: MappingNode) -> Iterator[Wrong
 
 def _not(kind: str, node: object, what: str = "") -> Wrong:
     assert isinstance(node, Scalar | SequenceNode | MappingNode)
-    return Wrong("KVP205", f"{WHAT} must be {kind}, not {describe(node)}", what=what)
+    hint = None
+    if kind == "an integer":
+        hint = "write an integer, such as `5`"
+        if isinstance(node, Scalar) and re.fullmatch(r"-?[0-9]{1,18}", node.text):
+            hint = f"write it without quotes: {quote(node.text)}"
+    return Wrong("KVP205", f"{WHAT} must be {kind}, not {describe(node)}", hint, what=what)
 
 
 def sound(node: Node | None) -> bool:

@@ -2,7 +2,8 @@
 
 1. What is asked of the ledger is asked through the API's own function: the same filters of rows, the same cursors.
 2. A log that is not the caller's is absent, the system log too.
-3. How many events there are of each kind and outcome is read from figures, of the hours that the period touches.
+3. How many events there are of each sort, and when, is the API's summary: read from figures where there are any, of the
+   hours that the period touches. A live page shows the newest leaves alone, and is one read in five minutes.
 4. `summary_of` and `facts_of` put a leaf in words and leave nothing out: run lists appear by their count, and the
    canonical bytes stand beside these words.
 """
@@ -10,15 +11,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
 from kvcustody import times
-from kvcustody.audit.counters.read_figures import event_counts
 from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.console.report.charts import Figure, columns
 from kvcustody.console.report.number_format import count, duration, moment
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
@@ -28,55 +30,112 @@ from kvcustody.governance.identity.w3c_trace import is_trace
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.times import HOUR_US
 
 _PAGE = 50
-_OUTCOMES = 12
+_MINUTE_US = 60_000_000
+_PRESETS_US = {"1h": HOUR_US, "24h": 24 * HOUR_US, "7d": 7 * 24 * HOUR_US, "30d": 30 * 24 * HOUR_US}
 _TEXTS = ("outcome", "actor", "rule", "grant", "incarnation", "block", "trace")
 _NUMBERS = ("revision", "residency")
 
 
 def explore(visit: PageRequest) -> Response:
-    """A page of leaves that fit the filters."""
-    tenant, kind = visit.text("tenant"), visit.text("kind")
-    if kind is not None and kind not in LEAF_KEYS:
-        raise ProblemError("invalid", "`kind` is no kind of event")
-    visit.record("consoleAudit", tenant)
-    asked: dict[str, Any] = {name: visit.text(name) for name in _TEXTS}
-    asked |= {name: visit.number(name) for name in _NUMBERS}
-    if asked["trace"] is not None and not is_trace(asked["trace"]):
-        raise ProblemError("invalid", "`trace` is no trace id: 32 lowercase hexadecimal digits, not all zero")
-    since_us, until_us = moment_us(visit, "since"), moment_us(visit, "until")
+    """A page of leaves that fit the filters, with what there is of each sort, and when."""
+    tenant, asked = asked_of(visit)
+    live = visit.text("live") is not None
+    if live:
+        visit.record_live("consoleAudit", tenant)
+    else:
+        visit.record("consoleAudit", tenant)
     answer = audit_api.found_events(
         visit.caller,
         visit.service,
         tenant,
-        since_us,
-        until_us,
-        None if kind is None else audit_api.KindName(kind),
         **asked,
+        order=audit_api.EventOrder.NEWEST if is_newest(visit) else audit_api.EventOrder.OLDEST,
         cursor=visit.text("cursor", 1024),
         limit=_PAGE,
     )
     found = orjson.loads(bytes(answer.body))
     for item in found["items"]:
         item["summary"] = summary_of(item["leaf"])
-    mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, tenant)
-    with visit.service.reading(mine) as connection:
-        counts = event_counts(connection, tenant=mine, since_us=since_us, until_us=until_us)
-    by_kind, by_outcome = Counter[str](), Counter[str]()
-    for row in counts:
-        by_kind[row.kind] += row.events
-        by_outcome[row.outcome] += row.events if kind in (None, row.kind) else 0
+    counted = None if live else audit_api.summary(visit.caller, visit.service, tenant, **asked)
+    values = {} if counted is None else {facet["name"]: facet["values"] for facet in counted["facets"]}
+    filtered = any(value for name, value in visit.query.items() if name not in ("cursor", "live", "sort"))
     return visit.page(
         "audit/audit.html",
         "Audit explorer",
         found=found,
         kinds=sorted(LEAF_KEYS),
-        by_kind=by_kind,
-        by_outcome=[each for each in by_outcome.most_common(_OUTCOMES) if each[0]],
+        counted=counted,
+        values=values,
+        events_of=Counter({each["value"]: each["events"] for each in values.get("kind", ())}),
+        chart=None if counted is None or not counted["columns"] else _histogram(counted),
+        presets=_presets(visit),
+        live=live,
+        newest=is_newest(visit),
         all_tenants=sees_all(visit),
-        filtered=any(value for name, value in visit.query.items() if name != "cursor"),
+        filtered=filtered,
+        exported={form: _export_link(visit, form) for form in ("csv", "ndjson")},
     )
+
+
+def asked_of(visit: PageRequest) -> tuple[str | None, dict[str, Any]]:
+    """The tenant that a page of leaves is about, and its other filters by name, as the API has them."""
+    kind, trace = visit.text("kind"), visit.text("trace")
+    if kind is not None and kind not in LEAF_KEYS:
+        raise ProblemError("invalid", "`kind` is no kind of event")
+    if trace is not None and not is_trace(trace):
+        raise ProblemError("invalid", "`trace` is no trace id: 32 lowercase hexadecimal digits, not all zero")
+    asked: dict[str, Any] = {name: visit.text(name) for name in _TEXTS}
+    asked |= {name: visit.number(name) for name in _NUMBERS}
+    since_us = moment_us(visit, "since")
+    preset = visit.text("last")
+    if preset is not None and since_us is None:
+        if preset not in _PRESETS_US:
+            raise ProblemError("invalid", f"`last` is none of {', '.join(_PRESETS_US)}")
+        since_us = max(0, (visit.service.clock.utc_us() - _PRESETS_US[preset]) // _MINUTE_US * _MINUTE_US)
+    asked["since"], asked["until"] = since_us, moment_us(visit, "until")
+    asked["kind"] = None if kind is None else audit_api.KindName(kind)
+    return visit.text("tenant"), asked
+
+
+def is_newest(visit: PageRequest) -> bool:
+    """Whether a page of leaves begins with the newest."""
+    sort = visit.text("sort") or "newest"
+    if sort not in ("newest", "oldest"):
+        raise ProblemError("invalid", "`sort` is neither newest nor oldest")
+    return sort == "newest"
+
+
+def _presets(visit: PageRequest) -> list[tuple[str, str, bool]]:
+    """Periods that end now: their names, links, and whether one is chosen."""
+    chosen = visit.text("last")
+    plain = visit.text("since") is None and visit.text("until") is None
+    links = [
+        (name, visit.link(last=name, since=None, until=None, cursor=None), chosen == name)
+        for name in _PRESETS_US
+    ]
+    everything = visit.link(last=None, since=None, until=None, cursor=None)
+    return [*links, ("all", everything, chosen is None and plain)]
+
+
+def _histogram(counted: dict[str, Any]) -> Figure:
+    width_us, columns_of = counted["column_us"], counted["columns"]
+    form = "%d %b %H:%M" if width_us < 24 * HOUR_US else "%d %b %Y"
+    labels = [datetime.fromtimestamp(column["at_us"] / 1e6, UTC).strftime(form) for column in columns_of]
+    values = [[column["events"] - column["refused"], column["refused"]] for column in columns_of]
+    hours = width_us // HOUR_US
+    unit = "UTC, columns of " + (
+        "an hour" if hours == 1 else f"{hours} hours" if hours < 48 else f"{hours // 24} days"
+    )
+    legend = [("events", 1), ("denied, failed or partial", 4)]
+    return columns("Events over time", labels, values, legend, unit)
+
+
+def _export_link(visit: PageRequest, form: str) -> str:
+    _, _, query = visit.link(cursor=None, live=None).partition("?")
+    return f"/console/audit/export/{form}" + ("?" + query if query else "")
 
 
 def event(visit: PageRequest) -> Response:

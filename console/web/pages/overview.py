@@ -16,7 +16,7 @@ from kvcustody.audit.witness.status import WitnessStatus, witness_status
 from kvcustody.console.report.charts import Figure, rows
 from kvcustody.console.report.number_format import count
 from kvcustody.console.web.page_request import PageRequest
-from kvcustody.console.web.pages.policy_status import read_policy_status
+from kvcustody.console.web.pages.policy_status import policy_status
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import health as health_api
 from kvcustody.governance.api.operations.health import inbox_of
@@ -30,13 +30,16 @@ def show(visit: PageRequest) -> Response:
     visit.record("consoleOverview")
     sees = visit.may(Permission.READ_CUSTODY)
     policy = visit.may(Permission.READ_POLICY)
+    effect = visit.service.policies_in_effect()
+    waits = visit.service.inbox(effect)  # which counts every tenant's erasures
+    every = {state.value: number for state, number in waits.erasures.items()}
     return visit.page(
         "operate/overview.html",
         "Overview",
         sees_policy=policy,
-        effect=read_policy_status(visit) if policy else None,
-        waits=inbox_of(visit.service, visit.caller),
-        erasures=erasure_states(visit) if sees else None,
+        effect=policy_status(effect) if policy else None,
+        waits=[item for item in waits.items if item.is_for(visit.caller)],
+        erasures=(Counter(every) if sees_all(visit) else erasure_states(visit)) if sees else None,
         coverage=_coverage(visit) if sees else None,
         held=held_by_tenant(visit) if sees else None,
         denials=_denials(visit) if sees else None,

@@ -7,26 +7,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.responses import Response
 
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.policy_status import known_policy, read_policy_status, release_of
-from kvcustody.console.web.source_listing import Line, lines_of
+from kvcustody.console.web.source_listing import DiffLine, Line, lines_of, text_diff
 from kvcustody.errors import PolicyError
+from kvcustody.governance.api.models.policies import SimulationRequest
+from kvcustody.governance.api.operations.policy_workbench import simulated
 from kvcustody.governance.observability.serving_summary import tiers_at_work
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import not_found
 from kvcustody.policies import library
-from kvcustody.policies.document.problems import Problem
+from kvcustody.policies.document.problems import PolicyRejected, Problem
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.diff.model import PolicyDiff
 from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.lint.lint import lint
 from kvcustody.policies.workbench.prove.model import Proof
 from kvcustody.policies.workbench.prove.prove import prove
+from kvcustody.policies.workbench.run_test_cases import CasesReport, run_cases
+from kvcustody.policies.workbench.test_case_model import load_cases
 from kvcustody.policies.workbench.validate import validate
 
 _CELLS_SHOWN = 100
@@ -43,6 +49,10 @@ class Checked:
     proof: Proof | None
     change: PolicyDiff | None
     why: str = ""
+    text: list[DiffLine] | None = None  # against what is in effect
+    cases: CasesReport | None = None
+    wrong_cases: tuple[Problem, ...] = ()
+    lost: dict[str, Any] | None = None  # what recorded requests would lose
 
     @property
     def sound(self) -> bool:
@@ -76,6 +86,8 @@ def revision(visit: PageRequest) -> Response:
     review = gates.review(state, found)
     effect = visit.service.policies_in_effect()
     line = visit.number("line") or 0
+    earlier = [number for number, one in state.proposals.items() if number < found.revision and one.activated]
+    before = state.proposals[max(earlier)] if earlier else None
     return visit.page(
         "policy/revision.html",
         f"Revision {found.revision}",
@@ -93,6 +105,8 @@ def revision(visit: PageRequest) -> Response:
         new_access=review.change.new_access[:_CELLS_SHOWN],
         lost_access=[cell for cell in review.change.cells if not cell.opens][:_CELLS_SHOWN],
         lines=lines_of(found.document, target=line),
+        before=before,
+        text=None if before is None else text_diff(before.document, found.document),
         approves=visit.may(Permission.APPROVE_POLICY)
         and not found.activated
         and found.author != visit.caller.name,
@@ -122,6 +136,24 @@ def check(visit: PageRequest) -> Response:
     return _draft_page(visit, document, _checked(visit, document))
 
 
+def _tested(visit: PageRequest, table: DecisionTable) -> tuple[CasesReport | None, tuple[Problem, ...]]:
+    """The cases in the form, run against a draft; none where there are none, problems where they cannot be read."""
+    cases = visit.document("cases")
+    if not cases.strip():
+        return None, ()
+    try:
+        return run_cases(table, load_cases(cases, name="cases", policy=table.policy)), ()
+    except PolicyRejected as rejected:
+        return None, rejected.problems
+
+
+def _simulated(visit: PageRequest, document: str) -> dict[str, Any] | None:
+    """What recorded requests would lose under a draft, where that is asked for."""
+    if visit.text("simulate") is None:
+        return None
+    return simulated(visit.service, SimulationRequest(source=document))
+
+
 def state_word(state: ReleaseState, number: int) -> str:
     """Proposed, approved, staged, active or past."""
     found = state.proposals[number]
@@ -140,6 +172,8 @@ def _draft_page(visit: PageRequest, document: str, checked: Checked | None) -> R
         "A draft",
         document=document,
         checked=checked,
+        cases=visit.document("cases"),
+        simulate=visit.text("simulate") is not None,
         library=library.names(),
         releases=release_of(visit) is not None,
     )
@@ -157,7 +191,20 @@ def _checked(visit: PageRequest, document: str) -> Checked:
     known, why = known_policy(effect)
     old = None if known is None else known.table()
     change = None if old is None else diff(old, table)
-    return Checked(lines_of(document, warnings, "doubt"), (), warnings, prove(table), change, why)
+    text = None if known is None or known.policy is None else text_diff(known.policy.source, document)
+    report, wrong = _tested(visit, table)
+    return Checked(
+        lines_of(document, warnings, "doubt"),
+        (),
+        warnings,
+        prove(table),
+        change,
+        why,
+        text,
+        report,
+        wrong,
+        _simulated(visit, document) if old is not None else None,
+    )
 
 
 def _proposal(visit: PageRequest) -> tuple[ReleaseState, Proposal]:

@@ -43,7 +43,11 @@ def release_of(visit: PageRequest) -> ReleaseState | None:
 
 def read_policy_status(visit: PageRequest) -> PolicyStatus:
     """What is in effect."""
-    found = visit.service.policies_in_effect()
+    return policy_status(visit.service.policies_in_effect())
+
+
+def policy_status(found: PoliciesInEffect) -> PolicyStatus:
+    """The same of what was read before."""
     proved = tuple(ProvedPolicy(one, _proof_of(one)) for one in found.policies)
     return PolicyStatus(proved, found.at_work, found.unsaid)
 

@@ -4,7 +4,7 @@ const PAUSE_MS = 1500;
 // An element with `data-live` is replaced by what the server says now, until the server leaves the mark out.
 async function follow(element) {
   while (element !== null && element.dataset.live !== undefined) {
-    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+    await new Promise((resolve) => setTimeout(resolve, Number(element.dataset.live) || PAUSE_MS));
     let answer;
     try { answer = await fetch(location.href, { headers: { Accept: "text/html" } }); } catch { continue; }
     if (!answer.ok || answer.redirected) return;

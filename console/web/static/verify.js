@@ -194,3 +194,11 @@ if (element !== null) {
     button.disabled = false;
   });
 }
+
+// The explorer's key for a proof leads here: it is checked at once. On this page `p` checks, `r` leads to the bytes.
+if (location.hash === "#verify") document.getElementById("verify-button")?.click();
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.key === "p") document.getElementById("verify-button")?.click();
+  if (event.key === "r") document.getElementById("leaf")?.scrollIntoView();
+});

@@ -78,6 +78,7 @@ _MEANINGS = {
     "requests_max": "The most requests to replay.",
     "residency": "Only events of this residency.",
     "revision": "The policy revision's number.",
+    "listEvents.order": "`log`: log by log; `newest` or `oldest`: all logs together by time.",
     "listEvents.revision": "Only decisions under this policy revision.",
     "revoked": "Grants that are taken as revoked.",
     "roles": "What the principal may do.",

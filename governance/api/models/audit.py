@@ -40,6 +40,64 @@ class EventPage(Model):
     as_of: Whole | None
 
 
+class FacetValueModel(Model):
+    """A value, and how many events have it."""
+
+    model_config = example({"value": "residency-opened", "events": 7})
+
+    value: str
+    events: Whole
+
+
+class HistogramColumnModel(Model):
+    """Events of one stretch of time, from `at_us` on."""
+
+    model_config = example({"at_us": 1_780_000_000_000_000, "events": 7, "refused": 0})
+
+    at_us: Utc
+    events: Whole
+    refused: Whole
+
+
+class FacetModel(Model):
+    """Values of one sort; `counted`: from figures of all events, else among the `sampled` newest leaves."""
+
+    model_config = example(
+        {"name": "kind", "counted": True, "values": [{"value": "residency-opened", "events": 7}]}
+    )
+
+    name: str
+    counted: bool
+    values: list[FacetValueModel]
+
+
+class EventSummary(Model):
+    """What there is among leaves: `refused` are events that were denied, failed or partial, in a column of time.
+
+    `exact` false: `total` is an estimate. A period counts in whole hours. Items of lists count each.
+    """
+
+    model_config = example(
+        {
+            "total": 7,
+            "exact": True,
+            "facets": [
+                {"name": "kind", "counted": True, "values": [{"value": "residency-opened", "events": 7}]}
+            ],
+            "sampled": 7,
+            "column_us": 3_600_000_000,
+            "columns": [{"at_us": 1_780_000_000_000_000, "events": 7, "refused": 0}],
+        }
+    )
+
+    total: Whole
+    exact: bool
+    facets: list[FacetModel]
+    sampled: Whole
+    column_us: Whole
+    columns: list[HistogramColumnModel]
+
+
 class LogHeadModel(Model):
     """A sub-log: how many leaves it has, and the root of its tree."""
 

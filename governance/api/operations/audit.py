@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -17,6 +17,8 @@ import orjson
 from fastapi import Path, Query, Response
 
 from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
+from kvcustody.audit.explore.by_time import find_by_time
+from kvcustody.audit.explore.summary import summarize
 from kvcustody.audit.query.events import BlockRef, EventFilter, EventRow, find_events
 from kvcustody.audit.query.events import Cursor as Place
 from kvcustody.audit.tlog.database_proofs import LedgerProofs, LogHead
@@ -30,6 +32,7 @@ from kvcustody.governance.api.models.audit import (
     CheckpointModel,
     Consistency,
     EventPage,
+    EventSummary,
     LeafProofModel,
     Logs,
     OddTimes,
@@ -64,6 +67,18 @@ Trace = Annotated[
         examples=["4bf92f3577b34da6a3ce929d0e0e4736"],
     ),
 ]
+Incarnation = Annotated[str | None, Query(pattern=r"^[0-9a-f]{32}$")]
+Block = Annotated[str | None, Query(pattern=f"^{_BLOCK}$", description="INCARNATION:BLOCK:GENERATION")]
+
+
+class EventOrder(StrEnum):
+    """The order of a page of leaves."""
+
+    LOG = "log"
+    NEWEST = "newest"
+    OLDEST = "oldest"
+
+
 Index = Annotated[int, Query(ge=0, lt=LARGE)]
 
 _Found = TypeVar("_Found")
@@ -77,6 +92,12 @@ def add_audit(api: Api) -> None:
         found_events,
         answers=EventPage,
         problems=paged,
+    )
+    api.add(
+        _read("summarizeEvents", path="/v1/audit/summary"),
+        summary,
+        answers=EventSummary,
+        problems=("not-found",),
     )
     api.add(_read("listLogs", path="/v1/audit/logs"), logs, answers=Logs, problems=paged)
     api.add(_read("listOddTimes", path="/v1/audit/times"), odd_times, answers=OddTimes, problems=paged)
@@ -110,46 +131,99 @@ def found_events(
     grant: Text = None,
     revision: Number = None,
     residency: Number = None,
-    incarnation: Annotated[str | None, Query(pattern=r"^[0-9a-f]{32}$")] = None,
-    block: Annotated[
-        str | None,
-        Query(pattern=f"^{_BLOCK}$", description="INCARNATION:BLOCK:GENERATION"),
-    ] = None,
+    incarnation: Incarnation = None,
+    block: Block = None,
     trace: Trace = None,
+    order: EventOrder = EventOrder.LOG,
     as_of: AsOf = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
-    """Leaves by what they say, log by log, each in the order of time."""
+    """Leaves by what they say: log by log, each in the order of time, or of all logs together by time."""
     mine = service.tenant_of(caller, READ, tenant)
     asked = {
         "tenant": mine, "since": since, "until": until, "kind": kind, "outcome": outcome, "actor": actor, "rule": rule,
         "grant": grant, "revision": revision, "residency": residency, "incarnation": incarnation, "block": block,
-        "trace": trace, "as_of": as_of,
+        "trace": trace, "order": order, "as_of": as_of,
     }  # fmt: skip
     question = CursorBinding("listEvents", caller.name, asked)
     position = service.cursors.read(question, cursor)
-    wanted = EventFilter(
-        logs=None if mine is None else (log_of(mine),),
-        since_us=since,
-        until_us=until,
-        kinds=() if kind is None else (kind.value,),
-        outcome=outcome,
-        actor=actor,
-        rule=rule,
-        grant=grant,
-        revision=revision,
-        residency=residency,
-        incarnation=incarnation,
-        block=None if block is None else _block(block),
-        trace=trace,
-    )
+    wanted = wanted_of(mine, asked)
     after = None if position is None else Place(*position)
     with service.reading(mine) as connection, absent_is_absent():
-        found = find_events(connection, wanted, after=after, limit=limit, as_of=as_of, scan_max=_SCAN_MAX)
+        if order is EventOrder.LOG:
+            found = find_events(connection, wanted, after=after, limit=limit, as_of=as_of, scan_max=_SCAN_MAX)
+        else:
+            newest = order is EventOrder.NEWEST
+            found = find_by_time(
+                connection,
+                wanted,
+                newest=newest,
+                after=after,
+                limit=limit,
+                as_of=as_of,
+                scan_max=_SCAN_MAX,
+            )
     following = None if found.next is None else service.cursors.write(question, list(found.next))
     answer = {"items": [_event(row) for row in found.rows], "next": following, "as_of": as_of}
     return Response(orjson.dumps(answer), media_type="application/json")
+
+
+def summary(
+    caller: CallerDep,
+    service: ServiceDep,
+    tenant: Tenant = None,
+    since: Since = None,
+    until: Until = None,
+    kind: Kind = None,
+    outcome: Text = None,
+    actor: Text = None,
+    rule: Text = None,
+    grant: Text = None,
+    revision: Number = None,
+    residency: Number = None,
+    incarnation: Incarnation = None,
+    block: Block = None,
+    trace: Trace = None,
+) -> dict[str, Any]:
+    """What there is among the leaves of a filter: how many, of which sort, and when."""
+    mine = service.tenant_of(caller, READ, tenant)
+    asked = {
+        "since": since, "until": until, "kind": kind, "outcome": outcome, "actor": actor, "rule": rule, "grant": grant,
+        "revision": revision, "residency": residency, "incarnation": incarnation, "block": block, "trace": trace,
+    }  # fmt: skip
+    wanted = wanted_of(mine, asked)
+    with service.reading(mine) as connection:
+        found = summarize(connection, wanted)
+    return {
+        "total": found.total,
+        "exact": found.exact,
+        "facets": [
+            {
+                "name": name,
+                "counted": name in found.counted,
+                "values": [value._asdict() for value in values],
+            }
+            for name, values in found.facets.items()
+        ],
+        "sampled": found.sampled,
+        "column_us": found.column_us,
+        "columns": [column._asdict() for column in found.columns],
+    }
+
+
+def wanted_of(mine: str | None, asked: Mapping[str, Any]) -> EventFilter:
+    """The filter of what somebody asks for by name, behind the wall of a tenant or (None) in all logs."""
+    kind, block = asked["kind"], asked["block"]
+    return EventFilter(
+        logs=None if mine is None else (log_of(mine),),
+        since_us=asked["since"],
+        until_us=asked["until"],
+        kinds=() if kind is None else (str(kind),),
+        block=None if block is None else _block(block),
+        **{name: asked[name] for name in ("outcome", "actor", "rule", "grant", "revision", "residency")},
+        **{name: asked[name] for name in ("incarnation", "trace")},
+    )
 
 
 def logs(

@@ -49,6 +49,7 @@ class PolicyReleases:
         self._trust = None if trust is None else read_trust(trust)
         self._clock = clock
         self._ledger = ledger
+        self._verified: tuple[list[bytes], ReleaseState] | None = None
         self._table: tuple[int, DecisionTable | None] = (0, None)  # of so many steps
         self._authorized: dict[
             tuple[int, Action, str, int], str
@@ -72,8 +73,16 @@ class PolicyReleases:
         return fold(self._store.read(), self.trust)
 
     def released(self) -> ReleaseState | None:
-        """The release; None where this service releases no policies."""
-        return None if self._trust is None else self.state()
+        """The release, to be read alone; None where this service releases no policies.
+
+        Every record is read each time; they are verified anew where they are not, byte for byte, those of before.
+        """
+        if self._trust is None:
+            return None
+        records = self._store.read()
+        if self._verified is None or self._verified[0] != records:
+            self._verified = records, fold(records, self.trust)
+        return self._verified[1]
 
     def released_table(self) -> DecisionTable | None:
         """What the release has activated, for everybody or a stage; None where nothing is released here."""

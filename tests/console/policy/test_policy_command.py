@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from kvcustody.console.main import app
 from kvcustody.console.policy import init_fmt_schema as write
+from kvcustody.console.policy.validate import shown_at
 from kvcustody.policies import library
 from kvcustody.policies.document.model import EvictionKind
+from kvcustody.policies.document.problems import Problem
 from kvcustody.policies.reading.load_policy import load_policy
 
 CASES = """\
@@ -53,6 +55,31 @@ def test_validate(files):
     suite = ElementTree.fromstring(policy("validate", "a.yaml", "broken.yaml", "--format", "junit", code=1))
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert "cannot be read" in policy("validate", "absent.yaml", code=2)
+
+
+def test_validate_reports_on_every_file_and_shows_the_place(files):
+    Path("star.yaml").write_text("name: a\nreaders: [*]\n")
+    Path("brace.yaml").write_text("name: {b: 1\nc: 2\n")
+    printed = policy("validate", "absent.yaml", "star.yaml", "gone.yaml", "brace.yaml", "a.yaml", code=2)
+    assert "absent.yaml` cannot be read" in printed and "gone.yaml` cannot be read" in printed
+    assert "star.yaml:2:11: KVP103" in printed and 'quote it: `"*"`' in printed
+    assert "    2 | readers: [*]\n      |           ^\n" in printed
+    assert "close the `{` that opens on line 1" in printed
+    assert "a.yaml: sound" in printed
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "shown"),
+    [
+        ("a\x1b[31mb", 1, ["    1 | a?[31mb", "      | ^"]),
+        ("\tb", 2, ["    1 |  b", "      |  ^"]),
+        ("x" * 300, 200, ["    1 | " + "x" * 110, "      | " + " " * 55 + "^"]),
+        ("   ", 1, []),
+    ],
+)
+def test_a_place_is_shown_in_a_line_of_its_own(line: str, column: int, shown: list[str]) -> None:
+    assert shown_at([line], Problem("p", 1, column, "KVP101", "m", "h")) == shown
+    assert shown_at([line], Problem("p", 9, column, "KVP101", "m", "h")) == []
 
 
 def test_lint(files):

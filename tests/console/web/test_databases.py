@@ -18,6 +18,7 @@ pytestmark = pytest.mark.system
 TENANT = "tenant-admin@acme"
 PAGES = {  # each page's path, and who reads it
     "/": ("auditor", "operator", TENANT),
+    "/inbox": ("auditor", TENANT),
     "/audit": ("/audit?tenant=acme", "auditor", TENANT),
     "/audit/event": ("/audit/event?log=tenant/acme&idx=0", "auditor", TENANT),
     "/custody": ("auditor", TENANT),
@@ -41,7 +42,12 @@ PAGES = {  # each page's path, and who reads it
     "/health": ("operator",),
     "/principals": ("key-custodian",),
 }
-FILES = {"/erasures/{erasure}/{file}", "/reports/{job}", "/reports/{job}/{file}"}  # what a journey makes
+FILES = {
+    "/audit/export/{form}",
+    "/erasures/{erasure}/{file}",
+    "/reports/{job}",
+    "/reports/{job}/{file}",
+}  # what a journey makes
 ROWS = {
     "/audit",
     "/audit/event",

@@ -12,6 +12,9 @@ from web_world import World
 
 from kvcustody.audit.counters.judge_hours import judge
 from kvcustody.audit.counters.read_figures import event_counts
+from kvcustody.errors import PolicyError
+from kvcustody.governance.release.replay_records import fold
+from kvcustody.governance.service.fleet import policy_releases
 
 CUSTODY = ("custody_ends", "receipts", "releases", "residencies", "attachments", "decisions", "hit_counters")
 
@@ -54,7 +57,55 @@ def test_the_explorer_counts_kinds_and_outcomes_by_figures(world: World) -> None
     released = {row.outcome: row.events for row in mine if row.kind == "residency-released"}
     assert f">residency-released ({sum(released.values()):,})</option>" in page and released
     for outcome, number in released.items():
-        assert re.search(rf"outcome={outcome}[^>]*>{outcome}</a> \({number:,}\)", page), outcome
+        assert re.search(rf'outcome={outcome}[^>]*>{outcome}</a> <span class="quiet">{number:,}<', page), (
+            outcome
+        )
     opened = sum(row.events for row in whole if row.kind == "residency-opened")
     assert f">residency-opened ({opened:,})</option>" in every
     assert opened > sum(row.events for row in mine if row.kind == "residency-opened")  # of others too
+
+
+def test_the_overview_verifies_the_release_and_reads_erasures_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.release()
+    folds, heard = list[int](), list[str]()
+
+    def counted(records: list[bytes], trust: Any) -> Any:
+        folds.append(len(records))
+        return fold(records, trust)
+
+    def hear(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        heard.append(statement)
+
+    monkeypatch.setattr(policy_releases, "fold", counted)
+    with httpx.Client(base_url=world.url, timeout=30) as client:
+        assert client.post("/console/login", data={"key": world.keys["auditor"]}).status_code == 303
+        event.listen(world.service.reader, "before_cursor_execute", hear)
+        try:
+            pages = [client.get("/console/").text for _ in range(2)]
+        finally:
+            event.remove(world.service.reader, "before_cursor_execute", hear)
+    assert all("Isolation proved" in page for page in pages)
+    assert len(folds) <= 1  # of two pages
+    asked = [text for text in heard if re.search(r"from erasures\b", text, re.IGNORECASE)]
+    assert len(asked) == 2
+
+
+def test_a_record_that_was_changed_is_verified_again(world: World) -> None:
+    world.release()
+    policies = world.service.policies
+    before = policies.released()
+    assert before is policies.released() and before is not None
+    records = policies.records()
+
+    class Changed:
+        def read(self, after: int = 0) -> list[bytes]:
+            return [*records[:-1], records[-1].replace(b'"', b"'", 1)]
+
+    kept, policies._store = policies._store, Changed()  # type: ignore[assignment]
+    try:
+        with pytest.raises(PolicyError):
+            policies.released()
+    finally:
+        policies._store = kept

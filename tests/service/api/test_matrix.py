@@ -112,6 +112,7 @@ ROWS = {
     "getBlockHistory": Row("/v1/custody/blocks/{incarnation}/0/{generation}", **READERS, absent=404),
     "listEvents": Row("/v1/audit/events?tenant={tenant}", **READERS),
     "streamEvents": Row("/v1/audit/stream?tenant={tenant}", **READERS),
+    "summarizeEvents": Row("/v1/audit/summary?tenant={tenant}", **READERS),
     "listOddTimes": Row("/v1/audit/times?log=tenant/{tenant}", **READERS),
     "listLogs": Row("/v1/audit/logs?tenant={tenant}", **READERS),
     "getLatestCheckpoint": Row("/v1/audit/checkpoints/latest", **READERS),

@@ -1,0 +1,194 @@
+"""What there is of each sort among the leaves of a filter, how many in all, and when: for a page that explores them.
+
+1. Where a filter is of tenant, kind, outcome and period alone, all that has figures (`counters`) is read from them:
+   exact for the whole hours that the period touches, whatever the size of the ledger. Items of lists count each.
+2. Actors and grants have no figures, nor has any other filter: those are counted in the `SAMPLE_MAX` newest leaves that
+   fit, and `sampled` says of how many. A total is then `exact` where all were seen, else estimated from those.
+3. Rules have figures of denied requests alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from kvcustody.audit.counters.count_events import DENIED, OUTCOMES
+from kvcustody.audit.counters.read_figures import hourly_counts, hourly_leaves
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events.change_items import plain_bodies
+from kvcustody.audit.explore.by_time import find_by_time
+from kvcustody.audit.query.events import EventFilter, logs_of
+from kvcustody.times import HOUR_US
+
+SAMPLE_MAX = 1_000
+_SCAN_MAX = 50_000
+_COLUMNS_MAX = 60
+_VALUES_MAX = 64
+_WIDTHS_HOURS = (1, 2, 3, 6, 12, 24, 48, 7 * 24, 14 * 24, 28 * 24, 91 * 24)
+_REFUSED = frozenset({"deny", "partial", "failed", "mismatch"})
+
+
+class FacetValue(NamedTuple):
+    """A value, and how many events have it."""
+
+    value: str
+    events: int
+
+
+class HistogramColumn(NamedTuple):
+    """Events of one stretch of time; `refused` are those that were denied, failed or partial."""
+
+    at_us: int
+    events: int
+    refused: int
+
+
+class ExplorerSummary(NamedTuple):
+    """Facets by name; `counted` names those from figures, the others are of the `sampled` newest leaves that fit."""
+
+    total: int
+    exact: bool
+    facets: Mapping[str, tuple[FacetValue, ...]]
+    counted: frozenset[str]
+    sampled: int
+    column_us: int
+    columns: tuple[HistogramColumn, ...]
+
+
+def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
+    """What there is; `wanted.logs` restricts what can be seen at all, as in a search."""
+    sample = _Sample(connection, wanted)
+    if not _by_figures(wanted):
+        width, columns = _columns(sample.times, wanted)
+        facets = {name: _most(found) for name, found in sample.facets.items()}
+        total, exact = sample.total(connection, wanted)
+        return ExplorerSummary(total, exact, facets, frozenset(), sample.leaves, width, columns)
+    tenant, seen = wanted.tenant, None if wanted.logs is None else wanted.logs[0].removeprefix("tenant/")
+    by_log, by_kind, by_outcome, by_rule = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    times: Counter[tuple[int, bool]] = Counter()
+    total = 0
+    mine = None if tenant is None else f"tenant/{tenant}"
+    hourly = hourly_counts(connection, tenant=seen, since_us=wanted.since_us, until_us=wanted.until_us)
+    for log, hour_us, kind, outcome, events in hourly:
+        of_log = mine is None or log == mine
+        if kind == DENIED:
+            by_rule[outcome] += events if of_log else 0
+            continue
+        of_kind = not wanted.kinds or kind in wanted.kinds
+        of_outcome = wanted.outcome is None or outcome == wanted.outcome
+        if of_kind and of_outcome:
+            by_log[log] += events
+        if of_log and of_outcome:
+            by_kind[kind] += events
+        if of_log and of_kind:
+            by_outcome[outcome] += events
+            if of_outcome:
+                times[hour_us, outcome in _REFUSED] += events
+                total += events
+    names = Counter(
+        {name.removeprefix("tenant/"): events for name, events in by_log.items() if name != SYSTEM}
+    )
+    facets = {
+        "tenant": _most(names),
+        "kind": _most(by_kind),
+        "outcome": _most(by_outcome),
+        "rule": _most(by_rule),
+        "grant": _most(sample.facets["grant"]),
+        "actor": _most(sample.facets["actor"]),
+    }
+    width, columns = _columns(times, wanted)
+    counted = frozenset({"tenant", "kind", "outcome", "rule"})
+    return ExplorerSummary(total, True, facets, counted, sample.leaves, width, columns)
+
+
+def _by_figures(wanted: EventFilter) -> bool:
+    """Whether the filter is of what figures are by alone; outcomes of kinds that have none of their own are not."""
+    plain = wanted._replace(logs=None, tenant=None, since_us=None, until_us=None, kinds=(), outcome=None)
+    whole = wanted.outcome is None or not wanted.kinds or all(kind in OUTCOMES for kind in wanted.kinds)
+    return plain == EventFilter() and whole
+
+
+class _Sample:
+    """The newest leaves that fit, counted (rule 2)."""
+
+    def __init__(self, connection: Connection, wanted: EventFilter) -> None:
+        found = find_by_time(connection, wanted, limit=SAMPLE_MAX, scan_max=_SCAN_MAX)
+        self.leaves = len(found.rows)
+        self._ended = found.next is None
+        self._scanned = max(found.scanned, self.leaves)
+        self.facets: dict[str, Counter[str]] = defaultdict(Counter)
+        self.times: Counter[tuple[int, bool]] = Counter()
+        self._last_us = min((row.at_us for row in found.rows), default=0)
+        for row in found.rows:
+            refused = False
+            for body in plain_bodies(row.body):
+                for name, value in _values(row.log, body):
+                    self.facets[name][value] += 1
+                refused = refused or any(body.get(key) in _REFUSED for key in ("effect", "outcome", "result"))
+            self.times[row.at_us // HOUR_US * HOUR_US, refused] += 1
+
+    def total(self, connection: Connection, wanted: EventFilter) -> tuple[int, bool]:
+        """How many leaves fit: all of them were seen, or as many as the share of those looked at says."""
+        if self._ended:
+            return self.leaves, True
+        names = tuple(log.id for log in logs_of(connection, wanted))
+        until_us = 1 << 62 if wanted.until_us is None else wanted.until_us
+        every = sum(
+            leaves
+            for log, _, _, leaves in hourly_leaves(
+                connection, wanted.since_us or 0, until_us, names[:1] if len(names) == 1 else None
+            )
+            if log in names
+        )
+        return max(self.leaves, every * self.leaves // max(1, self._scanned)), False
+
+
+def _values(log: str, body: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    if log != SYSTEM:
+        yield "tenant", log.removeprefix("tenant/")
+    yield "kind", str(body["kind"])
+    outcome = body.get(OUTCOMES.get(body["kind"], "outcome"))
+    for name, value in (("outcome", outcome), ("actor", body.get("actor")), ("rule", body.get("rule"))):
+        if isinstance(value, str) and value:
+            yield name, value
+    reasons = body.get("reasons")
+    if isinstance(reasons, list) and reasons and not body.get("rule"):
+        yield "rule", str(reasons[0])
+    for value in {body.get("grant"), body.get("via")}:
+        if isinstance(value, str) and value:
+            yield "grant", value
+
+
+def _most(found: Counter[str]) -> tuple[FacetValue, ...]:
+    """The values that most events have; one of nothing is none."""
+    return tuple(
+        FacetValue(value, events) for value, events in found.most_common(_VALUES_MAX) if value and events > 0
+    )
+
+
+def _columns(
+    times: Mapping[tuple[int, bool], int], wanted: EventFilter
+) -> tuple[int, tuple[HistogramColumn, ...]]:
+    """As many whole hours a column as make no more than `_COLUMNS_MAX` of the period, or of what there is."""
+    if not times:
+        return HOUR_US, ()
+    hours = [hour_us for hour_us, _ in times]
+    first = max(min(hours), (wanted.since_us or 0) // HOUR_US * HOUR_US)
+    last = max(hours) + HOUR_US
+    width = (
+        next((w for w in _WIDTHS_HOURS if (last - first) <= w * HOUR_US * _COLUMNS_MAX), _WIDTHS_HOURS[-1])
+        * HOUR_US
+    )
+    first = first // width * width
+    if last - first > width * _COLUMNS_MAX:
+        first = (last - 1) // width * width - (_COLUMNS_MAX - 1) * width
+    sums: Counter[tuple[int, bool]] = Counter()
+    for (hour_us, refused), events in times.items():
+        sums[hour_us // width * width, refused] += events
+    return width, tuple(
+        HistogramColumn(at, sums[at, False] + sums[at, True], sums[at, True])
+        for at in range(first, last, width)
+    )

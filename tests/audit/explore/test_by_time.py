@@ -1,0 +1,177 @@
+"""Leaves of all logs by time: the same as sorting every leaf, page by page, on both databases; and what is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from kvcustody.audit.counters.fold import fold
+from kvcustody.audit.events import Event, KeyEvent, ResidencyOpened, ResidencyReleased
+from kvcustody.audit.events.change_items import plain_bodies
+from kvcustody.audit.explore import by_time
+from kvcustody.audit.explore.by_time import every_by_time, find_by_time
+from kvcustody.audit.explore.summary import summarize
+from kvcustody.audit.query.events import EventFilter, EventRow, every_event
+from kvcustody.times import HOUR_US
+
+TENANTS = 7
+REQUESTS = 60
+
+
+def history() -> Iterator[Event]:
+    """A request of each tenant in turn over nine hours, two at the same moment, and a key of every ninth."""
+    for number in range(REQUESTS):
+        tenant, at = f"tenant-{number % TENANTS}", number // 2 * 1_100_000_000 + 1
+        rest = (False, "internal", (), (), ("own",), 1, at + 10**9)
+        yield ResidencyOpened(at, number + 1, tenant, None, None, *rest)
+        yield ResidencyReleased(at + 5, number + 1, tenant, "finish", (), 0)
+        if number % 9 == 0:
+            yield KeyEvent(at + 9, tenant, "made", 1, "test")
+
+
+@pytest.fixture
+def filled(any_store: Engine, make_writer: Any) -> Engine:
+    writer = make_writer(any_store)
+    every = list(history())
+    writer.submit(every[: len(every) // 2])
+    assert writer.flush()
+    writer.submit(every[len(every) // 2 :])
+    assert writer.flush()
+    return any_store
+
+
+WANTED = (
+    EventFilter(),
+    EventFilter(kinds=("key-event",)),
+    EventFilter(kinds=("residency-released", "key-event")),
+    EventFilter(rule="own"),
+    EventFilter(tenant="tenant-3"),
+    EventFilter(logs=("tenant/tenant-2",), kinds=("residency-opened",)),
+    EventFilter(kinds=("orphan-found",)),
+)
+
+
+def places(rows: Any) -> list[tuple[int, str, int]]:
+    return [(row.at_us, row.log, row.idx) for row in rows]
+
+
+def sorted_plainly(engine: Engine, wanted: EventFilter, newest: bool) -> list[tuple[int, str, int]]:
+    with engine.connect() as connection:
+        order = {
+            name: place
+            for place, name in enumerate(
+                dict.fromkeys(row.log for row in every_event(connection, EventFilter()))
+            )
+        }
+        rows: list[EventRow] = list(every_event(connection, wanted))
+    rows.sort(key=lambda row: (row.at_us, order[row.log], row.idx), reverse=newest)
+    return places(rows)
+
+
+@pytest.mark.parametrize("together", [0, 30, 10_000])
+@pytest.mark.parametrize("newest", [True, False])
+def test_pages_are_what_sorting_every_leaf_gives(
+    filled: Engine, newest: bool, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_time, "_TOGETHER", together)
+    for number in range(len(WANTED)):
+        check_pages(filled, number, newest)
+
+
+def check_pages(filled: Engine, number: int, newest: bool) -> None:
+    wanted = WANTED[number]
+    plain = sorted_plainly(filled, wanted, newest)
+    assert plain or number == len(WANTED) - 1
+    with filled.connect() as connection:
+        for page in (1, 7, 1000):
+            assert places(every_by_time(connection, wanted, newest=newest, page=page)) == plain
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_a_search_that_ends_early_goes_on_where_it_ended(filled: Engine, newest: bool) -> None:
+    wanted = EventFilter(kinds=("key-event",))
+    found, after, calls = list[Any](), None, 0
+    with filled.connect() as connection:
+        while True:
+            page = find_by_time(connection, wanted, newest=newest, after=after, limit=50, scan_max=3)
+            found += page.rows
+            calls += 1
+            if page.next is None:
+                break
+            after = page.next
+    assert places(found) == sorted_plainly(filled, wanted, newest)
+    assert calls > 3
+
+
+def test_a_period_is_kept_to(filled: Engine) -> None:
+    with filled.connect() as connection:
+        every = list(every_event(connection, EventFilter()))
+        middle = sorted(row.at_us for row in every)[len(every) // 2]
+        for wanted in (EventFilter(since_us=middle), EventFilter(until_us=middle)):
+            assert sorted(places(every_by_time(connection, wanted, page=9))) == sorted(
+                places(row for row in every_event(connection, wanted))
+            )
+
+
+def test_an_hour_without_the_kind_is_not_looked_into(filled: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    plain = by_time._of_slice
+
+    def counted(connection: Any, part: Any, *rest: Any) -> Any:
+        looked.append(part.since_us)
+        return plain(connection, part, *rest)
+
+    monkeypatch.setattr(by_time, "_of_slice", counted)
+    monkeypatch.setattr(by_time, "_TOGETHER", 0)  # each hour alone
+    with filled.connect() as connection:
+        hours = {row.at_us // HOUR_US for row in every_event(connection, EventFilter(kinds=("key-event",)))}
+        find_by_time(connection, EventFilter(kinds=("key-event",)))
+        assert {at // HOUR_US for at in looked} == hours
+        looked.clear()
+        find_by_time(connection, EventFilter())
+        assert len(looked) > len(hours)
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_facets_and_histogram_are_a_count_of_the_leaves(filled: Engine, folded: bool) -> None:
+    if folded:
+        fold(filled)
+    for wanted in WANTED[:3] + WANTED[4:6]:
+        with filled.connect() as connection:
+            rows = [
+                (row.log, body)
+                for row in every_event(connection, wanted)
+                for body in plain_bodies(row.body)
+                if not wanted.kinds or body["kind"] in wanted.kinds
+            ]
+            found = summarize(connection, wanted)
+        facets = {
+            name: {value.value: value.events for value in values} for name, values in found.facets.items()
+        }
+        assert found.exact and found.total == len(rows) > 0
+        if not wanted.kinds:
+            assert facets["kind"] == Counter(body["kind"] for _, body in rows)
+        if wanted.tenant is None:
+            assert facets["tenant"] == Counter(
+                log.removeprefix("tenant/") for log, _ in rows if log != "system"
+            )
+        assert sum(column.events for column in found.columns) == len(rows)
+        hours = Counter(int(body["at_us"]) // found.column_us * found.column_us for _, body in rows)
+        assert {column.at_us: column.events for column in found.columns if column.events} == hours
+
+
+def test_what_has_no_figures_is_counted_in_the_newest_leaves(filled: Engine) -> None:
+    with filled.connect() as connection:
+        rows = list(every_event(connection, EventFilter(rule="own")))
+        found = summarize(connection, EventFilter(rule="own"))
+    assert (found.total, found.exact, found.sampled, found.counted) == (
+        len(rows),
+        True,
+        len(rows),
+        frozenset(),
+    )
+    assert found.facets["kind"][0].events == len(rows)
