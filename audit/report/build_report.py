@@ -143,7 +143,7 @@ def _build(
     now_us = _last_us(connection, asked.checkpoint)
     tell("custody")
     chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
-    lives = list(read_units(connection, chosen, now_us=now_us, as_of=state))
+    lives = list(read_units(connection, chosen, now_us=now_us, as_of=state, with_rules=True))
     listed_copies: list[JudgedCopies] = []
     copies = copy_coverage(connection, chosen, as_of=state, as_of_us=now_us, keep=listed_copies)
     offsets = {life.uuid: life.offset_us for life in lives_of(connection)}
@@ -189,7 +189,9 @@ def _build(
         activity=read_activity(
             connection, state, overview, asked.since_us, asked.until_us, tenant=asked.tenant
         ),
-        decided=read_decisions(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant),
+        decided=read_decisions(
+            connection, lives, state, overview, (asked.since_us, asked.until_us), tenant=asked.tenant
+        ),
         read_back=read_back(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant),
         losses=read_gaps_and_spills(connection, state, overview, tenant=asked.tenant),
         limitations=(),
@@ -202,7 +204,7 @@ def _build(
             asked.until_us,
             tenant=asked.tenant,
         ),
-        storage=storage_limitation(connection, lives, state),
+        storage=storage_limitation(lives),
         window=signature_window(
             connection,
             state,
