@@ -186,7 +186,7 @@ class LedgerProofs:
         return (self.leaf(log, idx) if leaf is None else leaf), proof
 
     def inclusions_under(self, head: HeadProof, places: Sequence[int]) -> list[LeafProof]:
-        """The same for many leaves of one log, under the proof of its head: their hashes are read with few questions."""
+        """The same for many leaves of one log, under the proof of its head: few questions read their hashes."""
         opening = head.opening
         tiles, size = self._halves(opening.name), opening.head.size
         made = []

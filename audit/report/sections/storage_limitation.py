@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
 from kvcustody.audit.coverage.block_uses import NEVER
 from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.coverage.summary import lag_percentiles
