@@ -136,11 +136,11 @@ def _observation(
             _prop("units-covered", str(total.covered)),
             _prop("covered-share", percent(total.covered, total.due)),
         ],
-        "methods": ["TEST" if _TESTED.intersection(control.evidence) else "EXAMINE"],
+        "methods": ["TEST" if _TESTED.intersection(report.sections_of(control.id)) else "EXAMINE"],
         "types": ["control-objective"],
         "relevant-evidence": [
             {"href": f"#{resource}", "description": f"Section: {SECTIONS[section]}"}
-            for section in control.evidence
+            for section in report.sections_of(control.id)
         ],
         "collected": collected,
         "remarks": f"What it does not show: {control.limit}",
