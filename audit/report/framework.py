@@ -181,7 +181,8 @@ def _framework(name: str, value: dict[str, Any]) -> Framework:
         )
         for item in value["controls"]
     )
-    return Framework(name, *(value[each] for each in _ABOUT), value.get("catalog", ""), controls)
+    title, edition, ids_from, ids_taken = (str(value[each]) for each in _ABOUT)
+    return Framework(name, title, edition, ids_from, ids_taken, value.get("catalog", ""), controls)
 
 
 def _problems(value: dict[str, Any]) -> Iterator[str]:

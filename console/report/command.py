@@ -31,6 +31,7 @@ from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import FORMATS, render_all
 from kvcustody.console.report.number_format import count, percent
 from kvcustody.console.report.opinion_pages import share_text
+from kvcustody.console.report.package import command as package_command
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.report_signing_key import (
     read_report_key,
@@ -237,6 +238,7 @@ app.command(
     name="rotate-key", epilog="Example:\n\n    kvcustody report rotate-key kvcustody-report.key --actor dana"
 )(key_commands.rotate_key)
 app.command(name="ropa", epilog=ropa_command.EPILOG)(ropa_command.ropa)
+app.command(name="package", epilog=package_command.EPILOG)(package_command.package)
 
 
 @app.command(epilog="Example:\n\n    kvcustody report frameworks --json")
