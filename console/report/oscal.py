@@ -35,6 +35,7 @@ def assessment_results(report: Report, *, plan: str = "") -> bytes:
 
     boundary, asked = report.boundary, report.asked
     collected = iso(boundary.checkpoint.at_us)
+    everything: dict[str, Any] = {"include-all": {}}
     chosen = [{"control-id": control_id(control.id)} for control in report.cited()]
     observations = [
         _observation(report, control, name(f"observation {control.id}"), collected, name("report"))
@@ -67,7 +68,7 @@ def assessment_results(report: Report, *, plan: str = "") -> bytes:
                 "start": iso(asked.since_us),
                 "end": iso(asked.until_us),
                 "reviewed-controls": {
-                    "control-selections": [{"include-controls": chosen} if chosen else {"include-all": {}}]
+                    "control-selections": [{"include-controls": chosen} if chosen else everything]
                 },
                 **({"observations": observations} if observations else {}),
             }
