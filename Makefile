@@ -33,10 +33,10 @@ test: $(READY) ## unit, property, simulation and architecture tests
 test-fast: $(READY) ## the inner loop: the core on SQLite, under a minute
 	$(BIN)/python -m pytest -q -n 2 -m "not soak and not system" -k "not postgresql" $(FAST)
 
-test-system: $(READY) ## whole systems: browsers, wheels, killed processes, full disks, recorded traces
+test-system: $(READY) ## whole systems and long proofs: browsers, wheels, killed processes, full disks, recorded traces, every edit of a ledger
 	$(BIN)/python -m pytest -q -n 2 -m "system and not soak"
 
-test-engines: ## the suites on a real vLLM, in an environment of its own (.venv-vllm, 3.5 GB)
+test-engines: ## the suites on a real vLLM, SGLang, LMCache, Dynamo and Mooncake, in environments of their own (.venv-NAME: 11 GB)
 	./tests/engines/run.sh
 
 check: $(READY) ## format, lint, types
@@ -54,4 +54,4 @@ bench: $(READY) ## ratios against vLLM's own block manager (sets up .venv-vllm)
 	./benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) .venv-vllm build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-sglang build dist *.egg-info

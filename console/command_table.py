@@ -19,6 +19,7 @@ ANSWERS = {
     "audit fsck": "the ledger is not sound",
     "audit recompute": "tables and leaves differ",
     "audit verify": "the export does not verify",
+    "conform": "a case was found",
     "conformance": "a case fails, or a mutant lives",
     "coverage recompute": "tables and leaves differ",
     "demo attack": "an attack succeeded",

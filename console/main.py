@@ -141,7 +141,7 @@ class Kvcustody(ExtendedGroup):
     """Every command of this package; its help ends with where to start, by what runs here."""
 
     table = COMMANDS
-    elsewhere = dict.fromkeys(("conformance", "demo"), "kvcustody[testkit]")
+    elsewhere = dict.fromkeys(("conform", "conformance", "demo"), "kvcustody[testkit]")
     needs = NEEDS
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

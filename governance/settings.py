@@ -372,8 +372,8 @@ class Settings(LayeredSettings):
     kv_events_replay_endpoint: str = Field(
         "", description="Where missed KV events are asked for, as `tcp://127.0.0.1:5558`; empty: nowhere."
     )
-    kv_events_format: Literal["vllm", "sglang"] = Field(
-        "vllm", description="The engine whose KV event format is published."
+    kv_events_format: Literal["vllm", "sglang", "dynamo", "mooncake"] = Field(
+        "vllm", description="The engine or indexer whose KV event format is published."
     )
     kv_events_tokens: Literal["withheld", "published"] = Field(
         "withheld", description="Whether token ids and callers' salts leave the process in KV events."

@@ -47,7 +47,7 @@ from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
-from kvcustody.allocator.prefix.longest_prefix import Prompt
+from kvcustody.allocator.prefix.longest_prefix import Prompt, ReadPlan
 from kvcustody.audit.coverage.conservation import PoolCounts, TierCounts
 from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
@@ -68,6 +68,7 @@ from kvcustody.governance.external.block_keys import NO_KEYS, Find, KeyChain, Re
 from kvcustody.governance.external.check_invariants import check
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.erase_in_engine import PortErasure
+from kvcustody.governance.external.namespace_keys import NO_PATH, NamespaceTree, TreePath, look_up_tree
 from kvcustody.governance.external.residency_events import ends, opened, receipts, written
 from kvcustody.governance.external.scan_books import EngineScanSource
 from kvcustody.governance.external.stats import pool_counts, port_stats
@@ -89,6 +90,7 @@ from kvcustody.policies.table.model import Decision
 
 _log = structlog.get_logger(__name__)
 SWEEP_BATCH = 128
+BlockIds = Sequence[int] | Blocks
 
 
 class EnginePort(Authority[ExternalPool]):
@@ -282,6 +284,31 @@ class EnginePort(Authority[ExternalPool]):
         chain = residency.keys
         if not isinstance(chain, KeyChain):
             return NO_KEYS
+        read = self._read(residency, chain, now_us)
+        keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
+        residency.publishes = keys.publishable
+        return keys
+
+    def look_up_tree(self, residency: ExternalResidency, tree: NamespaceTree) -> TreePath:
+        """`look_up` and `attachable` at once, for an engine whose index is a tree of token ids under namespaces.
+
+        The engine attaches what it finds before it asks for anything else, and publishes along the path alone.
+        """
+        now_us = self._clock.now_us()
+        self._sweep(now_us)
+        chain = residency.keys
+        if not isinstance(chain, KeyChain):
+            return NO_PATH
+        read = self._read(residency, chain, now_us)
+        path = look_up_tree(
+            residency, chain.prompt, read, self.pool, tree, now_us, single_group=chain.single_group
+        )
+        residency.publishes = path.publishable
+        fine = self.attachable(residency, path.blocks)
+        return path if fine == len(path.blocks) else path._replace(blocks=path.blocks[:fine])
+
+    def _read(self, residency: ExternalResidency, chain: KeyChain, now_us: int) -> ReadPlan:
+        """What the request may read now, by what the policy says at this instant."""
         plan = residency.facts
         assert isinstance(plan, Plan)
         moment = Moment(now_us, now_us + self._clock.offset_us, residency.trace)
@@ -294,9 +321,7 @@ class EnginePort(Authority[ExternalPool]):
         residency.reasons = reasons
         residency.priorities = self._book.priorities(plan, read.segment, chain.kinds)
         chain.until_utc_us = plan.valid_until_utc_us
-        keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
-        residency.publishes = keys.publishable
-        return keys
+        return read
 
     def _renew_plan(self, residency: ExternalResidency, chain: KeyChain) -> None:
         """A revision, a key rotation or an end came between arrival and now: the request's standing is found anew."""
@@ -356,14 +381,14 @@ class EnginePort(Authority[ExternalPool]):
         return reason
 
     def attachable(
-        self, residency: ExternalResidency, blocks: Sequence[int], positions: Sequence[int] | None = None
+        self, residency: ExternalResidency, blocks: BlockIds, positions: Sequence[int] | None = None
     ) -> int:
         """How many leading blocks may be attached now: domain, deadline and ceiling are compared again.
 
         An adapter that tells late has told every release that may have taken blocks out by now (`keeps_until`).
         `positions`: the key of `look_up` that each block was found by, where that is not its place in `blocks`.
         """
-        if not blocks or not residency.domain.is_open:
+        if not len(blocks) or not residency.domain.is_open:
             return 0
         chain = residency.keys
         if isinstance(chain, KeyChain) and chain.epoch != self._epoch:
@@ -377,7 +402,10 @@ class EnginePort(Authority[ExternalPool]):
             if now_us >= self._reuse.lease_until_us or now_us + self._clock.offset_us >= edge_us:
                 expected = residency.domain.tag  # what a grant or segment opened then may be over by now
             else:
-                expected = expected[: len(which)] if positions is None else expected[np.array(positions)]
+                expected = expected[np.array(positions)] if positions is not None else expected[: len(which)]
+                if len(expected) < len(which):  # behind the prompt, where everything is its own
+                    own = np.full(len(which) - len(expected), residency.domain.tag, dtype=np.int32)
+                    expected = np.concatenate((expected, own))
         fine = self.pool.attachable(which, expected, now_us)
         residency.stale_blocks = len(blocks) - fine
         return fine
@@ -423,14 +451,12 @@ class EnginePort(Authority[ExternalPool]):
 
     # -- what the engine did ------------------------------------------------------------------------------------------
 
-    def attached(
-        self, residency: ExternalResidency, blocks: Sequence[int], *, at_us: int | None = None
-    ) -> None:
+    def attached(self, residency: ExternalResidency, blocks: BlockIds, *, at_us: int | None = None) -> None:
         """The engine took references on these cached or running blocks for the request.
 
         `at_us`, here and below: when it did, on the boot-time clock, where that is not now.
         """
-        if blocks:
+        if len(blocks):
             now_us = self._clock.now_us() if at_us is None else at_us
             which = np.array(blocks, dtype=np.int64)
             self.pool.attach(residency, which)
@@ -439,11 +465,9 @@ class EnginePort(Authority[ExternalPool]):
                 residency.comparison = None
             self._begin(residency, now_us)
 
-    def handed_out(
-        self, residency: ExternalResidency, blocks: Sequence[int], *, at_us: int | None = None
-    ) -> None:
+    def handed_out(self, residency: ExternalResidency, blocks: BlockIds, *, at_us: int | None = None) -> None:
         """The engine gave these blocks to the request; what they held is scrubbed before the coming step."""
-        if not blocks:
+        if not len(blocks):
             return
         which: Blocks = np.array(blocks, dtype=np.int64)
         now_us = self._clock.now_us() if at_us is None else at_us
@@ -501,7 +525,7 @@ class EnginePort(Authority[ExternalPool]):
     def published(
         self,
         residency: ExternalResidency,
-        blocks: Sequence[int],
+        blocks: BlockIds,
         before: int = -1,
         *,
         chained: bool = True,
@@ -514,16 +538,22 @@ class EnginePort(Authority[ExternalPool]):
         `depths`: their places in the prompt, in the port's blocks, where they are not one after `before`. `keys`:
         the key of each, which tells what is computed again after an eviction; without them, that is not counted.
         """
-        if not blocks:
+        if not len(blocks):
             return
-        if not residency.publishes or residency.granted_blocks > len(residency.attached):
-            self._engine.evict(blocks)  # not in the owner's domain, and in nobody's without a decision
+        if not self.may_publish(residency):
+            self._engine.evict(
+                [int(block) for block in blocks]
+            )  # not in the owner's domain, and in nobody's without a decision
             return
         self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
         if keys:
-            again = self.evicted_blocks.published(blocks, keys)
+            again = self.evicted_blocks.published([int(block) for block in blocks], keys)
             if again:
                 self._counters(residency.tenant).recomputed_blocks += again
+
+    def may_publish(self, residency: ExternalResidency) -> bool:
+        """Whether what the request computes may enter the index now; an erasure or a lost grant ends that."""
+        return residency.publishes and residency.granted_blocks <= len(residency.attached)
 
     def published_each(
         self, blocks: Sequence[int], before: Sequence[int], keys: Sequence[bytes] = ()
@@ -538,18 +568,18 @@ class EnginePort(Authority[ExternalPool]):
         """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
         self.evicted_blocks.forget(tenant)
 
-    def unpublished(self, blocks: Sequence[int], cause: str = "evicted") -> None:
+    def unpublished(self, blocks: BlockIds, cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
-        if blocks:
+        if len(blocks):
             self._flush_deferred()
             which = np.array(blocks, dtype=np.int64)
             if cause == "evicted":
-                self.evicted_blocks.made_room(blocks)
+                self.evicted_blocks.made_room(which.tolist())
             self._evict(self.pool.unpublish(which, cause, self._clock.now_us()))
 
-    def returned(self, residency: ExternalResidency, blocks: Sequence[int]) -> None:
+    def returned(self, residency: ExternalResidency, blocks: BlockIds) -> None:
         """A running request gave these blocks back, as a sliding window does."""
-        if blocks:
+        if len(blocks):
             self._record_starting()
             which = np.array(blocks, dtype=np.int64)
             self._evict(self.pool.release_blocks(residency, which, self._clock.now_us()))

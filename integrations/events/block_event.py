@@ -19,6 +19,7 @@ from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.errors import IsolationError
 from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.identity.domain_spec import ScopeKind
 
 STORED, REMOVED, CLEARED = "stored", "removed", "cleared"
 KINDS = (STORED, REMOVED, CLEARED)
@@ -31,6 +32,8 @@ class EventScope(NamedTuple):
 
     `scope` is a `ScopeKind` value, or `request` for a domain that serves one request alone, or `worker` for events
     about the whole pool (`tenant` is `*` then). `domain` is the allocator's domain tag, unique in one incarnation.
+    `owner`: issuer and id of the tenant whose every request may use the blocks; None where fewer may, or others. It
+    stays in this process: routers are told a namespace made of it.
     """
 
     tenant: str
@@ -38,6 +41,7 @@ class EventScope(NamedTuple):
     classification: str
     domain: int
     revision: int
+    owner: tuple[str, str] | None = None
 
 
 class BlockEvent(NamedTuple):
@@ -71,7 +75,16 @@ def scope_of(domain: Domain, revision: int) -> EventScope:
         raise IsolationError(
             f"domain `{domain.tag}` has no label, so its events have no scope", tag=domain.tag
         )
-    return EventScope(label.tenant, label.scope, label.classification, domain.tag, revision)
+    whose = (label.tenant, label.scope, label.classification)
+    return EventScope(*whose, domain.tag, revision, _owner_of(label))
+
+
+def _owner_of(label: DomainLabel) -> tuple[str, str] | None:
+    spec = label.spec
+    if spec is None or spec.scope is not ScopeKind.TENANT or spec.salt is not None:
+        return None
+    assert spec.issuer is not None and spec.tenant is not None, "a tenant's domain has both"
+    return spec.issuer, spec.tenant
 
 
 def worker_scope(revision: int) -> EventScope:

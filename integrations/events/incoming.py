@@ -1,7 +1,7 @@
 """Payloads of foreign engines, read for observation: bounded, counted, never trusted.
 
 1. Every form of vLLM and SGLang is read: events as maps (since June 2026) and as arrays (before), hashes as bytes or
-   integers, unknown fields and trailing elements skipped.
+   integers, unknown fields and trailing elements skipped. So is Mooncake's standard form, its tenant id as a salt.
 2. Token ids are never decoded: an observer has no use for them, so it cannot leak them.
 3. Whatever the bytes are, `read` returns. What it cannot read is counted: an event that is malformed, an event of an
    unknown kind, or a payload that is no batch at all.
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from kvcustody.integrations.events import mooncake_wire
 from kvcustody.integrations.events.custody_field import CustodyField
 
 HASH_BYTES_MAX = 64
@@ -44,7 +45,15 @@ class Cleared(NamedTuple):
     """An engine's cache was emptied."""
 
 
-Incoming = StoredBlocks | Removed | Cleared
+class ClearedTenant(NamedTuple):
+    """A cache has nothing more of one tenant in one medium."""
+
+    medium: str
+    salts: tuple[str, ...]
+    custody: CustodyField | None
+
+
+Incoming = StoredBlocks | Removed | Cleared | ClearedTenant
 
 
 class Payload(NamedTuple):
@@ -65,16 +74,18 @@ class _StoredMap(msgspec.Struct, gc=False, tag="BlockStored"):
     group_idx: int | None = None
     cache_salt: str | None = None
     kvcustody: CustodyField | None = None
+    event_type: str | None = None  # Mooncake's master writes its own form with vLLM's names beside it
 
 
 class _RemovedMap(msgspec.Struct, gc=False, tag="BlockRemoved"):
     block_hashes: list[Hash]
     medium: str | None = None
     group_idx: int | None = None
+    event_type: str | None = None
 
 
 class _ClearedMap(msgspec.Struct, gc=False, tag="AllBlocksCleared"):
-    pass
+    event_type: str | None = None
 
 
 class _StoredArray(msgspec.Struct, array_like=True, gc=False, tag="BlockStored"):
@@ -115,6 +126,7 @@ class _RawBatch(msgspec.Struct, array_like=True, gc=False):
 
 class _Tagged(msgspec.Struct):
     type: str = ""
+    event_type: str = ""
 
 
 _whole = msgspec.msgpack.Decoder(_MapBatch)
@@ -122,7 +134,9 @@ _loose = msgspec.msgpack.Decoder(_RawBatch)
 _map = msgspec.msgpack.Decoder(_Map)
 _array = msgspec.msgpack.Decoder(_Array)
 _tag = msgspec.msgpack.Decoder(_Tagged)
-_KNOWN = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+_KNOWN_KINDS = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared", "stored", "removed", "cleared"})
+_GPU = "GPU"
+_MILLISECONDS = 1000.0
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, MemoryError, OverflowError)
 
 
@@ -130,6 +144,8 @@ def read(payload: bytes) -> Payload:
     """What a payload says, as far as it can be read (rule 3)."""
     try:
         whole = _whole.decode(payload)
+        if any(event.event_type is not None for event in whole.events):
+            raise ValueError("events in the standard form, with aliases")
         found = [_plain(event) for event in whole.events]
         return Payload(
             _utc_us(whole.ts), tuple(event for event in found if event is not None), found.count(None)
@@ -142,20 +158,45 @@ def read(payload: bytes) -> Payload:
         return Payload(0, (), malformed=1)
     events: list[Incoming] = []
     malformed = unknown = 0
+    scale = 1.0
     for raw in loose.events:
         event = _one(raw)
+        if event is None and (event := _standard(raw)) is not None:
+            scale = _MILLISECONDS
         if event is None:
-            known = _kind(raw) in _KNOWN
+            known = _kind(raw) in _KNOWN_KINDS
             malformed += known
             unknown += not known
         else:
             events.append(event)
-    return Payload(_utc_us(loose.ts), tuple(events), malformed, unknown)
+    return Payload(_utc_us(loose.ts / scale), tuple(events), malformed, unknown)
 
 
 def _one(raw: msgspec.Raw) -> Incoming | None:
     try:
-        return _plain((_array if _is_array(raw) else _map).decode(raw))
+        event = (_array if _is_array(raw) else _map).decode(raw)
+        if isinstance(event, _StoredMap | _RemovedMap | _ClearedMap) and event.event_type is not None:
+            return None
+        return _plain(event)
+    except _UNREADABLE:
+        return None
+
+
+def _standard(raw: msgspec.Raw) -> Incoming | None:
+    """An event in Mooncake's form; None where it is none that can be read."""
+    try:
+        event = mooncake_wire.read_event(raw)
+        medium = (event.medium or _GPU).upper()
+        if isinstance(event, mooncake_wire.ReadCleared):
+            return ClearedTenant(medium, (event.tenant_id,), event.kvcustody)
+        hashes: list[Hash] = [*mooncake_wire.places_of(event)]
+        if not hashes:
+            return None
+        if isinstance(event, mooncake_wire.ReadRemoved):
+            return Removed(hashes, medium, 0)
+        parent = event.parent_hash
+        before = None if parent is None else mooncake_wire.place_of(event.tenant_id, parent)
+        return StoredBlocks(hashes, before, medium, 0, (event.tenant_id,), event.kvcustody)
     except _UNREADABLE:
         return None
 
@@ -169,7 +210,8 @@ def _kind(raw: msgspec.Raw) -> str:
     """The tag of an event that could not be read; empty where even that is malformed."""
     try:
         if not _is_array(raw):
-            return _tag.decode(raw).type
+            tagged = _tag.decode(raw)
+            return tagged.type or tagged.event_type
         head = msgspec.msgpack.decode(raw, type=list[msgspec.Raw])
         return msgspec.msgpack.decode(head[0], type=str) if head else ""
     except _UNREADABLE:
@@ -182,7 +224,7 @@ def _plain(event: _Map | _Array) -> Incoming | None:
         return Cleared()
     if any(type(one) is bytes and not 0 < len(one) <= HASH_BYTES_MAX for one in event.block_hashes):
         return None
-    medium = event.medium or "GPU"
+    medium = event.medium or _GPU
     group = event.group_idx if type(event.group_idx) is int else 0
     if isinstance(event, _RemovedMap | _RemovedArray):
         return Removed(event.block_hashes, medium, group)

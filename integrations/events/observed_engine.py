@@ -27,7 +27,14 @@ from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.decisions.access_plan import owed_by
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
-from kvcustody.integrations.events.incoming import Hash, Payload, Removed, StoredBlocks, read
+from kvcustody.integrations.events.incoming import (
+    ClearedTenant,
+    Hash,
+    Payload,
+    Removed,
+    StoredBlocks,
+    read,
+)
 from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered, Missed
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -194,6 +201,8 @@ class ObservedEngine:
                 self._store(event, arrival.sequence, at_us, now_us)
             elif isinstance(event, Removed):
                 self._remove(event, now_us)
+            elif isinstance(event, ClearedTenant):
+                self._clear_tenant(event, arrival.sequence, now_us)
             else:
                 self._clear(CLEARED, now_us)
         if payload.malformed or payload.unknown:
@@ -268,7 +277,7 @@ class ObservedEngine:
         heapq.heappush(self._deadlines, (residency.deadline_us, residency.number))
         return residency
 
-    def _attribute(self, event: StoredBlocks) -> tuple[str | None, str]:
+    def _attribute(self, event: StoredBlocks | ClearedTenant) -> tuple[str | None, str]:
         """The tenant of a new chain, and how it is known (rule 3)."""
         for salt in event.salts:
             tenant = self._tenants.get(salt)
@@ -295,6 +304,22 @@ class ObservedEngine:
             self._leave(residency, residency.blocks, cause, now_us)
         self._held.clear()
         self._unsure = ""
+
+    def _clear_tenant(self, event: ClearedTenant, sequence: int, now_us: int) -> None:
+        """One tenant's blocks left one medium. Whose those of an unknown tenant are is not kept: counts are unsure."""
+        tenant, _ = self._attribute(event)
+        if tenant is None:
+            if any(residency.tenant is None for residency in self._live.values()):
+                self._gap("a clear of an unknown tenant's blocks", sequence, sequence, now_us)
+            return
+        gone = [
+            (place, residency)
+            for place, residency in self._held.items()
+            if place[0] == event.medium and residency.tenant == tenant
+        ]
+        for place, residency in gone:
+            del self._held[place]
+            self._leave(residency, 1, CLEARED, now_us)
 
     def _leave(self, residency: ObservedResidency, blocks: int, cause: str, now_us: int) -> None:
         residency.leave(blocks, cause, now_us)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import structlog
 import zmq
@@ -26,15 +26,36 @@ import zmq
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tokens.router_namespace import RouterNamespaces
+from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.events import sglang_wire, vllm_wire
 from kvcustody.integrations.events.block_event import BlockEvent, check_event, cleared
+from kvcustody.integrations.events.dynamo_wire import DynamoWire
 from kvcustody.integrations.events.endpoint import at_rank, check_bind
+from kvcustody.integrations.events.mooncake_wire import MooncakeWire
 
 END = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 500
 _REQUEST_BYTES_MAX = 1024
 _log = structlog.get_logger(__name__)
-_FORMATS = {"vllm": vllm_wire, "sglang": sglang_wire}
+Form = Literal["vllm", "sglang", "dynamo", "mooncake"]
+_WITH_NAMESPACES = ("dynamo", "mooncake")
+
+
+class _Wire(Protocol):
+    """A foreign engine's format."""
+
+    def payload_of(
+        self,
+        events: Sequence[BlockEvent],
+        ts_seconds: float,
+        rank: int,
+        incarnation: str,
+        *,
+        tokens_published: bool,
+    ) -> bytes: ...
+
+    def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]: ...
 
 
 class PublisherLimits(NamedTuple):
@@ -75,7 +96,9 @@ class EventPublisher:
         endpoint: str,
         replay_endpoint: str | None = None,
         *,
-        form: Literal["vllm", "sglang"] = "vllm",
+        form: Form = "vllm",
+        namespaces: RouterNamespaces | None = None,
+        backend: str = "kvcustody",
         tokens_published: bool = False,
         remote_allowed: bool = False,
         revision: int = 0,
@@ -84,7 +107,8 @@ class EventPublisher:
         topic: str = "",
         limits: PublisherLimits | None = None,
     ) -> None:
-        self._wire = _FORMATS[form]
+        """namespaces: what tenants are called in forms that routers index; backend: this cache's name in Mooncake's."""
+        self._wire = _wire(form, namespaces, backend, tokens_published=tokens_published)
         self._tokens_published = tokens_published
         self._incarnation = incarnation
         self._revision = revision
@@ -277,16 +301,34 @@ class EventPublisher:
             self._counts["replays"] += 1
 
 
+def _wire(form: Form, namespaces: RouterNamespaces | None, backend: str, *, tokens_published: bool) -> _Wire:
+    if form == "vllm":
+        return vllm_wire
+    if form == "sglang":
+        return sglang_wire
+    if namespaces is None:
+        raise ConfigError(f"KV events in the form of `{form}` need the namespaces of tenants", form=form)
+    if form == "dynamo":
+        return DynamoWire(namespaces, tokens_published=tokens_published)
+    return MooncakeWire(namespaces, backend)
+
+
 def open_publisher(
     settings: Settings, *, revision: int, incarnation: str = "", rank: int = 0
 ) -> EventPublisher | None:
     """The publisher that the settings ask for; None where `kv_events_endpoint` is empty."""
     if not settings.kv_events_endpoint:
         return None
+    namespaces: RouterNamespaces | None = None
+    if settings.kv_events_format in _WITH_NAMESPACES:
+        with open_scope_key(settings.scope_token_key_path) as secret:
+            namespaces = RouterNamespaces(secret)
     return EventPublisher(
         settings.kv_events_endpoint,
         settings.kv_events_replay_endpoint or None,
         form=settings.kv_events_format,
+        namespaces=namespaces,
+        backend=settings.worker_name,
         tokens_published=settings.kv_events_tokens == "published",
         remote_allowed=settings.kv_events_remote,
         revision=revision,

@@ -94,6 +94,11 @@ def short_hash(digest: bytes) -> int:
     return int.from_bytes(digest[:SHORT_KEY_BYTES], "big", signed=True)
 
 
+def medium_of(medium: str) -> str:
+    """SGLang's word for where blocks are."""
+    return _MEDIUM.get(medium, _OTHER_MEDIUM)
+
+
 def chain(tokens: Sequence[int], page_tokens: int, salt: str | None = None) -> list[int]:
     """The hashes that SGLang itself publishes for the whole pages of a prompt, seeded by the cache salt.
 
@@ -113,7 +118,7 @@ def _event(event: BlockEvent, incarnation: str, tokens_published: bool) -> Event
         return SglangAllBlocksCleared(custody_of(event, incarnation))
     custody = custody_of(event, incarnation, with_keys=True)
     hashes = [short_hash(key) for key in split_keys(event.keys)]
-    medium = _MEDIUM.get(event.medium, _OTHER_MEDIUM)
+    medium = medium_of(event.medium)
     if event.kind != STORED:
         return SglangBlockRemoved(hashes, medium, custody)
     tokens = [int(token) for token in event.tokens] if tokens_published else []

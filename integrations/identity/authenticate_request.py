@@ -19,7 +19,8 @@ from kvcustody.errors import IdentityError
 from kvcustody.governance.identity import tlv
 from kvcustody.governance.identity.principal import Principal, check_identifier, identify
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.scope_token import ScopeTokens, keyed_state
+from kvcustody.governance.tokens.router_namespace import NAMESPACE_HEADER, RouterNamespaces
+from kvcustody.governance.tokens.scope_token import Carried, ScopeTokens, keyed_state
 from kvcustody.integrations.identity.api_keys import ApiKeys
 from kvcustody.integrations.identity.authentication import Authenticated, Authenticator
 from kvcustody.integrations.identity.engine_requests import engine_requests
@@ -35,12 +36,19 @@ from kvcustody.integrations.identity.request_body import (
     put_kinds,
     put_token,
     put_trace,
+    refuse_fields,
     take_client_salt,
     take_kinds,
     write_body,
 )
 from kvcustody.integrations.identity.request_headers import REQUEST_ID, SESSION_ID, RequestHeaders
-from kvcustody.integrations.identity.routes import PLAIN, SCOPED, STORED_RESPONSE, Scoped
+from kvcustody.integrations.identity.routes import (
+    PLAIN,
+    STORED_RESPONSE,
+    VLLM_SERVER,
+    EngineServer,
+    Scoped,
+)
 
 _KNOWN_MAX: Final = 4_096
 
@@ -81,7 +89,8 @@ CLASSIFICATION: Final = f"{OWN_HEADERS}classification"
 class AdmittedRequest(NamedTuple):
     """A request that may pass: as whom, with which ids in headers, how it is scoped for the engine, its trace.
 
-    `ids`: headers with an id that the client chose, bound to its owner; None where it sent none.
+    `ids`: headers with an id that the client chose, bound to its owner; None where it sent none. Among them is the
+    namespace that a router behind the door looks in: the tenant's, whatever the client sent.
     """
 
     principal: Principal
@@ -103,13 +112,16 @@ class RequestGate:
         clock: Clock,
         *,
         token_seconds: int = 60,
+        server: EngineServer = VLLM_SERVER,
     ) -> None:
         self._document = document
+        self._server = server
         self._open = frozenset(document.open_paths)
         self._plain = PLAIN | frozenset(document.served_paths)
         self._authenticators = tuple(_authenticators(document, directory, clock))
         self._tokens = ScopeTokens(secret, clock)
         self._tags = OwnerTags(secret)
+        self._namespaces = RouterNamespaces(secret)
         self._token_seconds = token_seconds
         self.message_kinds = (
             document.message_kinds
@@ -122,7 +134,7 @@ class RequestGate:
     def authenticate(self, method: str, path: str, headers: RequestHeaders) -> AdmittedRequest:
         """Who a request is from; `RequestRefused` if the request may not pass."""
         proven = self._authenticate(headers)
-        scoped = SCOPED.get(path) if method == "POST" else None
+        scoped = self._server.scoped.get(path) if method == "POST" else None
         stored = STORED_RESPONSE.fullmatch(path)
         if scoped is None and stored is None and path not in self._plain and not proven.operator:
             raise RequestRefused(403, "this path is not served to tenants")
@@ -135,6 +147,7 @@ class RequestGate:
         ids = {
             REQUEST_ID: None if given is None else f"{owner}-{check_id(REQUEST_ID, given)}",
             SESSION_ID: bound_session(SESSION_ID, headers.one(SESSION_ID), owner),
+            NAMESPACE_HEADER: self._namespaces.of(principal.issuer, principal.tenant),
         }
         if scoped is not None and (headers.one("content-encoding") or "identity") != "identity":
             raise malformed("content-encoding", "must be absent")
@@ -147,20 +160,22 @@ class RequestGate:
         client_salt = take_client_salt(body)
         kinds = take_kinds(body)
         check_transfer(body, allowed=self._document.allow_transfer_parameters)
-        bind_ids(body, admitted.scoped.body, admitted.owner)
+        server = self._server
+        refuse_fields(body, server.refused_fields)
+        bind_ids(body, admitted.scoped.body, admitted.owner, server.id_fields)
+        uses = engine_requests(admitted.scoped.body, body, prefix_requests=server.prefix_requests)
         try:
             token = self._tokens.issue(
                 admitted.principal,
                 classification=admitted.hint,
                 client_salt=client_salt,  # type: ignore[arg-type]  # checked there
-                uses=engine_requests(admitted.scoped.body, body),
+                uses=uses,
                 ttl_seconds=self._token_seconds,
             )
-        except RequestRefused:
-            raise
         except IdentityError as error:
             raise malformed(error.operands["field"], error.operands["reason"]) from None
-        put_token(body, self._tokens.carry(token), admitted.scoped)
+        carried = Carried(token, None) if server.whole_tokens else self._tokens.carry(token)
+        put_token(body, carried, admitted.scoped)
         put_trace(body, admitted.trace, admitted.scoped)
         put_kinds(body, kinds, admitted.scoped)
         return write_body(body)

@@ -17,9 +17,15 @@ from kvcustody.integrations.identity.routes import Body
 TOOL_TURNS_MAX: Final = 32
 
 
-def engine_requests(kind: Body, body: dict[str, Any]) -> int:
-    """The number of engine requests of `body`, 1 to 65,535; `RequestRefused` if `n` is not a count or it is more."""
+def engine_requests(kind: Body, body: dict[str, Any], *, prefix_requests: bool = False) -> int:
+    """The number of engine requests of `body`, 1 to 65,535; `RequestRefused` if `n` is not a count or it is more.
+
+    prefix_requests: where a prompt is sampled more than once, one more goes ahead of its samples.
+    """
     count = max(1, _COUNTERS[kind](body))
+    if prefix_requests:
+        samples = _sampled(body)
+        count += count // samples if samples > 1 else 0
     if count > USES_MAX:
         raise malformed("n", f"asks for more than {USES_MAX} sequences at once")
     return count
@@ -54,6 +60,18 @@ def _generate(body: dict[str, Any]) -> int:
     return _samples(sampling) if isinstance(sampling, dict) else 1
 
 
+def _sglang_generate(body: dict[str, Any]) -> int:
+    prompts = max(_prompts(body.get("text")), _prompts(body.get("input_ids")))
+    return max(1, prompts) * _sampled(body)
+
+
+def _sampled(body: dict[str, Any]) -> int:
+    """Samples of each prompt, wherever a body says it: itself, its sampling parameters, or those of each prompt."""
+    sampling = body.get("sampling_params")
+    holders = sampling if isinstance(sampling, list) else [sampling]
+    return max(_samples(holder) for holder in (body, *holders) if isinstance(holder, dict))
+
+
 def _pooling(body: dict[str, Any]) -> int:
     return max(_prompts(body.get("input")), _conversations(body.get("messages")))
 
@@ -70,6 +88,7 @@ _COUNTERS: Final[dict[Body, Callable[[dict[str, Any]], int]]] = {
     Body.RESPONSES: _responses,
     Body.MESSAGES: lambda body: 1,
     Body.GENERATE: _generate,
+    Body.SGLANG_GENERATE: _sglang_generate,
     Body.POOLING: _pooling,
     Body.SCORING: _scoring,
 }

@@ -22,12 +22,15 @@ from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.identity.api_keys import read_keys
 from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
+from kvcustody.integrations.identity.routes import VLLM_SERVER, EngineServer
 
 _PLACE = "door"
 
 
-def open_request_gate(settings: Settings, clock: Clock | None = None) -> RequestGate:
-    """The gate of an API server; `ConfigError` or `KeyringError` if a file is missing or wrong."""
+def open_request_gate(
+    settings: Settings, clock: Clock | None = None, *, server: EngineServer = VLLM_SERVER
+) -> RequestGate:
+    """The gate of an API server of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong."""
     document = load_identity(settings.identity_path)
     clock = _process_clock(settings, clock)
     with open_scope_key(settings.scope_token_key_path) as secret:
@@ -37,6 +40,7 @@ def open_request_gate(settings: Settings, clock: Clock | None = None) -> Request
             secret,
             clock,
             token_seconds=settings.scope_token_seconds,
+            server=server,
         )
 
 

@@ -16,6 +16,7 @@ import json
 import math
 import re
 import secrets
+from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
 import orjson
@@ -62,8 +63,15 @@ def write_body(body: dict[str, Any]) -> bytes:
 
 
 def take_client_salt(body: dict[str, Any]) -> object:
-    """Remove the client's own salt; `None` if there was none."""
-    return body.pop("cache_salt", None)
+    """Remove the client's own salt, wherever a router would take one from; `None` if there was none."""
+    given = body.pop("cache_salt", None)
+    routed = body.get("nvext")
+    nested = routed.pop("cache_salt", None) if isinstance(routed, dict) else None
+    if nested is None:
+        return given
+    if given not in (None, nested):
+        raise malformed("nvext", "names another `cache_salt` than the body")
+    return nested
 
 
 def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
@@ -83,6 +91,13 @@ def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
         if not allowed or not isinstance(given, dict):
             raise malformed(field, "is not accepted from tenants")
         body[field] = given
+
+
+def refuse_fields(body: dict[str, Any], fields: Iterable[str]) -> None:
+    """Refuse a body that has one of these with anything in it."""
+    for field in fields:
+        if body.get(field) not in (None, False):
+            raise malformed(field, "is not accepted from tenants")
 
 
 def take_kinds(body: dict[str, Any]) -> tuple[KindRange, ...]:
@@ -123,8 +138,11 @@ def put_trace(body: dict[str, Any], trace: str, scoped: Scoped) -> None:
         body["kv_transfer_params"] = {**body.get("kv_transfer_params", {}), OUR_TRACE_FIELD: trace}
 
 
-def bind_ids(body: dict[str, Any], kind: Body, owner: str) -> None:
-    """Bind every id that the client chose to `owner`, 16 hexadecimal digits (rule 3)."""
+def bind_ids(body: dict[str, Any], kind: Body, owner: str, more: Iterable[str] = ()) -> None:
+    """Bind every id that the client chose to `owner`, 16 hexadecimal digits (rule 3); `more`: other fields with ids."""
+    for field in more:
+        if body.get(field) is not None:
+            body[field] = _bound_ids(field, body[field], owner)
     given = body.get("request_id")
     if kind is Body.RESPONSES:
         previous = body.get("previous_response_id")
@@ -144,6 +162,13 @@ def bind_ids(body: dict[str, Any], kind: Body, owner: str) -> None:
     for field in _MEDIA_FIELDS:
         if type(body.get(field)) in (list, dict):
             _bind_media(body[field], owner, 0)
+
+
+def _bound_ids(param: str, value: object, owner: str) -> str | list[str]:
+    """An id, or one for each prompt of a batch."""
+    if isinstance(value, list):
+        return [f"{owner}-{check_id(param, each)}" for each in value]
+    return f"{owner}-{check_id(param, value)}"
 
 
 def bound_session(param: str, value: object, owner: str) -> str | None:

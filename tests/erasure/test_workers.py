@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from asking import ask, inbox, outcome
 from custody_world import CustodyWorld
 from sqlalchemy import Engine, select
@@ -20,6 +21,8 @@ from kvcustody.audit.schema.ledger import erasures, residencies, subjects
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
+
+pytestmark = pytest.mark.system
 
 ALPHA = Selector("alpha")
 

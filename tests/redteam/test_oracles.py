@@ -19,6 +19,8 @@ from two_worlds import AUC_GATE, BLOCK, World, auc, compare, everyone, strict, t
 from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.governance.admission_outcome import Admission
 
+pytestmark = pytest.mark.system
+
 # victim, attacker: (tenant, subject)
 PAIRS = {
     "other tenant": (("victim", None), ("attacker", None)),

@@ -25,6 +25,8 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.service.service import open_service
 from kvcustody.governance.service.settings import ServiceSettings
 
+pytestmark = pytest.mark.system
+
 PROCESS = Path(__file__).with_name("service_process.py")
 Make = Callable[..., ServiceSettings]
 

@@ -58,7 +58,7 @@ def check_cache(cache: Any) -> Any:
     return allocator
 
 
-FIRST, BEYOND = (5, 19), (5, 24)
+FIRST, BEYOND = (5, 19), (5, 25)
 RANGE = f">={FIRST[0]}.{FIRST[1]},<{BEYOND[0]}.{BEYOND[1]}"
 _ROOT = "transformers.generation.continuous_batching"
 

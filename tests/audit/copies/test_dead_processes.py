@@ -28,6 +28,8 @@ from kvcustody.clock import SystemClock
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 
+pytestmark = pytest.mark.system
+
 WHY = Closing(DECLARED, 90, 0, "ops", "dpo", "host destroyed")
 FAR = 2**50
 

@@ -42,6 +42,8 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.migrations.upgrade import upgrade
 
+pytestmark = pytest.mark.system
+
 KEY = SigningKey.generate("ledger.example/space")
 JANUARY, FEBRUARY = 1_767_225_600_000_000, 1_769_904_000_000_000  # of 2026
 TRACE = "ab" * 16

@@ -52,6 +52,8 @@ from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
 
+pytestmark = pytest.mark.system
+
 KEY = SigningKey.generate("ledger.example/purge")
 VKEY = str(KEY.verifier)
 OLD = {"acme": 700, "beta": 512, "few": 3, "one": 1}  # leaves of the process that ended, by tenant

@@ -297,6 +297,7 @@ def _names(found: list[str], edit: _Edit) -> bool:
     return any(f"`{edit.table.name}`" in what for what in found)
 
 
+@pytest.mark.system
 def test_every_edit_is_found_or_declared(filled: Engine, unguarded: Callable[[Connection], None]) -> None:
     tried, missed = _missed(filled, unguarded)
     assert not missed and tried > 250, "\n".join(missed)

@@ -156,6 +156,7 @@ def test_a_tier_that_lies_costs_a_computation(
     assert world.serve("acme", mine) == 0 and kept, "and its blocks are right"
 
 
+@pytest.mark.system
 def test_random_requests_are_answered_as_by_a_cache_that_lasts(world: World) -> None:
     """500 requests of two tenants over shared beginnings: `serve` compares every block under a hit, byte for byte."""
     drawn, hits = np.random.default_rng(5), 0

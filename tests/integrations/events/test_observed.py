@@ -400,3 +400,29 @@ def test_an_observer_that_was_killed_is_closed_without_a_claim_about_memory(tmp_
         (died,) = [body for body in bodies if b'"worker-died"' in body]
         assert b"announced no memory" in died and b"driver" not in died
         assert coverage(connection).rows == ()
+
+
+def test_mooncakes_standard_form_is_observed_by_tenant() -> None:
+    """Two tenants' equal hashes are two blocks, and a clear of one tenant's leaves the other's."""
+    engine = Engine(tenants_by_salt={"pool-a": "acme", "pool-b": "beta"})
+
+    def send(kind: str, tenant: str, *hashes: int, **more: Any) -> None:
+        event = {"event_type": kind, "tenant_id": tenant, "medium": "cpu", "seq_hashes": list(hashes), **more}
+        engine.send(event, ts=engine.clock.utc_us() / 1e3)
+
+    def shares() -> dict[str | None, int]:
+        return {share.tenant: share.blocks for share in engine.observed.shares()}
+
+    for tenant in ("pool-a", "pool-b", "unknown"):
+        send("stored", tenant, 1, 2)
+        send("stored", tenant, 3, parent_hash=2)
+    assert shares() == {"acme": 3, "beta": 3, None: 3}
+    send("removed", "pool-a", 3)
+    send("cleared", "pool-b", medium="disk")
+    assert shares() == {"acme": 2, "beta": 3, None: 3}
+    send("cleared", "pool-b")
+    assert shares() == {"acme": 2, None: 3} and engine.observed.stats().unsure == ""
+    send("cleared", "unknown")
+    assert shares() == {"acme": 2, None: 3} and "unknown tenant" in engine.observed.stats().unsure
+    engine.clock.advance(HOUR + 1)
+    assert engine.observed.overdue()[-1].tenant == "acme"

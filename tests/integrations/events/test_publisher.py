@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ from kv_wires import (
 
 from kvcustody.errors import ConfigError, IsolationError
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tokens.router_namespace import RouterNamespaces
+from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.events import vllm_wire
 from kvcustody.integrations.events.endpoint import at_rank, check_bind, check_endpoint
 from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits, open_publisher
@@ -267,3 +270,29 @@ def test_close_sends_what_waits_and_later_batches_count_as_lost() -> None:
     assert publisher.stats().batches == 100
     publisher.publish([some_removed()])
     assert publisher.stats().lost_batches == 1
+
+
+@pytest.mark.parametrize("form", ["dynamo", "mooncake"])
+def test_settings_give_routers_the_namespace_that_the_door_makes(form: Any, tmp_path: Path) -> None:
+    key = tmp_path / "scope.key"
+    with open_scope_key(key) as secret:
+        namespace = RouterNamespaces(secret).of("issuer", "acme")
+    settings = Settings(
+        kv_events_endpoint=LOCAL,
+        kv_events_format=form,
+        kv_events_tokens="published",
+        scope_token_key_path=key,
+    )
+    publisher = open_publisher(settings, revision=1)
+    assert publisher is not None
+    owned = ACME._replace(owner=("issuer", "acme"))
+    with publisher, sockets(zmq.SUB) as [sub]:
+        subscribed(publisher, sub)
+        publisher.publish([some_stored(scope=owned), some_stored(9, 1, BETA)])
+        wire = receive(sub)[2]
+        assert namespace.encode() in wire and SALT_CANARY.encode() not in wire
+        assert b"beta" not in wire, "what is narrower than a tenant is not told"
+    if form == "dynamo":
+        withheld = settings.model_copy(update={"kv_events_tokens": "withheld"})
+        with pytest.raises(ConfigError, match="kv_events_tokens"):
+            open_publisher(withheld, revision=1)

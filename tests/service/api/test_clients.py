@@ -23,6 +23,8 @@ from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import load_service_settings
 
+pytestmark = pytest.mark.system
+
 MIB = 1 << 20
 
 

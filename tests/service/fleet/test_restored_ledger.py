@@ -41,6 +41,8 @@ from kvcustody.governance.service.fleet import key_custody
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 
+pytestmark = pytest.mark.system
+
 SETTINGS = WriterSettings(interval_seconds=0.002, retry_seconds=0.02)
 NEVER = 3600.0
 

@@ -97,6 +97,7 @@ def test_the_engine_knows_the_kits_cases_without_the_kit() -> None:
     assert tuple(case.name for case in ALL if "tier" in case.needs) == CASES_OF_THE_TIER
 
 
+@pytest.mark.system
 def test_the_command_writes_what_the_setting_names(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     subject = f"{ReferenceTier.__module__}:{ReferenceTier.__qualname__}"

@@ -69,7 +69,7 @@ def test_configurations_that_leave_custody(kind: str, values: dict[str, Any], wo
     assert before == SCHEDULER_MAPPING
 
 
-@pytest.mark.parametrize("version", ["5.18.1", "4.57.1", "5.24.0", "6.0.0", "unknown"])
+@pytest.mark.parametrize("version", ["5.18.1", "4.57.1", "5.25.0", "6.0.0", "unknown"])
 def test_unknown_versions(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with pytest.raises(ConfigError, match=f"transformers `{version}` is not known to this adapter"):

@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+import scheduler_rig
 import zmq
 from scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 from kvcustody.errors import IsolationError
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.tokens.router_namespace import RouterNamespaces
+from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     REMOVED,
@@ -185,7 +188,41 @@ def test_the_setting_opens_a_publisher(model: Path, monkeypatch: pytest.MonkeyPa
     one.side.close()
 
 
-def _replay(endpoint: str) -> list[dict[str, Any]]:
+@pytest.mark.parametrize("scope", ["tenant", "subject"])
+def test_a_router_is_told_in_the_doors_namespaces(
+    scope: str, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Dynamo's form: one prompt of two tenants in two namespaces; what is a subject's alone is not told."""
+    policy = scheduler_rig.POLICY.replace("profile: shared", f"profile: shared\nscope: {scope}")
+    assert policy != scheduler_rig.POLICY
+    monkeypatch.setattr(scheduler_rig, "POLICY", policy)
+    key, live, replayed = (tmp_path / name for name in ("scope.key", "live", "replay"))
+    monkeypatch.setenv("KVCUSTODY_SCOPE_TOKEN_KEY_PATH", str(key))
+    monkeypatch.setenv("KVCUSTODY_KV_EVENTS_ENDPOINT", f"ipc://{live}")
+    monkeypatch.setenv("KVCUSTODY_KV_EVENTS_REPLAY_ENDPOINT", f"ipc://{replayed}")
+    monkeypatch.setenv("KVCUSTODY_KV_EVENTS_FORMAT", "dynamo")
+    monkeypatch.setenv("KVCUSTODY_KV_EVENTS_TOKENS", "published")
+    one = TruthRig(model, monkeypatch)
+    ids = prompt(100)
+    for tenant in ("alpha", "beta"):
+        one.ask(ids, tenant)
+    one.clock.advance(61_000_000)
+    one.step()
+    told = _replay(f"ipc://{replayed}", ends=scope == "tenant")
+    one.side.close()
+    stores = [event for event in told if event["type"] == "BlockStored"]
+    with open_scope_key(key) as secret:
+        names = RouterNamespaces(secret)
+    expected = {names.of("idp", tenant) for tenant in ("alpha", "beta")} if scope == "tenant" else set()
+    assert {event["cache_salt"] for event in stores} == expected
+    whole = ids[: len(ids) // BLOCK_TOKENS * BLOCK_TOKENS]
+    for namespace in expected:
+        mine = [event["token_ids"] for event in stores if event["cache_salt"] == namespace]
+        assert [token for each in mine for token in each] == whole
+    assert (told[-1]["type"] == "BlockRemoved") is (scope == "tenant")
+
+
+def _replay(endpoint: str, *, ends: bool = True) -> list[dict[str, Any]]:
     """All that was published, once the removal is among it."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as asks:
         asks.setsockopt(zmq.RCVTIMEO, 10_000)
@@ -199,7 +236,7 @@ def _replay(endpoint: str) -> list[dict[str, Any]]:
                 if not payload:
                     break
                 told += msgspec.msgpack.decode(payload)[1]
-            if told and told[-1]["type"] == "BlockRemoved":
+            if told and (not ends or told[-1]["type"] == "BlockRemoved"):
                 return told
     raise AssertionError("the removal was never published")
 

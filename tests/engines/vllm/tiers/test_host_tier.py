@@ -227,3 +227,21 @@ def test_what_the_policy_keeps_on_the_device_never_leaves_it(tiered: LocalEngine
     for _ in range(2):
         assert tiered.ask(prompt(33), tenant="secret").cached_tokens == 0
     assert tier(tiered)["steps"].get("stored", 0) == before
+
+
+def test_what_is_computed_behind_a_restore_ends_with_it(tiered: LocalEngine):
+    """Blocks that follow a restored prefix were written later, and are in the index no longer than it may be."""
+    mine = prompt(40, 8)
+    began = time.monotonic()
+    tiered.ask(mine, tenant="short", max_tokens=1)  # ten seconds in all, six after its last use
+    assert until(lambda: tier(tiered)["copies"] > 0)
+    displace(tiered)
+    while time.monotonic() < began + 5.3:
+        time.sleep(0.05)
+    longer = [*mine[:-1], *prompt(41, 4)]
+    assert tiered.ask(longer, tenant="short", max_tokens=1).cached_tokens == 8 * BLOCK
+    held = sum(tiered.probe("pool")["indexed"])
+    assert time.monotonic() < began + 10
+    # From the tenth second on nothing of it is there, though its last use was less than six ago.
+    assert until(lambda: held - sum(tiered.probe("pool")["indexed"]) >= 12, began + 11 - time.monotonic())
+    assert time.monotonic() > began + 9.5

@@ -1,0 +1,30 @@
+"""Digests of what an engine loaded, for a `ModelIdentity`: they say in their prefix how they were made."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+
+def weights_fingerprint(name: str, revision: str) -> str:
+    """A local folder's files by name, size and time; a hub name by its revision."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return named_digest("fingerprint", name, revision)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    facts = [f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files]
+    return named_digest("fingerprint", name, revision, *facts)
+
+
+def named_digest(kind: str, *texts: str) -> str:
+    """`kind:` and the digest of the texts, each with its length."""
+    hashed = hashlib.blake2b(digest_size=32)
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        hashed.update(len(data).to_bytes(8, "little") + data)
+    return f"{kind}:{hashed.hexdigest()}"
+
+
+def attributes_text(config: object, *names: str) -> str:
+    """What a configuration says under these names."""
+    return "; ".join(f"{name}={getattr(config, name, None)!r}" for name in names)

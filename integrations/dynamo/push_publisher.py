@@ -1,0 +1,84 @@
+"""Block events handed to Dynamo's own `KvEventPublisher`, for a worker that registers with Dynamo by itself.
+
+    feed = BatchingBlockEvents(governor, PushPublisher(kv_event_publisher, namespaces))
+
+1. A store carries its tenant's namespace as `cache_salt`, in every call: without one, Dynamo keeps it for everybody.
+2. Dynamo's publisher knows no clear and no medium: a clear is the removal of all that was told, and only blocks on the
+   device are told, of the first layer group.
+3. What Dynamo refuses is counted and never raised into the engine's step: its index lacks blocks, which costs a hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import structlog
+
+from kvcustody.governance.tokens.router_namespace import RouterNamespaces
+from kvcustody.integrations.events.block_event import BlockEvent, check_event
+from kvcustody.integrations.events.dynamo_wire import DynamoRemoved, DynamoStored, DynamoWire
+
+Told = Mapping[str, object]
+_DEVICE = "GPU"
+_log = structlog.get_logger(__name__)
+
+
+class KvEventSink(Protocol):
+    """What is used of `dynamo.llm.KvEventPublisher`."""
+
+    def publish_batch(self, events: Sequence[Told], /) -> None:
+        """Check the whole list, and send it in order."""
+
+
+class PushPublisher:
+    """A `BlockEventPublisher` into Dynamo. Called on the engine's thread; the sink is not ours to close."""
+
+    def __init__(self, sink: KvEventSink, namespaces: RouterNamespaces) -> None:
+        self._sink = sink
+        self._wire = DynamoWire(namespaces, tokens_published=True)
+        self._held: set[int] = set()  # as many as the engine has blocks in its index
+        self._batches = self.refused_batches = 0
+
+    def publish(self, events: Sequence[BlockEvent], /) -> int:
+        """Hand over the events of one step; their number. Raises `IsolationError` for one without a scope."""
+        for event in events:
+            check_event(event)
+        made = [told for event in events for told in self._told(event)]
+        if made:
+            try:
+                self._sink.publish_batch(made)
+            except Exception as error:
+                self.refused_batches += 1
+                _log.warning("Dynamo refused block events", cause=type(error).__name__)
+        self._batches += 1
+        return self._batches - 1
+
+    def _told(self, event: BlockEvent) -> list[Told]:
+        form = self._wire.event_of(event, "")
+        if form is None:
+            return []
+        if isinstance(form, DynamoStored | DynamoRemoved) and (form.medium != _DEVICE or form.group_idx):
+            return []
+        if isinstance(form, DynamoStored):
+            self._held.update(form.block_hashes)
+            return [_stored(form)]
+        gone = (
+            [one for one in form.block_hashes if one in self._held]
+            if isinstance(form, DynamoRemoved)
+            else sorted(self._held)
+        )
+        self._held.difference_update(gone)
+        return [{"type": "removed", "block_hashes": gone}] if gone else []
+
+
+def _stored(form: DynamoStored) -> Told:
+    return {
+        "type": "stored",
+        "token_ids": form.token_ids,
+        "num_block_tokens": [form.block_size] * len(form.block_hashes),
+        "block_hashes": form.block_hashes,
+        "parent_hash": form.parent_block_hash,
+        "lora_name": form.lora_name,
+        "cache_salt": form.cache_salt,
+    }

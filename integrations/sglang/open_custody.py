@@ -1,0 +1,62 @@
+"""From SGLang's context to a governed cache with an open port: options checked, pool zeroed, ledger open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.observability.logs import configure
+from kvcustody.governance.settings import load_settings
+from kvcustody.governance.worker.engine_worker import EnginePlan, open_engine_worker
+from kvcustody.integrations.identity.from_settings import check_issuers, open_verifier
+from kvcustody.integrations.sglang.check_engine import check_kind, check_options, check_version
+from kvcustody.integrations.sglang.model_identity import LoadedModel
+from kvcustody.integrations.sglang.page_allocator import govern_allocator
+from kvcustody.integrations.sglang.page_memory import PADDING_PAGE, PageMemory
+from kvcustody.integrations.sglang.radix_cache import GovernedRadixCache
+
+_log = structlog.get_logger(__name__)
+
+
+def build_cache(context: Any) -> GovernedRadixCache:
+    """The cache of a scheduler, for SGLang's registry. Raises a `CustodyError` that says what is not governed."""
+    check_version()
+    check_options(context.server_args)
+    check_kind(
+        is_hybrid_swa=context.is_hybrid_swa, is_hybrid_ssm=context.is_hybrid_ssm, is_dsa=context.is_dsa
+    )
+    params = context.params
+    if params.is_eagle:
+        raise ConfigError("speculative drafts share the tree's keys; that is not governed")
+    settings = load_settings()
+    configure(settings.log_level, settings.log_format)
+    allocator = params.token_to_kv_pool_allocator
+    govern_allocator(allocator)
+    size = params.page_size
+    if allocator.page_size != size:
+        raise ConfigError(f"the allocator's pages have `{allocator.page_size}` slots, the tree's `{size}`")
+    pool, pages = allocator.get_kvcache(), allocator.size // size + 1
+    memory = PageMemory(pool, pages, size)
+    model = LoadedModel(context.server_args, context.model_config, size, pool)
+    cache = GovernedRadixCache(params, model, memory)
+    plan = EnginePlan(
+        blocks=memory.pages,
+        block_tokens=size,
+        bytes_per_block=memory.bytes_per_page,
+        device=str(context.server_args.device),
+        reserved=(PADDING_PAGE, *range(pages, memory.pages)),
+    )
+    worker = open_engine_worker(settings, plan, cache.custody)
+    try:
+        check_issuers(settings, worker.port.table.policy.issuers)
+        cache.tokens = open_verifier(settings, worker.clock)
+        cache.worker = worker
+        cache.custody.port = worker.port
+        cache.custody.step()  # the whole pool, read back, before the first request
+    except BaseException:
+        worker.close()
+        raise
+    _log.info("sglang in custody", pages=pages, page_tokens=size, bytes_per_page=memory.bytes_per_page)
+    return cache

@@ -1,0 +1,61 @@
+"""The KV pool's tensors as pages: zeroed when custody begins, at each order, and when it ends.
+
+1. Every byte of a page, in every layer, belongs to that page alone (`kernels.segment` proves it, or raises).
+2. The padding page is nobody's and is never handed out; what padded rows of a batch leave there goes with every order.
+3. The scheduler's process runs the model, and its steps do not overlap: a scrub before a step comes behind every write
+   of the steps before and ahead of every write of this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.pool.tensor_memory import TensorMemory
+from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError
+from kvcustody.kernels.segment import Layout, SegmentTable
+
+PADDING_PAGE = 0
+_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
+
+
+class PageMemory:
+    """One pool of SGLang. Raises `ConfigError` for one whose pages cannot be told."""
+
+    def __init__(self, pool: Any, pages: int, page_tokens: int, clock: Clock | None = None) -> None:
+        name = type(pool).__name__
+        if name not in _POOLS or not type(pool).__module__.startswith("sglang."):
+            raise ConfigError(
+                f"the KV pool is a `{name}`, of which it is not known where a slot's bytes lie; governed are "
+                f"{' and '.join(f'`{one}`' for one in _POOLS)}",
+                pool=name,
+            )
+        tensors = list(pool.kv_buffer) if name == "MLATokenToKVPool" else [*pool.k_buffer, *pool.v_buffer]
+        if any(
+            getattr(pool, more, None) is not None for more in ("dq_k_buffer", "dq_v_buffer", "index_k_buffer")
+        ):
+            raise ConfigError("the KV pool keeps a second form of its slots, which no scrub would reach")
+        table = SegmentTable.from_tensors(tensors, layout=Layout.TOKENS, block_tokens=page_tokens)
+        if table.blocks < pages:
+            raise ConfigError(f"the KV pool has `{table.blocks}` pages, its allocator `{pages}`")
+        self._memory = TensorMemory([table], clock=clock)
+        self._padding = [tensor[:page_tokens] for tensor in tensors]
+        self.pages = table.blocks
+        self.bytes_per_page = table.bytes_per_block
+        self._memory.scrub(0, np.arange(self.pages, dtype=np.int64), 0.0)
+        self._unordered = table.scrubbed()
+
+    def scrub(self, order: ScrubOrder) -> tuple[list[ScrubResult], int]:
+        """Zero what the order lists; the results, and how many pages the device counted for orders so far."""
+        results = [self._memory.scrub(0, pages, share) for share, pages in order.batches]
+        for padding in self._padding:
+            padding.zero_()
+        return results, self._memory.scrubbed(0) - self._unordered
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self._memory.scrub(0, np.arange(self.pages, dtype=np.int64), 0.0)

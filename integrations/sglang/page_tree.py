@@ -1,0 +1,245 @@
+"""The index: a radix tree of token ids in namespaces, whose nodes are runs of KV pages.
+
+It knows neither SGLang nor governance: token arrays and page numbers in, page numbers out.
+
+1. A namespace is part of every edge. Who cannot name it walks past what lies in it, and pays the same.
+2. A node splits where a walk, an insert or an end cuts it; pages belong to one node at a time.
+3. What is taken out while requests hold it is reached by nobody any more and stays theirs: its pages come free when the
+   last of them unlocks it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pages = NDArray[np.int64]
+NO_PAGES: Pages = np.empty(0, dtype=np.int64)
+
+
+class PageNode:
+    """A run of pages of one chain. `locks`: requests that hold it, or something below it."""
+
+    __slots__ = (
+        "children",
+        "is_cut_off",
+        "locks",
+        "name",
+        "number",
+        "pages",
+        "parent",
+        "tokens",
+        "used",
+    )
+
+    def __init__(
+        self, number: int, parent: PageNode | None, name: str, tokens: array[int], pages: Pages
+    ) -> None:
+        self.number = number
+        self.parent = parent
+        self.name = name
+        self.tokens = tokens
+        self.pages = pages
+        self.children: dict[tuple[str, int | bytes], PageNode] = {}
+        self.locks = 0
+        self.used = 0
+        self.is_cut_off = False  # taken out of the tree (rule 3)
+
+
+class PageTree:
+    """All namespaces' chains. `pages`: one more than the highest page number."""
+
+    def __init__(self, pages: int, page_tokens: int) -> None:
+        self.size = pages
+        self.page_tokens = page_tokens
+        self._numbers = 0
+        self._uses = 0
+        self.root = PageNode(0, None, "", array("q"), NO_PAGES)
+        self.root.locks = 1
+        self._nodes: dict[int, PageNode] = {}
+        self._owner: NDArray[np.int64] = np.zeros(pages, dtype=np.int64)  # the node that has a page; 0: none
+        self.evictable_pages = 0
+        self.held_pages = 0  # locked, in the tree or cut off
+
+    # -- walking ------------------------------------------------------------------------------------------------------
+
+    def walk(
+        self, node: PageNode | None, name: str, tokens: array[int], first: int, last: int
+    ) -> tuple[PageNode, list[Pages]]:
+        """From `node`, or the root, along pages [first, last) of `tokens`; splits the node in which it ends."""
+        self._uses += 1
+        at, found = node or self.root, []
+        while first < last:
+            child = at.children.get(self._edge(name, tokens, first))
+            if child is None:
+                break
+            matched = self._match(child, tokens, first, last)
+            if matched < len(child.pages):
+                child = self._split(child, matched)
+            child.used = self._uses
+            found.append(child.pages)
+            at, first = child, first + matched
+        return at, found
+
+    def insert(
+        self, node: PageNode | None, name: str, tokens: array[int], pages: Pages, first: int, last: int
+    ) -> PageNode:
+        """`pages[first:last]` hang below `node` as one new node; nothing there begins alike (`walk` has said so)."""
+        at = node or self.root
+        if first == last:
+            return at
+        self._numbers += 1
+        size = self.page_tokens
+        made = PageNode(self._numbers, at, name, tokens[first * size : last * size], pages[first:last].copy())
+        made.used = self._uses
+        edge = self._edge(name, tokens, first)
+        assert edge not in at.children, "inserted beside what begins alike"
+        at.children[edge] = made
+        self._nodes[made.number] = made
+        self._owner[made.pages] = made.number
+        self.evictable_pages += len(made.pages)
+        return made
+
+    def path(self, node: PageNode) -> Pages:
+        """The pages from the root to `node`."""
+        runs: list[Pages] = []
+        at: PageNode | None = node
+        while at is not None:
+            runs.append(at.pages)
+            at = at.parent
+        return np.concatenate(runs[::-1])
+
+    def _edge(self, name: str, tokens: array[int], page: int) -> tuple[str, int | bytes]:
+        size = self.page_tokens
+        if size == 1:
+            return name, tokens[page]
+        return name, tokens[page * size : (page + 1) * size].tobytes()
+
+    def _match(self, child: PageNode, tokens: array[int], first: int, last: int) -> int:
+        """How many leading pages of `child` the tokens of pages [first, last) are; the first one is."""
+        size = self.page_tokens
+        count = min(len(child.pages), last - first) * size
+        own, start = child.tokens, first * size
+        if own[:count] == tokens[start : start + count]:
+            return count // size
+        low, high = 0, count  # [0, low) agree, [0, high) do not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if own[low:middle] == tokens[start + low : start + middle]:
+                low = middle
+            else:
+                high = middle
+        return low // size
+
+    def _split(self, node: PageNode, at: int) -> PageNode:
+        """The first `at` pages of `node` become its parent; holders of `node` hold both. Returns that parent."""
+        parent, size = node.parent, self.page_tokens
+        assert parent is not None and 0 < at < len(node.pages)
+        self._numbers += 1
+        upper = PageNode(self._numbers, parent, node.name, node.tokens[: at * size], node.pages[:at].copy())
+        upper.locks, upper.used = node.locks, node.used
+        parent.children[self._edge(node.name, node.tokens, 0)] = upper
+        upper.children[self._edge(node.name, node.tokens, at)] = node
+        node.parent = upper
+        node.tokens, node.pages = node.tokens[at * size :], node.pages[at:].copy()
+        self._nodes[upper.number] = upper
+        self._owner[upper.pages] = upper.number
+        return upper
+
+    # -- holding ------------------------------------------------------------------------------------------------------
+
+    def lock(self, node: PageNode) -> None:
+        """A request holds `node` and everything above it."""
+        for each in self._up(node):
+            if not each.locks:
+                self.evictable_pages -= len(each.pages)
+                self.held_pages += len(each.pages)
+            each.locks += 1
+
+    def unlock(self, node: PageNode) -> Pages:
+        """It holds them no longer. Returns the pages that come free, which had been taken out meanwhile (rule 3)."""
+        free: list[Pages] = []
+        for each in list(self._up(node)):
+            assert each.locks > 0, "unlocked more often than locked"
+            each.locks -= 1
+            if each.locks:
+                continue
+            self.held_pages -= len(each.pages)
+            if each.is_cut_off:
+                free.append(each.pages)
+            else:
+                self.evictable_pages += len(each.pages)
+        return np.concatenate(free) if free else NO_PAGES
+
+    def is_whole(self, node: PageNode) -> bool:
+        """Nothing from the root to `node` was taken out."""
+        return not any(each.is_cut_off for each in self._up(node))
+
+    def _up(self, node: PageNode) -> Iterator[PageNode]:
+        at = node
+        while at.parent is not None:
+            yield at
+            at = at.parent
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def remove(self, pages: Pages) -> Pages:
+        """Take these out, and whatever of their nodes lies behind them. Returns the pages that come free now."""
+        numbers = self._owner[pages]
+        free: list[Pages] = []
+        for number in np.unique(numbers[numbers > 0]).tolist():
+            node = self._nodes[number]
+            cut = int(np.isin(node.pages, pages).argmax())
+            if cut:
+                self._split(node, cut)  # `node` is what lies behind the cut now
+            free += self._cut_off(node)
+        return np.concatenate(free) if free else NO_PAGES
+
+    def _cut_off(self, node: PageNode) -> list[Pages]:
+        parent = node.parent
+        assert parent is not None
+        edge = self._edge(node.name, node.tokens, 0)
+        if parent.children.get(edge) is node:
+            del parent.children[edge]
+        self._owner[node.pages] = 0
+        del self._nodes[node.number]
+        node.is_cut_off = True
+        if node.locks:
+            return []
+        self.evictable_pages -= len(node.pages)
+        return [node.pages]
+
+    def remove_oldest(self, count: int) -> Pages:
+        """Take out at least `count` pages that nobody holds, or all: whole leaves, the least recently used first."""
+        heap = [
+            (node.used, -node.number, node)
+            for node in self._nodes.values()
+            if not node.locks and not node.children
+        ]
+        heapq.heapify(heap)
+        chosen: list[Pages] = []
+        while heap and count > 0:
+            _, _, node = heapq.heappop(heap)
+            chosen += self._cut_off(node)
+            count -= len(node.pages)
+            parent = node.parent
+            if parent is None or parent.parent is None or parent.locks:
+                continue
+            if not parent.children and not parent.is_cut_off:
+                heapq.heappush(heap, (parent.used, -parent.number, parent))
+        return np.concatenate(chosen) if chosen else NO_PAGES
+
+    # -- books --------------------------------------------------------------------------------------------------------
+
+    def indexed(self) -> NDArray[np.bool_]:
+        """By page, whether the tree has it."""
+        return self._owner > 0
+
+    def is_held(self, page: int) -> bool:
+        """Whether a request holds the node that has the page."""
+        node = self._nodes.get(int(self._owner[page]))
+        return node is not None and node.locks > 0

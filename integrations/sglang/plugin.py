@@ -1,0 +1,106 @@
+"""The `sglang.srt.plugins` entry point. SGLang calls `register` in every process, before it configures anything.
+
+1. It changes nothing for an engine with another prefix cache: each hook asks whose cache the scheduler has.
+2. SGLang logs a plugin's failure and goes on: our backend then is not registered, or finds a hook missing, and the
+   engine does not start.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+NAME = "kvcustody"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_SERVER = "sglang.srt.entrypoints.http_server"
+_IDLE_POLL_MS_MAX = 100
+
+
+def register() -> None:
+    """Register the backend and the hooks."""
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend, registered_radix_cache_backends
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if NAME in registered_radix_cache_backends():
+        return
+    register_radix_cache_backend(NAME, _build)
+    for place, (kind, hook) in HOOKS.items():
+        HookRegistry.register(place, hook, HookType[kind])
+
+
+def _build(context: Any) -> Any:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from kvcustody.integrations.sglang.check_engine import check_hooks
+    from kvcustody.integrations.sglang.open_custody import build_cache
+
+    check_hooks((place for place in HOOKS if place.startswith(_SCHEDULER)), HookRegistry._patched)
+    return build_cache(context)
+
+
+def governed_cache(scheduler: Any) -> Any:
+    """Our cache of a scheduler; None where it has another one."""
+    cache = getattr(scheduler, "tree_cache", None)
+    return cache if getattr(cache, "custody", None) is not None else None
+
+
+def _bind(_result: Any, scheduler: Any, *_given: Any, **_named: Any) -> None:
+    cache = governed_cache(scheduler)
+    if cache is not None:
+        cache.scheduler = scheduler
+
+
+def _add_request(original: Callable[..., Any], scheduler: Any, req: Any, *given: Any, **named: Any) -> Any:
+    cache = governed_cache(scheduler)
+    if cache is not None and not hasattr(req, "kvcustody"):
+        cache.scheduler = scheduler
+        refused = cache.admit(req)
+        if refused is not None:
+            cache.refuse(req, refused)
+            return None
+    return original(scheduler, req, *given, **named)
+
+
+def _adder(result: Any, scheduler: Any) -> Any:
+    if governed_cache(scheduler) is None:
+        return result
+    from kvcustody.integrations.sglang.prefill_adder import governed_adder
+
+    return governed_adder(result)
+
+
+def _step(scheduler: Any, *_given: Any, **_named: Any) -> None:
+    cache = governed_cache(scheduler)
+    if cache is not None:
+        cache.custody.step()
+
+
+def _sleep(original: Callable[..., Any], scheduler: Any) -> Any:
+    """A scheduler that sleeps while it is idle wakes for what is due, and for what an operator asks."""
+    cache, sleeper = governed_cache(scheduler), getattr(scheduler, "idle_sleeper", None)
+    if cache is None or sleeper is None or not hasattr(sleeper, "poller"):
+        return original(scheduler)
+    sleeper.poller.poll(_IDLE_POLL_MS_MAX)
+    return None
+
+
+def _guard_door(result: Any, *given: Any, **named: Any) -> None:
+    """Every request to the HTTP server of a governed engine comes through the identity module."""
+    from kvcustody.integrations.sglang.middleware import guard
+
+    server_args = named.get("server_args", next(iter(given[1:]), None))
+    if getattr(server_args, "radix_cache_backend", None) == NAME:
+        guard(sys.modules.get(_SERVER))
+
+
+HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
+    f"{_SCHEDULER}.__init__": ("AFTER", _bind),
+    f"{_SCHEDULER}._add_request_to_queue": ("AROUND", _add_request),
+    f"{_SCHEDULER}.get_prefill_adder_class": ("AFTER", _adder),
+    f"{_SCHEDULER}.run_batch": ("BEFORE", _step),
+    f"{_SCHEDULER}.on_idle": ("BEFORE", _step),
+    f"{_SCHEDULER}._record_scheduler_state_for_paused_engine": ("BEFORE", _step),
+    f"{_SCHEDULER}.maybe_sleep_on_idle": ("AROUND", _sleep),
+    "sglang.srt.entrypoints.engine.Engine._launch_subprocesses": ("AFTER", _guard_door),
+}

@@ -1,0 +1,330 @@
+"""The registered backend: SGLang's calls on its prefix cache, answered by `SlotCustody` over a `PageTree`.
+
+1. A request that was never admitted finds nothing and leaves nothing.
+2. Every page that the scheduler gives back passes through here, and is told before it is free.
+3. A request is locked to the tree by SGLang's own calls; what was taken out under a lock comes free with it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import structlog
+import torch
+from sglang.srt.disaggregation.utils import prepare_abort
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.mem_cache.base_prefix_cache import (
+    BasePrefixCache,
+    DecLockRefParams,
+    DecLockRefResult,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    MatchPrefixParams,
+    MatchResult,
+)
+
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.errors import ConfigError, IdentityError
+from kvcustody.governance.admission_outcome import AdmissionRefused
+from kvcustody.governance.request import NO_HINTS
+from kvcustody.governance.tokens.scope_token import ScopeTokens, VerifiedToken
+from kvcustody.integrations.sglang.model_identity import LoadedModel
+from kvcustody.integrations.sglang.page_allocator import page_ids
+from kvcustody.integrations.sglang.page_memory import PageMemory
+from kvcustody.integrations.sglang.page_tree import PageNode, Pages, PageTree
+from kvcustody.integrations.sglang.slot_custody import SlotCustody, SlotRequest
+
+if TYPE_CHECKING:
+    from kvcustody.governance.worker.engine_worker import EngineWorker
+
+ATTRIBUTE = "kvcustody"  # on SGLang's Req
+_log = structlog.get_logger(__name__)
+
+
+class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
+    """`--radix-cache-backend kvcustody`. `open_custody` gives it its port before the first request."""
+
+    def __init__(self, params: Any, model: LoadedModel, memory: PageMemory) -> None:
+        self.disable = False
+        self.req_to_token_pool = params.req_to_token_pool
+        self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
+        self.page_size: int = params.page_size
+        self.is_eagle = False
+        self.device = torch.device(self.token_to_kv_pool_allocator.device)
+        self.model = model
+        self.memory = memory
+        self.tree = PageTree(memory.pages, self.page_size)
+        self.custody = SlotCustody(self.tree, self)
+        self.root_node = self.tree.root
+        self.scheduler: Any = None
+        self.worker: EngineWorker | None = None
+        self.tokens: ScopeTokens | None = None
+        self._requests: dict[str, Any] = {}  # SGLang's, by id
+        self._by_row: dict[int, SlotRequest] = {}
+        self._offsets = np.arange(self.page_size, dtype=np.int64)
+        self._nothing = torch.empty((0,), dtype=torch.int64, device=self.device)
+        if params.enable_metrics:
+            self.init_metrics_collector()
+
+    # -- arrival ------------------------------------------------------------------------------------------------------
+
+    def admit(self, req: Any) -> str | None:
+        """A request has come: who it is from. Returns why it is refused, or None."""
+        if getattr(req, "session", None) is not None or getattr(req, "session_id", None):
+            return "kvcustody: sessions are not governed"
+        if req.lora_id is not None:
+            return "kvcustody: adapters are not governed"
+        if req.rid in self.custody.requests:
+            return "kvcustody: request id is in use"
+        assert self.tokens is not None
+        verified = self.tokens.verify(req.cache_salt)
+        narrowed_by = req.extra_key or ""
+        req.cache_salt = req.extra_key = None  # a token reaches no log, event or store
+        principal, hints = None, NO_HINTS
+        if isinstance(verified, VerifiedToken):
+            principal, hints = verified.principal, verified.hints
+        else:
+            self.custody.port.attempts.note(verified.reason)
+            _log.warning("no identity", request=req.rid, reason=verified.reason)
+        tokens = req.origin_input_ids
+        try:
+            answer = self.custody.admit(
+                req.rid,
+                principal,
+                self.model.identity,
+                tokens,
+                hints=hints,
+                max_tokens=max(0, int(req.sampling_params.max_new_tokens or 0)),
+                keyed=_is_keyed(req),
+                narrowed_by=narrowed_by,
+            )
+        except (ConfigError, IdentityError) as error:
+            answer = AdmissionRefused(req.rid, error.message)
+        if isinstance(answer, AdmissionRefused):
+            _log.error("request refused", request=req.rid, reason=answer.reason)
+            return f"kvcustody: {answer.reason}"
+        setattr(req, ATTRIBUTE, answer)
+        self._requests[req.rid] = req
+        return None
+
+    def refuse(self, req: Any, message: str) -> None:
+        """Answer a request that has nothing in the engine."""
+        prepare_abort(req, message, status_code=HTTPStatus.FORBIDDEN)
+        self.scheduler.output_streamer.stream_output([req], req.return_logprob)
+
+    def may_start(self, req: Any) -> bool:
+        """Whether the scheduler may take it now; False: it alone waits."""
+        request = _of(req)
+        return request is not None and self.custody.may_start(request)
+
+    def begin(self, req: Any) -> None:
+        """The scheduler has taken it, and locked what it found."""
+        request = _of(req)
+        if request is not None and not request.has_begun:
+            self._by_row[id(req.kv)] = request
+            self.custody.begin(request, req.prefix_len // self.page_size)
+
+    # -- SGLang's calls -----------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """SGLang drops its cache, as after new weights: nothing computed before may be reached."""
+        self.custody.clear()
+        self.model.reloaded()
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """What the request may read, page by page."""
+        request = _of(params.req) if params.req is not None else None
+        node, pages = self.tree.root, np.empty(0, dtype=np.int64)
+        if request is not None and len(params.key):
+            node, pages = self.custody.look_up(
+                request, params.key.token_ids, len(params.key) // self.page_size
+            )
+        return MatchResult(
+            device_prefix_len=len(pages) * self.page_size,
+            last_device_node=node,
+            last_host_node=node,
+            best_match_node=node,
+        )
+
+    def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        """What the request has computed enters the tree; its row goes on with the tree's pages."""
+        request = _of(req)
+        if request is None:
+            return
+        tokens: array[int] = req.full_untruncated_fill_ids
+        made = self.custody.publish(request, tokens, up_to // self.page_size)
+        if made is None:
+            return
+        if len(made.adopted):
+            start = made.first * self.page_size
+            slots = self._slots(made.adopted)
+            self.req_to_token_pool.write((req.kv.req_pool_idx, slice(start, start + len(slots))), slots)
+        lock = self.lock(made.node)
+        self.unlock(req.lock)
+        req.lock, req.last_node = lock, made.node
+        req.kv.cache_protected_len = req.kv.cache_inserted_len = made.published * self.page_size
+        self.free(made.returned)
+
+    def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
+        """The request gives slots back; the port hears of them first (rule 2)."""
+        request = self._by_row.get(id(kv))
+        if request is not None:
+            self.custody.report(request)
+        super().free_kv_row(kv, ranges)
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        """Its row is free and its lock is gone."""
+        request = _of(req)
+        if request is None:
+            return
+        self._by_row.pop(id(req.kv), None)
+        if not req.finished():
+            self.custody.preempted(request, req.origin_input_ids + req.output_ids)
+            return
+        self._requests.pop(req.rid, None)
+        cause = "aborted" if isinstance(req.finished_reason, FINISH_ABORT) else "finished"
+        self.custody.release(request, cause)
+
+    def release_aborted_request(self, handle: Any) -> None:
+        """It ended while it waited."""
+        req = self._requests.pop(handle.rid, None)
+        request = _of(req) if req is not None else None
+        if request is not None:
+            self.custody.release(request, "aborted")
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """End what nobody holds, until so many slots are free."""
+        pages = -(-params.num_tokens // self.page_size)
+        return EvictResult(num_tokens_evicted=self.custody.make_room(pages) * self.page_size)
+
+    def inc_lock_ref(self, node: PageNode) -> IncLockRefResult:
+        """A request holds the path to `node`."""
+        self.tree.lock(node)
+        return IncLockRefResult()
+
+    def dec_lock_ref(self, node: PageNode, params: DecLockRefParams | None = None) -> DecLockRefResult:
+        """It holds it no longer (rule 3)."""
+        self.free(self.tree.unlock(node))
+        return DecLockRefResult()
+
+    def path_device_indices(self, node: PageNode) -> torch.Tensor:
+        """The slots from the root to `node`."""
+        pages = self.tree.path(node)
+        return self._slots(pages) if len(pages) else self._nothing
+
+    def _slots(self, pages: Pages) -> torch.Tensor:
+        slots = (
+            pages if self.page_size == 1 else (pages[:, None] * self.page_size + self._offsets).reshape(-1)
+        )
+        return page_ids(slots, self.device)
+
+    def evictable_size(self) -> int:
+        """Slots in the tree that no request holds."""
+        return self.tree.evictable_pages * self.page_size
+
+    def protected_size(self) -> int:
+        """Slots that requests hold, and those that nobody is ever given again."""
+        withheld = len(self.token_to_kv_pool_allocator.kvcustody_withheld)
+        return (self.tree.held_pages + withheld) * self.page_size
+
+    def total_size(self) -> int:
+        """Slots in the tree."""
+        return int(np.count_nonzero(self.tree.indexed())) * self.page_size
+
+    def all_values_flatten(self) -> torch.Tensor:
+        """The slots in the tree."""
+        return self._slots(np.flatnonzero(self.tree.indexed()))
+
+    def pretty_print(self) -> None:
+        """Say how much is there; whose it is and what it says is nobody's business here."""
+        _log.info("tree", slots=self.total_size(), held=self.protected_size())
+
+    def release_host_resources(self) -> None:
+        """SGLang ends: so does all custody."""
+        self.close()
+
+    # -- EngineRows ---------------------------------------------------------------------------------------------------
+
+    def pages_of(self, request_id: str, first: int) -> Pages:
+        """See `EngineRows`."""
+        kv = self._requests[request_id].kv
+        size = self.page_size
+        if not kv.holds_kv or kv.kv_allocated_len <= first * size:
+            return np.empty(0, dtype=np.int64)
+        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx, first * size : kv.kv_allocated_len : size]
+        pages: Pages = row.cpu().numpy().astype(np.int64)
+        return pages if size == 1 else pages // size
+
+    def tokens_of(self, request_id: str) -> int:
+        """See `EngineRows`."""
+        req = self._requests.get(request_id)
+        return 0 if req is None else len(req.origin_input_ids) + len(req.output_ids)
+
+    def free(self, pages: Pages) -> None:
+        """See `EngineRows`."""
+        if len(pages):
+            self.token_to_kv_pool_allocator.free_page_ids(page_ids(pages, self.device))
+
+    def end(self, request_ids: Sequence[str], cause: str) -> None:
+        """See `EngineRows`: a waiting request at once, a running one at its next token, which nobody is sent."""
+        message = f"kvcustody: {cause}"
+        for request_id in request_ids:
+            req = self._requests.get(request_id)
+            if req is None or req.finished():
+                continue
+            _log.warning("request ended", request=request_id, cause=cause)
+            if self.scheduler is not None and req in self.scheduler.waiting_queue:
+                self.scheduler.waiting_queue.remove(req)
+                self.release_aborted_request(req.cache_request_handle)
+                self.refuse(req, message)
+            else:
+                req.to_finish = FINISH_ABORT(message, HTTPStatus.FORBIDDEN)
+
+    def withhold(self, pages: Pages) -> None:
+        """See `EngineRows`."""
+        self.token_to_kv_pool_allocator.withhold(pages)
+
+    def requests(self) -> frozenset[object]:
+        """See `EngineRows`: what SGLang's own queues and batches have."""
+        scheduler = self.scheduler
+        known = {req.rid for req in scheduler.collect_inflight_reqs() if not req.finished()}
+        known |= {req.rid for req in scheduler.waiting_queue}
+        if scheduler.chunked_req is not None:
+            known.add(scheduler.chunked_req.rid)
+        return frozenset(known)
+
+    def allocated(self) -> int:
+        """See `EngineRows`."""
+        return int(self.token_to_kv_pool_allocator.kvcustody_allocated)
+
+    def scrub(self, order: ScrubOrder) -> None:
+        """See `EngineRows`."""
+        results, counted = self.memory.scrub(order)
+        self.custody.port.scrubbed(order.number, 0, results, counted)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all custody and close the ledger; a second time changes nothing."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.close(self.scrub)
+            self.memory.close()
+
+
+def _of(req: Any) -> SlotRequest | None:
+    found: SlotRequest | None = getattr(req, ATTRIBUTE, None)
+    return found
+
+
+def _is_keyed(req: Any) -> bool:
+    """Whether its token ids say everything that its KV depends on."""
+    return all(
+        getattr(req, name, None) is None
+        for name in ("multimodal_inputs", "input_embeds", "positional_embed_overrides", "token_type_ids")
+    )

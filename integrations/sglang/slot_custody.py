@@ -1,0 +1,358 @@
+"""Custody of SGLang's KV slots: what the engine did with its pages, told to the port, and the port's answers.
+
+It knows no class of SGLang: pages, token arrays and request ids. A page is `page_size` slots; with a page size of one
+it is a slot.
+
+1. A request walks the tree only where its path says, and attaches what it found before anything else can end it.
+2. What the engine hands out is read from its own rows, late: before a page comes back, before the port decides or ends
+   anything (`flush`), and before a step. A page that is not zero is ordered with the step that first writes to it.
+3. What a request computed enters the tree at its checkpoints, along its path; where the same is there already, the
+   request takes that and gives its own back.
+4. A request whose path was taken out of the tree publishes nothing more; so does one that an erasure covers.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.external.residency import ExternalResidency
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.governance.admission_outcome import AdmissionRefused
+from kvcustody.governance.external.engine_control import EngineView
+from kvcustody.governance.external.engine_port import EnginePort
+from kvcustody.governance.external.namespace_keys import NO_PATH, TreePath, Walked
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.request import NO_HINTS, Hints
+from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, PageTree
+
+ROOM_SHARE = 128  # at least one page in so many is ended where there is no room
+
+
+class EngineRows(Protocol):
+    """The engine's own books: its rows of slots, its free list, its queues."""
+
+    def pages_of(self, request_id: str, first: int) -> Pages:
+        """The pages of a request's row from its `first` on, as far as they are allocated."""
+
+    def tokens_of(self, request_id: str) -> int:
+        """How many tokens it has by now."""
+
+    def free(self, pages: Pages) -> None:
+        """These may be handed out again."""
+
+    def end(self, request_ids: Sequence[str], cause: str) -> None:
+        """End these requests as soon as the engine can; each then comes through `SlotCustody.release`."""
+
+    def withhold(self, pages: Pages) -> None:
+        """Never hand these out again."""
+
+    def requests(self) -> frozenset[object]:
+        """Requests that the engine knows."""
+
+    def allocated(self) -> int:
+        """Pages handed out since the start, by the engine's own count."""
+
+    def scrub(self, order: ScrubOrder) -> None:
+        """Zero these now and tell the port."""
+
+
+class SlotRequest:
+    """A request under governance. `principal` is None where no valid identity came with it."""
+
+    __slots__ = (
+        "cause",
+        "found",
+        "has_begun",
+        "narrowed_by",
+        "path",
+        "published",
+        "publishes",
+        "reported",
+        "request_id",
+        "residency",
+    )
+
+    def __init__(self, request_id: str, residency: ExternalResidency, narrowed_by: str) -> None:
+        self.request_id = request_id
+        self.residency = residency
+        self.narrowed_by = narrowed_by  # what its client said besides: a part of its namespaces
+        self.cause: str | None = None  # why it ends, where governance ends it
+        self.forget_row()
+
+    def forget_row(self) -> None:
+        """It has no pages: new, or preempted."""
+        self.path: TreePath = NO_PATH
+        self.found: Pages = NO_PAGES  # by its last look-up
+        self.has_begun = False
+        self.reported = 0  # leading pages of its row that the port knows of
+        self.published = 0  # leading pages of its row that are the tree's
+        self.publishes = True
+
+
+class CheckpointResult(NamedTuple):
+    """What a checkpoint did: the tree's node of the request, and the pages [first, first + adopted) that it took."""
+
+    node: PageNode
+    first: int
+    adopted: Pages
+    returned: Pages
+    published: int
+
+
+class _Walk:
+    """One request's prompt in the tree (`NamespaceTree`)."""
+
+    __slots__ = ("_custody", "_last", "_request", "_tokens", "node")
+
+    def __init__(self, custody: SlotCustody, request: SlotRequest, tokens: array[int], last: int) -> None:
+        self._custody = custody
+        self._request = request
+        self._tokens = tokens
+        self._last = last
+
+    def walk(self, node: object, namespace: str, first: int, last: int) -> Walked:
+        """See `NamespaceTree`."""
+        assert node is None or isinstance(node, PageNode)
+        name = self._custody.name(self._request, namespace)
+        at, runs = self._custody.tree.walk(node, name, self._tokens, first, min(last, self._last))
+        return Walked(at, _joined(runs))
+
+
+class SlotCustody:
+    """The scheduler's side (`EngineControl` for the port). Belongs to the scheduler's thread."""
+
+    def __init__(self, tree: PageTree, rows: EngineRows) -> None:
+        self.tree = tree
+        self.rows = rows
+        self.page_tokens = tree.page_tokens
+        self.requests: dict[str, SlotRequest] = {}
+        self._port: EnginePort | None = None
+
+    @property
+    def port(self) -> EnginePort:
+        """The open port."""
+        assert self._port is not None, "no port yet"
+        return self._port
+
+    @port.setter
+    def port(self, port: EnginePort) -> None:
+        self._port = port
+        port.defer_calls(self.flush)
+        port.count_tokens(lambda request_id: self.rows.tokens_of(str(request_id)))
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        request_id: str,
+        principal: Principal | None,
+        model: ModelIdentity,
+        tokens: Sequence[int],
+        *,
+        hints: Hints = NO_HINTS,
+        max_tokens: int = 0,
+        keyed: bool = True,
+        narrowed_by: str = "",
+    ) -> SlotRequest | AdmissionRefused:
+        """A request has come. `keyed` False: it has content that its token ids do not tell, so nothing is reused."""
+        answer = self.port.admit(
+            principal,
+            model,
+            tokens,
+            request_id=request_id,
+            hints=hints,
+            max_tokens=max_tokens,
+            keyed=keyed,
+        )
+        if isinstance(answer, AdmissionRefused):
+            return answer
+        request = self.requests[request_id] = SlotRequest(request_id, answer, narrowed_by)
+        return request
+
+    def may_start(self, request: SlotRequest) -> bool:
+        """False: this request alone waits."""
+        return self.port.may_start(request.residency) is None
+
+    def look_up(self, request: SlotRequest, tokens: array[int], last: int) -> tuple[PageNode, Pages]:
+        """The tree's node and the pages that it may read, of the prompt's first `last` pages."""
+        path = self.port.look_up_tree(request.residency, _Walk(self, request, tokens, last))
+        request.path, request.found = path, path.blocks
+        node, _, _ = self._along(request, tokens, len(path.blocks))
+        return node, path.blocks
+
+    def _along(
+        self, request: SlotRequest, tokens: array[int], last: int
+    ) -> tuple[PageNode, int, list[Pages]]:
+        """How far the tree has the request's path, of its first `last` pages."""
+        node, at, runs = self.tree.root, 0, []
+        for span in request.path.spans:
+            end = min(span.last, last)
+            if at >= end:
+                continue
+            name = self.name(request, span.namespace)
+            node, found = self.tree.walk(node, name, tokens, at, end)
+            runs += found
+            at += sum(map(len, found))
+            if at < end:
+                break
+        return node, at, runs
+
+    def name(self, request: SlotRequest, namespace: str) -> str:
+        """A namespace as it is for the request: what its client says can only narrow it."""
+        return f"{namespace}/{request.narrowed_by}" if request.narrowed_by else namespace
+
+    def begin(self, request: SlotRequest, pages: int) -> None:
+        """The engine starts it behind its first `pages` found pages, which it has locked."""
+        request.has_begun = True
+        request.reported = request.published = pages
+        self.port.attached(request.residency, request.found[:pages])
+
+    def report(self, request: SlotRequest) -> None:
+        """Tell what was handed out to it since the last time (rule 2)."""
+        if not request.has_begun:
+            return
+        pages = self.rows.pages_of(request.request_id, request.reported)
+        if len(pages):
+            request.reported += len(pages)
+            self.port.handed_out(request.residency, pages)
+
+    def flush(self) -> None:
+        """Tell what was handed out to anybody."""
+        for request in self.requests.values():
+            self.report(request)
+
+    def publish(self, request: SlotRequest, tokens: array[int], last: int) -> CheckpointResult | None:
+        """The first `last` pages of its row are computed: into the tree with them (rule 3). None: nothing enters."""
+        self.report(request)
+        port, residency = self.port, request.residency
+        if last <= request.published or not self._may_publish(request):
+            return None
+        row = self.rows.pages_of(request.request_id, 0)[:last]
+        node, there, runs = self._along(request, tokens, last)
+        first = request.published
+        if there < max(first, residency.granted_blocks):
+            request.publishes = False  # what it continues has left the tree
+            return None
+        adopted = _joined(runs)[first:there]
+        if len(adopted):
+            if port.attachable(residency, _joined(runs)) < there:
+                request.publishes = False  # the same is there, and past its time: its own stays its own
+                return None
+            port.attached(residency, adopted)
+            port.returned(residency, row[first:there])
+        before = int(runs[-1][-1]) if runs else -1
+        node = self._insert(request, node, tokens, row, there, last)
+        port.published(residency, row[there:last], before)
+        request.published = last
+        return CheckpointResult(node, first, adopted, row[first:there], last)
+
+    def _may_publish(self, request: SlotRequest) -> bool:
+        return request.publishes and bool(request.path.spans) and self.port.may_publish(request.residency)
+
+    def _insert(
+        self, request: SlotRequest, node: PageNode, tokens: array[int], row: Pages, at: int, last: int
+    ) -> PageNode:
+        for span in request.path.spans:
+            end = min(span.last, last)
+            if at < end:
+                name = self.name(request, span.namespace)
+                node = self.tree.insert(node, name, tokens, row, at, end)
+                at = end
+        return node
+
+    def release(self, request: SlotRequest, cause: str) -> None:
+        """It ended and its row is given back: what the tree took stays as far as its policy allows."""
+        self.requests.pop(request.request_id, None)
+        self.port.release(request.residency, request.cause or cause)
+
+    def preempted(self, request: SlotRequest, tokens: Sequence[int]) -> None:
+        """Its row was given back, and it waits to run again with every token that it has by now."""
+        self.port.release(request.residency, "preempted")
+        again = self.port.resume(request.residency, tokens)
+        assert not isinstance(again, AdmissionRefused), "a released request's id is free"
+        request.residency = again
+        request.forget_row()
+
+    # -- room ---------------------------------------------------------------------------------------------------------
+
+    def make_room(self, pages: int) -> int:
+        """End so many pages that nobody holds, or more, in the policy's order. Returns how many came free.
+
+        A small share of the pool goes at once, so that a full pool's decoding does not end and scrub page by page.
+        """
+        port, tree = self.port, self.tree
+        pages = max(pages, min(tree.size // ROOM_SHARE, tree.evictable_pages))
+        freed = 0
+        if port.orders_victims:
+            victims = port.victims(pages, in_use=tree.is_held)
+            freed = self._take_out(np.array(victims, dtype=np.int64))
+        if freed < pages:
+            oldest = tree.remove_oldest(pages - freed)
+            self.rows.free(oldest)
+            port.unpublished(oldest)
+            freed += len(oldest)
+        return freed
+
+    def clear(self) -> None:
+        """The engine drops its whole cache."""
+        chosen = np.flatnonzero(self.tree.indexed())
+        if len(chosen):
+            self.rows.free(self.tree.remove(chosen))
+            self.port.unpublished(chosen, "reset")
+
+    def _take_out(self, pages: Pages) -> int:
+        if not len(pages):
+            return 0
+        free = self.tree.remove(pages)
+        self.rows.free(free)
+        return len(free)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Before the engine computes, and while it is idle: what is due, and the scrubs before any write of a step."""
+        if self.port.has_work():
+            order = self.port.step()
+            if order is not None:
+                self.rows.scrub(order)
+
+    # -- EngineControl ------------------------------------------------------------------------------------------------
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """See `EngineControl`."""
+        self._take_out(np.array(blocks, dtype=np.int64))
+
+    def abort(self, request_ids: Sequence[object], cause: str) -> None:
+        """See `EngineControl`."""
+        ids = [str(one) for one in request_ids]
+        for one in ids:
+            if one in self.requests:
+                self.requests[one].cause = cause
+        self.rows.end(ids, cause)
+
+    def withhold(self, blocks: Sequence[int]) -> None:
+        """See `EngineControl`."""
+        self.rows.withhold(np.array(blocks, dtype=np.int64))
+
+    def wake(self) -> None:
+        """See `EngineControl`: the scheduler's loop turns by itself."""
+
+    def view(self) -> EngineView:
+        """See `EngineControl`."""
+        refs: NDArray[np.int64] = np.zeros(len(self.tree.indexed()), dtype=np.int64)
+        for request in self.requests.values():
+            if request.has_begun:
+                np.add.at(refs, self.rows.pages_of(request.request_id, 0), 1)
+        return EngineView(refs, self.tree.indexed(), self.rows.requests(), self.rows.allocated())
+
+
+def _joined(runs: list[Pages]) -> Pages:
+    if not runs:
+        return NO_PAGES
+    return runs[0] if len(runs) == 1 else np.concatenate(runs)

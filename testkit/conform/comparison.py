@@ -1,0 +1,53 @@
+"""The page that compares cache layers, from the records of `kvcustody conform`.
+
+python -m kvcustody.testkit.conform.comparison RECORDS FILE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvcustody.testkit.conform.public_cases import CASES, TARGETS
+
+_HEAD = """# Other systems
+
+Public bugs of cache layers, looked for in what pip installs, by a script each that anybody can run:
+`kvcustody conform --list` names them, `kvcustody conform --target NAME --script` prints one. Everything here was said
+in public before, at the places that a report names. Made from `benchmarks/results/conform/` by
+`python -m kvcustody.testkit.conform.comparison`.
+
+*found*: the product does what it ought not to. *holds*: it does not. Nothing: the case is not of that part.
+
+"""
+
+
+def page(records: Path) -> str:
+    """Markdown of every record in a folder. Raises `OSError` or `ValueError` where one cannot be read."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(records.glob("*.json")):
+        body = json.loads(path.read_text())
+        found[body["target"]] = body
+    shown = [target for target in TARGETS if target.name in found]
+    verdicts = {
+        (name, case["case"]): case["verdict"] for name, body in found.items() for case in body["cases"]
+    }
+    lines = ["| what ought to hold | " + " | ".join(target.says for target in shown) + " |"]
+    lines.append("|---" * (len(shown) + 1) + "|")
+    lines += [
+        f"| {case.holds} | " + " | ".join(verdicts.get((one.name, case.name), "") for one in shown) + " |"
+        for case in CASES
+    ]
+    lines += ["", "## What was seen", ""]
+    for target in shown:
+        body = found[target.name]
+        lines += [f"**{target.says}** (`{target.name}`, {body['product']} {body['version']})", ""]
+        lines += [f"- `{case['case']}`, {case['verdict']}: {case['evidence']}" for case in body["cases"]]
+        lines.append("")
+    return _HEAD + "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(page(Path(sys.argv[1])))

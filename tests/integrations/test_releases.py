@@ -1,0 +1,37 @@
+"""The table of releases is that of the code, and how a release stands follows from it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("newest", ROOT / "tests" / "engines" / "newest.py")
+assert _spec is not None and _spec.loader is not None
+newest = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(newest)
+BY_NAME = {engine.name: engine for engine in newest.ENGINES}
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    assert newest.table() in (ROOT / "docs" / "start" / "support.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "stands"),
+    [
+        ("vLLM", "0.32.0", "tested"),
+        ("vLLM", "0.33.0", "accepted"),
+        ("vLLM", "0.34.0", "refused"),
+        ("vLLM", "0.27.1", "refused"),
+        ("SGLang", "0.5.23", "tested"),
+        ("SGLang", "0.5.24", "refused"),
+        ("transformers", "5.19.0", "accepted"),
+        ("transformers", "5.25.0", "refused"),
+        ("LMCache", "0.5.7", "refused"),
+    ],
+)
+def test_how_a_release_stands(name: str, version: str, stands: str) -> None:
+    assert newest.how_it_stands(BY_NAME[name], version) == stands

@@ -1,0 +1,123 @@
+"""Public cases asked of our own tier, of products that are not there, and the reports of both."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvcustody.console.main import app
+from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.governance.tiers.tier import SealedTier
+from kvcustody.testkit.conform.comparison import page
+from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, ConformReport, Finding
+from kvcustody.testkit.conform.public_cases import CASES, TARGET_OF, TARGETS
+from kvcustody.testkit.conform.run_scripts import run_target, script_of
+from kvcustody.testkit.conform.scripts import kvcustody_tier
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def conform(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["conform", *words])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("case", [case.name for case in CASES])
+def test_every_case_holds_here(case: str) -> None:
+    found = kvcustody_tier.main(case)
+    assert found["found"] is False and found["evidence"]
+
+
+def _same_name(self: SealKeys, spec: Any, last: bytes, *, shard: int, layout: bytes) -> bytes:
+    """The defence off: an object is named by its chunk alone."""
+    return last
+
+
+@pytest.mark.parametrize("case", ["salt-dropped", "other-model", "model-revision"])
+def test_a_tier_that_names_by_content_alone_and_asks_nobody_is_found(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The positive control: without names of domains and without what is bound, the same script finds it."""
+    monkeypatch.setattr(SealKeys, "name", _same_name)
+    monkeypatch.setattr(SealedTier, "_is_usable", lambda *_: True)
+    monkeypatch.setattr(SealedTier, "_is_known", lambda *_: True)
+    first: list[Any] = []
+    of = SealKeys.of
+
+    def one_key(self: SealKeys, spec: Any, subject: bytes, bucket: bytes) -> Any:
+        first.append(spec)
+        return of(self, first[0], subject, bucket)
+
+    monkeypatch.setattr(SealKeys, "of", one_key)
+    facts = SealedTier._facts
+    known: list[Any] = []
+
+    def one_fact(self: SealedTier, *given: Any) -> Any:
+        known.append(facts(self, *given))
+        return known[0]
+
+    monkeypatch.setattr(SealedTier, "_facts", one_fact)
+    assert kvcustody_tier.main(case)["found"] is True
+
+
+def test_the_command_runs_our_target_in_a_process_of_its_own(tmp_path: Path) -> None:
+    where = [str(tmp_path / name) for name in ("a.html", "a.sarif", "a.json")]
+    written = ("--html", where[0], "--sarif", where[1], "--out", where[2])
+    report = json.loads(conform("--target", "kvcustody", "--case", "renamed-object", *written, "--json"))
+    assert [one["verdict"] for one in report["cases"]] == [HOLDS]
+    assert json.loads(Path(where[2]).read_text()) == report
+    assert json.loads(Path(where[1]).read_text())["runs"][0]["results"] == []
+    assert "<script" not in Path(where[0]).read_text() and "holds" in Path(where[0]).read_text()
+
+
+def test_a_product_that_is_not_there_could_not_run() -> None:
+    target = TARGET_OF["lmcache-aesgcm"]
+    report = run_target(target, sys.executable)
+    assert {one.verdict for one in report.findings} == {NOT_RUN} and not report.holds
+    assert "is not installed" in report.findings[0].evidence
+    assert "not run" in conform("--target", target.name, code=3)
+    assert {one.verdict for one in run_target(target, "/nowhere/python").findings} == {NOT_RUN}
+
+
+def test_what_is_found_is_a_result_of_sarif_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TARGET_OF["vllm-files"]
+    found = ConformReport(target, "1", (Finding("model-revision", FOUND, "<b>", "x.py", 0.1),))
+    monkeypatch.setattr("kvcustody.testkit.conform.command.run_target", lambda *_: found)
+    assert "found" in conform("--target", target.name, code=1)
+    [result] = json.loads(found.to_sarif())["runs"][0]["results"]
+    assert result["ruleId"] == "model-revision" and not found.holds
+    assert "&lt;b&gt;" in found.to_html()
+
+
+def test_words_that_are_wrong_say_what_there_is() -> None:
+    listed = conform("--list")
+    assert all(target.name in listed for target in TARGETS)
+    assert json.loads(conform("--list", "--json"))[0]["target"] == TARGETS[0].name
+    result = CliRunner().invoke(app, ["conform", "--target", "lmcache-aesgm"])
+    assert result.exit_code == 2 and "lmcache-aesgcm" in result.output
+    result = CliRunner().invoke(app, ["conform", "--target", "vllm-files", "--case", "salt-dropped"])
+    assert result.exit_code == 2 and "model-revision" in result.output
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_every_target_has_a_script_that_runs_by_itself(target: Any) -> None:
+    text = script_of(target).read_text()
+    assert all(case in text for case in target.cases) and '__name__ == "__main__"' in text
+    assert target.name == "kvcustody" or "kvcustody" not in text
+    assert conform("--target", target.name, "--script") == text
+
+
+def test_the_page_says_what_the_records_say() -> None:
+    records = ROOT / "benchmarks" / "results" / "conform"
+    kept = {path.stem: json.loads(path.read_text()) for path in records.glob("*.json")}
+    assert set(kept) == set(TARGET_OF)
+    for name, body in kept.items():
+        assert {one["case"] for one in body["cases"]} == set(TARGET_OF[name].cases)
+        assert NOT_RUN not in {one["verdict"] for one in body["cases"]}
+    assert page(records) == (ROOT / "docs" / "start" / "other-systems.md").read_text()
