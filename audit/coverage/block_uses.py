@@ -60,6 +60,7 @@ class BlockUses(NamedTuple):
     residency: Int64s
     tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
     places: tuple[LeafPlaces, ...]
+    openings: Evidence  # the rows of openings, without their runs
 
 
 class ReceiptCells(NamedTuple):
@@ -117,7 +118,9 @@ class UseRows(NamedTuple):
     erasures: Sequence[ErasureAsked]
 
 
-def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> BlockUses:
+def read_uses(
+    connection: Connection, life: Any, as_of: AsOf | None = None, *, with_rules: bool = False
+) -> BlockUses:
     """Who used which block until when, from the rows of residencies and releases, with the runs of their leaves."""
     column = releases.c
     wrote = read(
@@ -137,9 +140,11 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> B
         (
             *(column_in.log, column_in.idx, column_in.residency, column_in.part, column_in.opened_boot_us),
             *(column_in.tenant, column_in.classification, column_in.subject, column_in.session),
+            *((column_in.absolute_boot_us, column_in.attached_blocks, events.c.at_us) if with_rules else ()),
         ),
         and_(column_in.incarnation == life.id, is_in(as_of, residencies)),
         ordered=False,
+        with_rules=with_rules,
     )
     joined = read(
         connection,
@@ -198,7 +203,9 @@ def uses_of(rows: UseRows) -> BlockUses:
     blocks = np.concatenate([part.pairs.blocks for part in parts])
     blocks = name_blocks(keys, blocks, keys[written], blocks[written])
     places = tuple(map(places_of, parts))
-    return BlockUses(keys, blocks, written, released, hold_end, unasked_end, residency, tenants, places)
+    return BlockUses(
+        keys, blocks, written, released, hold_end, unasked_end, residency, tenants, places, opened.bare()
+    )
 
 
 def _limits(residency: Int64s, latest: dict[int, int]) -> Int64s:

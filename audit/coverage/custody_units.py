@@ -114,6 +114,7 @@ class LifeUnits(NamedTuple):
     account: IncarnationTotals
     places: tuple[LeafPlaces, ...]
     tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
+    openings: Evidence  # every opening of the incarnation, whatever was selected, without its runs
 
 
 def read_units(
@@ -123,12 +124,15 @@ def read_units(
     now_us: int,
     as_of: AsOf | None = None,
     incarnation: str | None = None,
+    with_rules: bool = False,
 ) -> Iterator[LifeUnits]:
     """The selected units, incarnation by incarnation, or of one by its uuid; overdue is due before `now_us` (UTC).
 
+    `with_rules`: openings say when their leaf was written, their absolute limit, what they attached and by which rules.
     Raises `LedgerError` for a tier that there is none of.
     """
-    return units_of(LedgerRecord(connection, as_of), chosen, now_us=now_us, incarnation=incarnation)
+    record = LedgerRecord(connection, as_of, with_rules=with_rules)
+    return units_of(record, chosen, now_us=now_us, incarnation=incarnation)
 
 
 class CustodyRecord(Protocol):
@@ -159,9 +163,12 @@ class CustodyRecord(Protocol):
 class LedgerRecord:
     """The rows of a ledger, which `audit fsck` derives from the leaves again; what a row lists is in its leaf."""
 
-    def __init__(self, connection: Connection, as_of: AsOf | None = None) -> None:
+    def __init__(
+        self, connection: Connection, as_of: AsOf | None = None, *, with_rules: bool = False
+    ) -> None:
         self._connection = connection
         self._as_of = as_of
+        self._with_rules = with_rules
 
     def lives(self) -> list[IncarnationLife]:
         """Every incarnation, by uuid."""
@@ -182,7 +189,7 @@ class LedgerRecord:
 
     def uses(self, life: IncarnationLife) -> BlockUses:
         """Who used which block until when."""
-        return read_uses(self._connection, life, self._as_of)
+        return read_uses(self._connection, life, self._as_of, with_rules=self._with_rules)
 
     def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
         """The receipts that can name any generation that ended."""
@@ -221,6 +228,7 @@ def units_of(
             _account(uses, ended),
             (places_of(ends), cells.places, *uses.places),
             uses.tenants,
+            uses.openings,
         )
 
 

@@ -55,6 +55,8 @@ LIMITS = (
     "custody of a process that died is unproven: its memory went back to the driver and was not re-read",
 )
 
+EARLIER_LIMITS = (LIMITS[:3] + LIMITS[4:],)  # of certificates from before copies were listed
+
 
 class SelectorOpening(NamedTuple):
     """What opens the commitment: the salt and the selector's text. It belongs to the requester."""

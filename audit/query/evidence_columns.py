@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -56,6 +56,11 @@ class Evidence(NamedTuple):
         number = np.cumsum(which) - 1
         pairs = Pairs(*(column[flat] for column in self.pairs))
         return Evidence(int(which.sum()), {}, number[self.owner[flat]], pairs)
+
+    def bare(self) -> Evidence:
+        """The rows without what they list."""
+        nothing = np.empty(0, np.int64)
+        return Evidence(self.size, self.columns, nothing, Pairs(nothing, nothing, nothing))
 
     def codes(self, *names: str) -> tuple[Int64s, list[tuple[Any, ...]]]:
         """Of each row the number of what these text columns say, and what each number stands for."""
@@ -125,9 +130,14 @@ def read_opened(
     where: ColumnElement[bool],
     *,
     ordered: bool = True,
+    with_rules: bool = False,
 ) -> tuple[Evidence, Evidence]:
-    """Openings of residencies with the runs that they attached, and with those that they were handed."""
-    attached, written = _read(connection, residencies, columns, where, ("runs", "written"), ordered)
+    """Openings of residencies with the runs that they attached, and with those that they were handed.
+
+    `with_rules`: a text column `rules` more, the JSON list of rules that the leaf names.
+    """
+    cut = _rules_of if with_rules else None
+    attached, written = _read(connection, residencies, columns, where, ("runs", "written"), ordered, cut)
     return attached, written
 
 
@@ -138,6 +148,7 @@ def _read(
     where: ColumnElement[bool],
     lists: tuple[str, ...],
     ordered: bool,
+    cut: Callable[[Sequence[bytes]], list[bytes]] | None = None,
 ) -> list[Evidence]:
     number = table.c.item if "item" in table.c else literal(0)
     query = (
@@ -146,11 +157,12 @@ def _read(
     if ordered:
         query = query.order_by(*table.primary_key.columns)
     kinds = {str(column.key): isinstance(column.type, Integer | Boolean) for column in columns}
-    made = EvidenceBuilder(kinds, len(lists))
+    made = EvidenceBuilder(kinds | ({} if cut is None else {"rules": False}), len(lists))
     with gc_paused():
         for rows in _some_at_once(connection, query):
             *values, leaves, numbers = zip(*rows, strict=True)
-            made.add(values, [_run_lists(leaves, numbers, key) for key in lists])
+            texts = [] if cut is None else [cut(leaves)]
+            made.add([*values, *texts], [_run_lists(leaves, numbers, key) for key in lists])
     return made.evidence()
 
 
@@ -220,6 +232,13 @@ def run_lists(leaves: Sequence[bytes], key: str) -> list[Any]:
     return found
 
 
+def _rules_of(leaves: Sequence[bytes]) -> list[bytes]:
+    """The list of rules of each opening: leaves have their keys in order, and quotes in texts escaped."""
+    starts = [data.find(_RULES) + len(_RULES) for data in leaves]
+    return [data[at : data.find(_AFTER_RULES, at)] for data, at in zip(leaves, starts, strict=True)]
+
+
+_RULES, _AFTER_RULES = b'"reasons":', b',"residency":'
 _NONE = (b"", b"[]")
 _ROWS_AT_ONCE = 20_000  # so many leaves are held at once, beside what is kept of all
 POOL_SHIFT = 48  # 2^48 generations a pool, 2^15 pools

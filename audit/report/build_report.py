@@ -27,8 +27,9 @@ from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import LIVES, work_periods
 from kvcustody.audit.report.activity import read_activity
+from kvcustody.audit.report.control_status import control_statuses
 from kvcustody.audit.report.exceptions import exceptions
-from kvcustody.audit.report.framework import load_framework
+from kvcustody.audit.report.framework import Framework, load_framework
 from kvcustody.audit.report.gaps_and_spills import read_gaps_and_spills
 from kvcustody.audit.report.leaf_counts import LeafCounts, read_leaf_counts
 from kvcustody.audit.report.limitations import limitations
@@ -109,19 +110,23 @@ def build_report(
     progress: Progress | None = None,
     is_proved: bool = True,
     responses: Sequence[Response] = (),
+    framework: Framework | None = None,
 ) -> Report:
     """The report that was asked for; `is_proved`: its sampled leaves come with inclusion proofs.
+
+    `framework` is one that is not of the library, whose id is asked for.
 
     Raises `ConfigError` for an unknown framework, `ProofError` where the checkpoint is not signed.
     """
     tell = progress or (lambda _: None)
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.checkpoint))
+    framework = framework or load_framework(asked.framework)
     if not asked.recount:
-        made = _build(connection, asked, state, proof, tell, None, is_proved)
+        made = _build(connection, asked, state, proof, tell, None, is_proved, framework)
         return _concluded(made, responses)
     chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
     with open_recount(connection, chosen, _last_us(connection, asked.checkpoint), state) as recount:
-        made = _build(connection, asked, state, proof, tell, recount, is_proved)
+        made = _build(connection, asked, state, proof, tell, recount, is_proved, framework)
     return _concluded(made, responses)
 
 
@@ -133,8 +138,8 @@ def _build(
     tell: Progress,
     recount: RecountProcess | None,
     is_proved: bool,
+    framework: Framework,
 ) -> Report:
-    framework = load_framework(asked.framework)
     tell("boundary")
     overview = read_leaf_counts(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant)
     boundary = read_boundary(
@@ -143,7 +148,7 @@ def _build(
     now_us = _last_us(connection, asked.checkpoint)
     tell("custody")
     chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
-    lives = list(read_units(connection, chosen, now_us=now_us, as_of=state))
+    lives = list(read_units(connection, chosen, now_us=now_us, as_of=state, with_rules=True))
     listed_copies: list[JudgedCopies] = []
     copies = copy_coverage(connection, chosen, as_of=state, as_of_us=now_us, keep=listed_copies)
     offsets = {life.uuid: life.offset_us for life in lives_of(connection)}
@@ -189,7 +194,9 @@ def _build(
         activity=read_activity(
             connection, state, overview, asked.since_us, asked.until_us, tenant=asked.tenant
         ),
-        decided=read_decisions(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant),
+        decided=read_decisions(
+            connection, lives, state, overview, (asked.since_us, asked.until_us), tenant=asked.tenant
+        ),
         read_back=read_back(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant),
         losses=read_gaps_and_spills(connection, state, overview, tenant=asked.tenant),
         limitations=(),
@@ -202,7 +209,7 @@ def _build(
             asked.until_us,
             tenant=asked.tenant,
         ),
-        storage=storage_limitation(connection, lives, state),
+        storage=storage_limitation(lives),
         window=signature_window(
             connection,
             state,
@@ -223,7 +230,7 @@ def _build(
 def _concluded(made: Report, responses: Sequence[Response]) -> Report:
     """With what follows from its facts: the opinion, beside what people answered, and the limitations."""
     made = made._replace(responses=tuple(sorted(responses)))
-    made = made._replace(opinion=opinion_of(made))
+    made = made._replace(opinion=opinion_of(made), statuses=control_statuses(made))
     return made._replace(limitations=limitations(made))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.system_boundary import deaths
 from kvcustody.audit.witness.status import UNWITNESSED
@@ -24,6 +25,10 @@ def limitations(report: Report) -> tuple[str, ...]:
     """Those that always hold, and those that this report's own facts bring."""
     made = list(ALWAYS)
     total, boundary = report.total, report.boundary
+    if report.framework.id not in NAMES:
+        made.append(
+            "The controls are those of a file that the preparer gave, and not of kvcustody's library."
+        )
     if boundary.history:
         made.insert(0, f"{boundary.history} Figures of this report count it.")
     unread = total.launched_bytes + total.retired_bytes

@@ -15,7 +15,7 @@ import orjson
 from kvcustody.audit.coverage.recount_process import Difference
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.report.activity import Activity
-from kvcustody.audit.report.framework import Control, Framework
+from kvcustody.audit.report.framework import NAMES, Control, ControlStatus, Framework
 from kvcustody.audit.report.gaps_and_spills import GapsAndSpills
 from kvcustody.audit.report.opinion.opinion_model import Opinion, Response
 from kvcustody.audit.report.reconciliation import Balance
@@ -31,7 +31,8 @@ from kvcustody.audit.report.system_boundary import Boundary
 from kvcustody.audit.report.tiers import TierFacts
 from kvcustody.times import iso
 
-SCHEMA = "kvcustody/report@2"
+SCHEMA = "kvcustody/report@3"
+EVIDENCE_PRESENT = "evidence present"
 
 
 class ReportParameters(NamedTuple):
@@ -62,7 +63,8 @@ class ReportParameters(NamedTuple):
 
     def command(self) -> str:
         """The command that makes the report again; where the ledger is, `--ledger` says."""
-        parts = [f"kvcustody report make --framework {self.framework} --as-of {self.checkpoint}"]
+        framework = self.framework if self.framework in NAMES else f"{self.framework}.toml"
+        parts = [f"kvcustody report make --framework {shlex.quote(framework)} --as-of {self.checkpoint}"]
         parts.append(f"--since {iso(self.since_us)} --until {iso(self.until_us)}")
         parts.append(f"--seed {shlex.quote(self.seed)} --sample {self.sample}")
         if self.risk_ppm and self.tolerable_ppm:
@@ -188,6 +190,7 @@ class Report(NamedTuple):
     unscanned: tuple[str, ...] = ()  # workers at work in the period whose pools no scan for orphans looked at
     responses: tuple[Response, ...] = ()
     opinion: Opinion = Opinion("", 0, 0, 0, ())
+    statuses: tuple[ControlStatus, ...] = ()
     signature: ReportSignature | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -217,9 +220,13 @@ class Report(NamedTuple):
         return hashlib.sha256(self._replace(signature=None).to_bytes()).hexdigest()
 
     def cited(self) -> tuple[Control, ...]:
-        """The controls that it is evidence for: replayed history says nothing of any clock."""
-        every = self.framework.controls
-        return tuple(each for each in every if not each.clock) if self.boundary.history else every
+        """The controls that it has evidence for in the period."""
+        present = {each.control for each in self.statuses if each.status == EVIDENCE_PRESENT}
+        return tuple(each for each in self.framework.controls if each.id in present)
+
+    def sections_of(self, control: str) -> tuple[str, ...]:
+        """The sections that carry the evidence for a control."""
+        return next((each.sections for each in self.statuses if each.control == control), ())
 
     def statement(self, control: str) -> str:
         """What may be said of a control."""

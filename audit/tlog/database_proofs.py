@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
@@ -184,11 +185,20 @@ class LedgerProofs:
         proof, leaf = self._inclusion(log, idx, as_of)
         return (self.leaf(log, idx) if leaf is None else leaf), proof
 
-    def inclusion_under(self, head: HeadProof, idx: int) -> LeafProof:
-        """The same under the proof of the sub-log's head, which serves many leaves."""
+    def inclusions_under(self, head: HeadProof, places: Sequence[int]) -> list[LeafProof]:
+        """The same for many leaves of one log, under the proof of its head: few questions read their hashes."""
         opening = head.opening
-        path = _inclusion(self._halves(opening.name), idx, opening.head.size)
-        return LeafProof(idx, tuple(path), head)
+        tiles, size = self._halves(opening.name), opening.head.size
+        made = []
+        for start in range(0, len(places), _PROOFS_AT_ONCE):
+            some = places[start : start + _PROOFS_AT_ONCE]
+            wanted = {tile for idx in some for tile in inclusion_tiles(idx, size, HALF_HEIGHT)}
+            read_ahead(tiles.path(sorted(wanted)))
+            kept = _KeptTiles({tile: tiles.tile(*tile) for tile in wanted})
+            made += [
+                LeafProof(idx, tuple(inclusion_proof(kept, idx, size, HALF_HEIGHT)), head) for idx in some
+            ]
+        return made
 
     def openings(self, first: int, last: int) -> list[RootLeafOpening]:
         """What opens the root leaves `first` up to but not including `last`."""
@@ -262,6 +272,17 @@ class LedgerProofs:
         return found
 
 
+class _KeptTiles(NamedTuple):
+    """Tiles that were read."""
+
+    held: dict[tuple[int, int, int], bytes]
+
+    def tile(self, level: int, index: int, width: int) -> bytes:
+        """One of them."""
+        return self.held[level, index, width]
+
+
+_PROOFS_AT_ONCE = 32  # SQLite takes 500 questions in one
 # Statements as text: a proof asks several questions, and each would be made from its expression again.
 _LOG = "SELECT id FROM logs WHERE name = ?"
 _LEAF = "SELECT leaf FROM events WHERE log = ? AND idx = ?"

@@ -5,6 +5,7 @@
 2. A certificate that claims more than its leaves show is refused with what it claims and what they show.
 3. Every worker that was at work when the erasure was requested, as signed starts and ends say, owes an answer.
 4. With the opening, the selector must be the one that the certificate commits to.
+5. What no leaf of the document shows is listed by its path with the reason: no certificate is sound beyond that list.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from kvcustody.audit.erasure.certificate import SCHEMA, SelectorOpening, statement_text
+from kvcustody.audit.erasure.certificate import (
+    EARLIER_LIMITS,
+    LIMITS,
+    SCHEMA,
+    SelectorOpening,
+    statement_text,
+)
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.who_owes import owing, without_answer
 from kvcustody.audit.processes.marked_processes import Marked, marked_processes
@@ -31,6 +38,37 @@ from kvcustody.errors import LedgerError
 from kvcustody.signed_document import encode_ascii
 
 DOCUMENT_BYTES_MAX = 256 << 20
+_PARTS = {
+    *("schema", "erasure", "issued_us", "outcome", "request", "marked", "workers", "waiting", "unreachable"),
+    *("population", "figures", "ledger", "leaves", "limits"),
+}
+_REQUEST = {"erasure", "tenant", "selector", "subject", "session", "actor", "at_us", "deadline_us", "detail"}
+
+
+class NotShown(NamedTuple):
+    """What no leaf of a certificate shows, and why; `is_exact`: it is about a list as a whole, not about its items."""
+
+    path: str
+    why: str
+    is_exact: bool = False
+
+    def is_about(self, path: str) -> bool:
+        """Whether a field is among it."""
+        inside = not self.is_exact and path.startswith((f"{self.path}.", f"{self.path}["))
+        return path == self.path or inside
+
+
+NOT_SHOWN = (
+    NotShown("issued_us", "when it was issued is its issuer's word"),
+    NotShown("workers", "what answers say beyond that they were given: the leaves of answers say it"),
+    NotShown("population", "how many residencies the ledger had, and by which query, but for the units"),
+    NotShown("leaves", "whether a leaf that changes no figure was left out: an export has them all", True),
+)
+NOT_OPENED = NotShown("request.commitment", "which selector it is of: give `--opening`")
+PARTIAL = (
+    NotShown("waiting", "which of those without an answer had time left"),
+    NotShown("unreachable", "which of those without an answer had none"),
+)
 
 
 @dataclass(slots=True)
@@ -43,6 +81,7 @@ class CertificateReport:
     opened: bool = False
     marked: Marked = ()
     problems: list[str] = field(default_factory=list)
+    unchecked: tuple[NotShown, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -61,6 +100,8 @@ def verify(
         return report
     try:
         whole = orjson.loads(document)
+        if whole.keys() != {"body", "signature"} or whole["signature"].keys() != {"name", "key_id", "data"}:
+            report.problems.append("it has parts that no certificate has")
         _check(report, whole["body"], whole["signature"], keys, opening)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
         report.problems.append(f"the document is malformed ({type(problem).__name__})")
@@ -79,7 +120,10 @@ def _check(
     if body["schema"] != SCHEMA:
         report.problems.append(f"its schema is `{body['schema']}`, not `{SCHEMA}`")
         return
+    if body.keys() | {"marked"} != _PARTS:
+        report.problems.append("it has parts that no certificate has, or lacks some")
     report.erasure, report.outcome = body["erasure"], body["outcome"]
+    report.unchecked = NOT_SHOWN
     _check_signature(report, body, signature, keys)
     bodies = _proved(report, body, keys)
     figures = report.figures = figures_of(bodies, body["erasure"])
@@ -91,6 +135,7 @@ def _check(
             "the processes that it calls replayed or generated are not those of its leaves"
         )
     _check_request(report, body, bodies, opening)
+    _check_statements(report, body, figures)
     _check_outcome(report, body, bodies, figures)
 
 
@@ -119,6 +164,11 @@ def _proved(
         sealed = check_head(parse_head_proof(text.encode()), keys)
         if sealed.name == log:
             heads[log] = sealed.head
+            size = sealed.signed.checkpoint.head.size
+            if size != body["ledger"]["checkpoint_size"]:
+                report.problems.append(
+                    f"the head of `{log}` is under a checkpoint of {size}, not the stated one"
+                )
         else:
             report.problems.append(f"the head of `{log}` is that of another log")
     bodies = []
@@ -131,7 +181,11 @@ def _proved(
         seen.add((log, idx))
         path = [base64.b64decode(hash_, validate=True) for hash_ in one["path"]]
         check_inclusion(leaf_hash(leaf), idx, heads[log], path)
+        if one.keys() != {"log", "idx", "leaf", "path"}:
+            report.problems.append(f"leaf {idx} of `{log}` has parts that none has")
         bodies.append(orjson.loads(leaf))
+    if heads.keys() != {log for log, _ in seen} or body["ledger"].keys() != {"checkpoint_size", "heads"}:
+        report.problems.append("it carries heads of logs without a leaf, or parts that none has")
     return bodies
 
 
@@ -148,21 +202,40 @@ def _check_request(
         report.problems.append(f"{len(asked)} leaves request this erasure")
         return
     stated = body["request"]
+    if stated.keys() != _REQUEST | {"commitment"}:
+        report.problems.append("its request has parts that none has, or lacks some")
+    deadline_us = int(asked[0]["at_us"]) - int(asked[0]["boot_us"]) + int(asked[0]["deadline_boot_us"])
+    if stated["erasure"] != body["erasure"] or stated["deadline_us"] != deadline_us:
+        report.problems.append("it states another erasure or deadline than the request says")
     for name in ("tenant", "selector", "subject", "session", "actor", "at_us", "detail"):
         if stated[name] != asked[0][name]:
             report.problems.append(
                 f"it states `{name}` as `{stated[name]}`, the request says `{asked[0][name]}`"
             )
-    if opening is not None:
+    if opening is None:
+        report.unchecked += (NOT_OPENED,)
+    else:
         report.opened = opening.commitment() == stated["commitment"]
         if not report.opened:
             report.problems.append("the opening is not of this certificate")
 
 
+def _check_statements(report: CertificateReport, body: dict[str, Any], figures: ErasureFigures) -> None:
+    if tuple(body["limits"]) not in (LIMITS, *EARLIER_LIMITS):
+        report.problems.append("the limits that it states are not those of any certificate")
+    if body["population"].get("units") != figures.units:
+        report.problems.append("the units of its population are not those of its leaves")
+
+
 def _check_outcome(
     report: CertificateReport, body: dict[str, Any], bodies: list[dict[str, Any]], figures: ErasureFigures
 ) -> None:
+    if body["outcome"] == "partial":
+        report.unchecked += PARTIAL
+        _check_partial(report, body, bodies, figures)
+        return
     if body["outcome"] != "complete":
+        report.problems.append(f"its outcome `{body['outcome']}` is none")
         return
     for worker in without_answer(bodies, body["erasure"]):
         report.problems.append(f"no leaf of worker `{worker}` says that it is complete")
@@ -178,3 +251,12 @@ def _check_outcome(
             f"it says complete, with {figures.unproven} blocks unproven, {copies} copies without evidence of their "
             f"end, {figures.reread_nonzero} bytes not zero, and {away} workers without an answer"
         )
+
+
+def _check_partial(
+    report: CertificateReport, body: dict[str, Any], bodies: list[dict[str, Any]], figures: ErasureFigures
+) -> None:
+    """Partial is what leaves something open: an answer, a block, a copy, or bytes that were not zero."""
+    is_open = figures.unproven or figures.waiting_copies or figures.reread_nonzero
+    if not (is_open or without_answer(bodies, body["erasure"]) or body["waiting"] or body["unreachable"]):
+        report.problems.append("it says partial, and its leaves leave nothing open")

@@ -320,6 +320,7 @@ def verify(
                 "opened": report.opened,
                 "figures": figures,
                 "problems": report.problems,
+                "unchecked": [{"path": one.path, "why": one.why} for one in report.unchecked],
             }
         )
     elif report.ok and report.figures is not None:
@@ -335,5 +336,8 @@ def verify(
     else:
         for problem in report.problems:
             print(f"problem: {problem}")
+    if not as_json:
+        for one in report.unchecked:
+            print(f"not checked: {one.path}: {one.why}")
     if not report.ok:
         raise typer.Exit(EXIT_ERROR)

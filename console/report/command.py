@@ -14,7 +14,7 @@ from rich.console import Console
 
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.report.framework import NAMES, load_framework
+from kvcustody.audit.report.framework import NAMES, Control, Framework, load_framework, read_framework
 from kvcustody.audit.report.model import PolicyProof, Report, ReportedProperty, ReportParameters
 from kvcustody.audit.report.opinion.read_responses import read_responses
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -31,6 +31,7 @@ from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import FORMATS, render_all
 from kvcustody.console.report.number_format import count, percent
 from kvcustody.console.report.opinion_pages import share_text
+from kvcustody.console.report.package import command as package_command
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.report_signing_key import (
     read_report_key,
@@ -55,7 +56,11 @@ app = typer.Typer(
 def make(
     *,
     framework: Annotated[
-        str, typer.Option(help=f"One of: {', '.join(NAMES)}.", autocompletion=lambda: list(NAMES))
+        str,
+        typer.Option(
+            help=f"One of: {', '.join(NAMES)}; or a file of your own (.toml).",
+            autocompletion=lambda: list(NAMES),
+        ),
     ],
     ledger: Ledger = DEFAULT,
     since: Since = None,
@@ -116,7 +121,7 @@ def make(
         raise ConfigError(
             "--risk, --tolerable and --expected belong together: a size follows from all of them"
         )
-    load_framework(framework)
+    chosen = asked_framework(framework)
     proof = None if policy is None else prove_policy(policy)
     answers = () if responses is None else read_responses(read_file(responses).decode(errors="replace"))
     with snapshot(ledger) as connection, _telling() as tell:
@@ -127,11 +132,13 @@ def make(
             else LedgerProofs(connection).checkpoint(as_of).size
         )
         bounds = period(connection, checkpoint, moment_us(since), moment_us(until))
-        asked = ReportParameters(framework, checkpoint, *bounds, seed, sample, tenant, extends, recount)
+        asked = ReportParameters(chosen.id, checkpoint, *bounds, seed, sample, tenant, extends, recount)
         asked = asked._replace(
             risk_ppm=round(risk * 10_000), tolerable_ppm=round(tolerable * 10_000), expected=expected
         )
-        report = build_report(connection, asked, proof=proof, progress=tell, responses=answers)
+        report = build_report(
+            connection, asked, proof=proof, progress=tell, responses=answers, framework=chosen
+        )
         if sign_with is not None:
             key = read_report_key(sign_with, recorded_report_keys(connection.engine))
             report = signed_report(connection, report, key)
@@ -231,6 +238,7 @@ app.command(
     name="rotate-key", epilog="Example:\n\n    kvcustody report rotate-key kvcustody-report.key --actor dana"
 )(key_commands.rotate_key)
 app.command(name="ropa", epilog=ropa_command.EPILOG)(ropa_command.ropa)
+app.command(name="package", epilog=package_command.EPILOG)(package_command.package)
 
 
 @app.command(epilog="Example:\n\n    kvcustody report frameworks --json")
@@ -244,7 +252,9 @@ def frameworks(*, as_json: Json = False) -> None:
                     "id": item.id,
                     "title": item.title,
                     "edition": item.edition,
-                    "controls": [control._asdict() for control in item.controls],
+                    "ids_from": item.ids_from,
+                    "ids_taken": item.ids_taken,
+                    "controls": [_as_listed(control) for control in item.controls],
                 }
                 for item in found
             ]
@@ -254,6 +264,21 @@ def frameworks(*, as_json: Json = False) -> None:
     for item in found:
         table.add_row(item.id, item.title, item.edition, ", ".join(control.id for control in item.controls))
     stdout().print(table)
+
+
+def _as_listed(control: Control) -> dict[str, object]:
+    return {
+        **{name: getattr(control, name) for name in ("id", "title", "scope", "supports", "limit", "clock")},
+        "evidence": list(control.evidence),
+        "shows": [each.name for each in control.shows],
+    }
+
+
+def asked_framework(name: str) -> Framework:
+    """A framework of the library by its name, or of a file; raises `ConfigError` for neither."""
+    if name.endswith(".toml"):
+        return read_framework(read_file(Path(name)).decode(errors="replace"))
+    return load_framework(name)
 
 
 def prove_policy(path: Path) -> PolicyProof:

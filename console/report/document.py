@@ -116,23 +116,29 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
 
 
 def _controls(report: Report) -> Section:
+    status = {each.control: each for each in report.statuses}
+
     def row(control: Control) -> tuple[str, ...]:
-        sections = ", ".join(dict.fromkeys(SECTIONS[name] for name in control.evidence))
-        return (f"{control.id} {control.title}", control.supports, sections, control.limit)
+        found = status[control.id]
+        sections = ", ".join(dict.fromkeys(SECTIONS[name] for name in found.sections))
+        supports = control.supports if found.sections else ""
+        return (f"{control.id} {control.title}", found.status, supports, sections, control.limit)
 
     return Section(
         "Controls",
         (
             Paragraph(
-                "Each line is evidence supporting a control, for the scope and period above, under the limitations "
-                "below. Whether a control is met is not stated anywhere in this report."
+                "Evidence present: sections of this report support the control, for the scope and period above, under "
+                "the limitations below. None in the period: they could, and have nothing of it. Not addressed, not "
+                "ours: no evidence here is about it. Whether a control is met is not stated anywhere in this report."
             ),
             Table(
-                ("evidence supporting", "what there is", "sections", "what it does not show"),
-                [row(control) for control in report.cited()],
-                left=4,
-                widths=(0.18, 0.36, 0.16, 0.3),
+                ("control", "status", "what there is", "sections", "what it does not show"),
+                [row(control) for control in report.framework.controls],
+                left=5,
+                widths=(0.17, 0.1, 0.29, 0.16, 0.28),
             ),
+            Paragraph(f"Ids: {report.framework.ids_from}; taken {report.framework.ids_taken}."),
         ),
     )
 

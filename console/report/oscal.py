@@ -22,11 +22,12 @@ from kvcustody.times import iso
 VERSION = "1.1.3"
 NAMESPACE = uuid.UUID("6f1f3a55-6d2f-5d5b-9a53-0d1c9c2b7a10")
 _PROPS = "urn:kvcustody:report"
-_TESTED = frozenset({"coverage", "timeliness", "recount", "reconciliation", "proof", "sample"})
+# Computed a second time or compared with another source; what else is cited was read.
+_TESTED = frozenset({"recount", "reconciliation", "proof", "sample"})
 
 
-def assessment_results(report: Report) -> bytes:
-    """The document's bytes."""
+def assessment_results(report: Report, *, plan: str = "") -> bytes:
+    """The document's bytes; `plan` is the file of the plan that it imports, or it describes one itself."""
     digest = report.digest()
 
     def name(what: str) -> str:
@@ -34,6 +35,12 @@ def assessment_results(report: Report) -> bytes:
 
     boundary, asked = report.boundary, report.asked
     collected = iso(boundary.checkpoint.at_us)
+    everything: dict[str, Any] = {"include-all": {}}
+    chosen = [{"control-id": control_id(control.id)} for control in report.cited()]
+    observations = [
+        _observation(report, control, name(f"observation {control.id}"), collected, name("report"))
+        for control in report.cited()
+    ]
     body = {
         "uuid": name("results"),
         "metadata": {
@@ -51,7 +58,7 @@ def assessment_results(report: Report) -> bytes:
             ],
             "remarks": "Evidence for assessors. No target is stated to be satisfied or not satisfied.",
         },
-        "import-ap": {"href": f"#{name('plan')}"},
+        "import-ap": {"href": plan or f"#{name('plan')}"},
         "results": [
             {
                 "uuid": name("result"),
@@ -61,30 +68,25 @@ def assessment_results(report: Report) -> bytes:
                 "start": iso(asked.since_us),
                 "end": iso(asked.until_us),
                 "reviewed-controls": {
-                    "control-selections": [
-                        {
-                            "include-controls": [
-                                {"control-id": control_id(control.id)} for control in report.cited()
-                            ]
-                        }
-                    ]
+                    "control-selections": [{"include-controls": chosen} if chosen else everything]
                 },
-                "observations": [
-                    _observation(
-                        report, control, name(f"observation {control.id}"), collected, name("report")
-                    )
-                    for control in report.cited()
-                ],
+                **({"observations": observations} if observations else {}),
             }
         ],
         "back-matter": {
             "resources": [
-                {
-                    "uuid": name("plan"),
-                    "title": "How the evidence was taken",
-                    "description": report.population.query,
-                    "remarks": report.rerun(),
-                },
+                *(
+                    ()
+                    if plan
+                    else (
+                        {
+                            "uuid": name("plan"),
+                            "title": "How the evidence was taken",
+                            "description": report.population.query,
+                            "remarks": report.rerun(),
+                        },
+                    )
+                ),
                 {
                     "uuid": name("report"),
                     "title": "The report with its sample and inclusion proofs",
@@ -125,22 +127,27 @@ def control_id(text: str) -> str:
 def _observation(
     report: Report, control: Control, name: str, collected: str, resource: str
 ) -> dict[str, Any]:
-    total = report.total
+    total, sections = report.total, report.sections_of(control.id)
+    figures = (
+        _prop("units-due", str(total.due)),
+        _prop("units-covered", str(total.covered)),
+        _prop("covered-share", percent(total.covered, total.due)),
+    )
     return {
         "uuid": name,
         "title": f"{control.id} {control.title}",
         "description": f"{report.statement(control.id)} {control.supports}",
         "props": [
             _prop("control-id", control_id(control.id)),
-            _prop("units-due", str(total.due)),
-            _prop("units-covered", str(total.covered)),
-            _prop("covered-share", percent(total.covered, total.due)),
+            *(figures if "coverage" in sections else ()),
         ],
-        "methods": ["TEST" if _TESTED.intersection(control.evidence) else "EXAMINE"],
+        "methods": [
+            *(["TEST"] if _TESTED.intersection(sections) else []),
+            *(["EXAMINE"] if not _TESTED.issuperset(sections) else []),
+        ],
         "types": ["control-objective"],
         "relevant-evidence": [
-            {"href": f"#{resource}", "description": f"Section: {SECTIONS[section]}"}
-            for section in control.evidence
+            {"href": f"#{resource}", "description": f"Section: {SECTIONS[section]}"} for section in sections
         ],
         "collected": collected,
         "remarks": f"What it does not show: {control.limit}",

@@ -38,6 +38,7 @@ NOT_COVERED = (
     "tiers: copies off the device",
     "recount, proof, window, opinion, limitations: they are no figures of leaves, or follow from others",
     "losses: gaps that are no leaf",
+    "storage: ages at the end, what ended custody, limits (absolute, within) and what went beyond them",
 )
 LEVELS = ("launched", "retired", "sampled", "full")
 LAGS_US = (1_000, 10_000, 100_000, 250_000, 1_000_000, 5_000_000, 30_000_000, 300_000_000)

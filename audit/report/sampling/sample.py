@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 import orjson
-from sqlalchemy import ColumnElement, Connection, Table, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, Table, or_, select
 
 from kvcustody.audit.coverage.custody_units import DEVICE_TIER
+from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.events.block_runs import UNNAMED
 from kvcustody.audit.query.evidence_columns import POOL_SHIFT, is_among
@@ -34,7 +35,6 @@ from kvcustody.audit.schema.ledger import (
     residencies,
 )
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.root_log import HeadProof
 
 LEAVES_MAX = 2_000
 _CONTEXT_RANK = 100  # behind the leaves that name the custody
@@ -99,15 +99,16 @@ def draw_sample(
     ]
     people = [population.custody(number) for _, _, number in drawn]
     finder = _LeafFinder(connection, population, state, people, tenant)
-    prover = _Prover(LedgerProofs(connection), checkpoint)
+    found_of = [finder.of(person) for person in people]
+    proofs: dict[tuple[str, int], str] = {}
+    if is_proved:
+        places = {(at.log, at.idx) for found in found_of for at in found[:LEAVES_MAX]}
+        proofs = _proofs(LedgerProofs(connection), checkpoint, places)
     made = []
-    for (stratum, place, number), person in zip(drawn, people, strict=True):
-        found = finder.of(person)
+    for (stratum, place, number), person, found in zip(drawn, people, found_of, strict=True):
         kept = found[:LEAVES_MAX]
         leaves = tuple(
-            LeafEvidence(
-                at.log, at.idx, *_leaf(connection, at), prover.proof(at.log, at.idx) if is_proved else ""
-            )
+            LeafEvidence(at.log, at.idx, *_leaf(connection, at), proofs.get((at.log, at.idx), ""))
             for at in kept
         )
         made.append(SampleItem(stratum, place, number, person, leaves, len(found) - len(kept)))
@@ -136,6 +137,8 @@ class _LeafFinder:
         tenant: str | None,
     ) -> None:
         self._connection, self._state, self._tenant = connection, state, tenant
+        self._context: dict[tuple[str, str, tuple[str, ...]], list[_Place]] = {}
+        self._erased: dict[tuple[str, str], list[_Place]] = {}
         self._names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
         self._ids = {
             row.uuid: row.id for row in connection.execute(select(incarnations.c.id, incarnations.c.uuid))
@@ -180,15 +183,15 @@ class _LeafFinder:
 
     def _releases(self, item: PopulationMember, named: Sequence[_Place]) -> list[_Place]:
         """The last releases of the residencies that the named leaves are of."""
-        at = [(place.log_id, place.idx) for place in named]
+        at: dict[int, list[int]] = {}
+        for place in named:
+            at.setdefault(place.log_id, []).append(place.idx)
         used: set[int] = set()
-        for table in (residencies, attachments, releases):
-            column = table.c
-            for start in range(0, len(at), 200):
-                here = or_(
-                    *(and_(column.log == log, column.idx == idx) for log, idx in at[start : start + 200])
-                )
-                used |= set(self._connection.scalars(select(column.residency).where(here)))
+        for column in (residencies.c, attachments.c, releases.c):
+            for log, places in at.items():
+                for start in range(0, len(places), 200):
+                    here = (column.log == log, column.idx.in_(places[start : start + 200]))
+                    used |= set(self._connection.scalars(select(column.residency).where(*here)))
         made = []
         life, residencies_used = self._ids[item.incarnation], sorted(used)
         for start in range(0, len(residencies_used), 200):
@@ -200,6 +203,13 @@ class _LeafFinder:
 
     def _erasures(self, item: PopulationMember) -> list[_Place]:
         """Requests that may select it, and their effects in its process."""
+        key = (item.incarnation, item.tenant)
+        found = self._erased.get(key)
+        if found is None:
+            found = self._erased[key] = self._erasures_of(item)
+        return found
+
+    def _erasures_of(self, item: PopulationMember) -> list[_Place]:
         asked = or_(erasures.c.tenant == item.tenant, erasures.c.tenant.is_(None))
         names = select(erasures.c.erasure).where(asked, self._state.has(erasures))
         effect = erasure_effects.c
@@ -211,9 +221,14 @@ class _LeafFinder:
         ]
 
     def _of_kinds(self, item: PopulationMember, kinds: tuple[str, ...]) -> list[_Place]:
-        life = self._ids[item.incarnation]
-        found = self._rows(events, events.c.kind.in_(kinds), events.c.incarnation == life)
-        return [place for place in found if place.log in ("system", f"tenant/{item.tenant}")]
+        key = (item.incarnation, item.tenant, kinds)
+        found = self._context.get(key)
+        if found is None:
+            life = self._ids[item.incarnation]
+            every = self._rows(events, events.c.kind.in_(kinds), events.c.incarnation == life)
+            own = ("system", f"tenant/{item.tenant}")
+            found = self._context[key] = [place for place in every if place.log in own]
+        return found
 
     def _of_copy(self, item: PopulationMember) -> list[_Place]:
         column = copy_steps.c
@@ -241,23 +256,24 @@ def _key(item: PopulationMember) -> int:
     return (item.pool << POOL_SHIFT) | item.generation
 
 
-class _Prover:
-    """Inclusion proofs under one checkpoint; the proof of a log's head is made once."""
-
-    def __init__(self, proofs: LedgerProofs, checkpoint: int) -> None:
-        self._proofs = proofs
-        self._checkpoint = checkpoint
-        self._heads: dict[str, HeadProof] = {}
-
-    def proof(self, log: str, idx: int) -> str:
-        head = self._heads.get(log)
-        if head is None:
-            head = self._heads[log] = self._proofs.head_proof(log, as_of=self._checkpoint)
-        return self._proofs.inclusion_under(head, idx).to_bytes().decode()
+def _proofs(
+    proofs: LedgerProofs, checkpoint: int, places: Iterable[tuple[str, int]]
+) -> dict[tuple[str, int], str]:
+    """Inclusion proofs under one checkpoint, log by log."""
+    of_log: dict[str, list[int]] = {}
+    for log, idx in sorted(places):
+        of_log.setdefault(log, []).append(idx)
+    return {
+        (log, proof.index): proof.to_bytes().decode()
+        for log, some in of_log.items()
+        for proof in proofs.inclusions_under(proofs.head_proof(log, as_of=checkpoint), some)
+    }
 
 
 def _leaf(connection: Connection, place: _Place) -> tuple[str, str]:
     """The kind and the text of a leaf."""
-    here = (events.c.log == place.log_id, events.c.idx == place.idx)
-    row = connection.execute(select(events.c.kind, events.c.leaf).where(*here)).one()
-    return row.kind, bytes(row.leaf).decode()
+    [(kind, leaf)] = fetch_all(connection, _LEAF, (place.log_id, place.idx))
+    return kind, bytes(leaf).decode()
+
+
+_LEAF = "SELECT kind, leaf FROM events WHERE log = ? AND idx = ?"

@@ -11,17 +11,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import orjson
-from sqlalchemy import ColumnElement, Connection, and_, case, func, literal, select
+from sqlalchemy import Connection, and_, case, func, literal, select
 
+from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.report.reconciliation import Balance
-from kvcustody.audit.schema.ledger import decisions, events, hit_counters, logs, residencies
+from kvcustody.audit.schema.ledger import decisions, hit_counters, logs
 
-_REASONS, _AFTER, _NOTHING = b'"reasons":', b',"residency":', b'"blocks":0,'
 MEANINGS = {
     "permit": "a rule, grant or segment allowed it",
     "deny": "a rule forbade it, or none permitted it (default-deny): the requester saw a miss",
@@ -59,22 +61,25 @@ class Decided(NamedTuple):
 
 
 def read_decisions(
-    connection: Connection, state: AsOf, since_us: int, until_us: int, *, tenant: str | None
+    connection: Connection,
+    lives: Sequence[LifeUnits],
+    state: AsOf,
+    overview: LeafCounts,
+    bounds: tuple[int, int],
+    *,
+    tenant: str | None,
 ) -> Decided:
-    """The decisions and openings of a period; of one tenant, those in its own log."""
-    found = _residencies(connection, state, since_us, until_us, tenant)
-    return Decided(
-        _counts(connection, state, since_us, until_us, tenant),
-        found,
-        _balances(connection, state, since_us, until_us, tenant, found),
-    )
+    """The decisions and openings of a period; of one tenant, those in its own log. `lives` were read with rules."""
+    log = _log(connection, tenant)
+    found = _residencies(lives, *bounds, log)
+    return Decided(_counts(connection, state, *bounds, log), found.rules, _balances(overview, found))
 
 
 def _counts(
-    connection: Connection, state: AsOf, since_us: int, until_us: int, tenant: str | None
+    connection: Connection, state: AsOf, since_us: int, until_us: int, log: int | None
 ) -> tuple[DecisionCount, ...]:
     totals: dict[tuple[str, str, str], list[int]] = {}
-    counter, single, log = hit_counters.c, decisions.c, _log(connection, tenant)
+    counter, single = hit_counters.c, decisions.c
     inside = and_(counter.from_us >= since_us, counter.at_us < until_us)
     several = select(
         counter.action,
@@ -97,61 +102,45 @@ def _counts(
     return tuple(sorted(DecisionCount(*key, *numbers) for key, numbers in totals.items()))
 
 
-def _openings(state: AsOf, since_us: int, until_us: int, log: int | None) -> list[ColumnElement[bool]]:
-    column = residencies.c
-    here = [
-        state.has(residencies),
-        column.part == 1,
-        column.opened_us >= since_us,
-        column.opened_us < until_us,
-    ]
-    return here if log is None else [*here, column.log == log]
+class _Opened(NamedTuple):
+    """Openings of the period by the rules that their leaves name, and further parts of any."""
+
+    rules: tuple[RuleResidencies, ...]
+    further_parts: int
 
 
-def _residencies(
-    connection: Connection, state: AsOf, since_us: int, until_us: int, tenant: str | None
-) -> tuple[RuleResidencies, ...]:
+def _residencies(lives: Sequence[LifeUnits], since_us: int, until_us: int, log: int | None) -> _Opened:
     """By the rules that leaves name, and whether anything was attached at the opening."""
-    column = events.c
-    where = [
-        state.has(events),
-        column.kind == "residency-opened",
-        column.part == 1,
-        column.at_us >= since_us,
-        column.at_us < until_us,
-    ]
-    log = _log(connection, tenant)
-    if log is not None:
-        where.append(column.log == log)
-    found: Counter[tuple[bytes, bool]] = Counter()
-    # Leaves have their keys in order and quotes in texts escaped: nothing else in one reads like these keys.
-    for leaf in connection.scalars(select(column.leaf).where(*where).execution_options(yield_per=10_000)):
-        begun = leaf.index(_REASONS) + len(_REASONS)
-        found[bytes(leaf[begun : leaf.index(_AFTER, begun)]), _NOTHING not in leaf] += 1
-    made: dict[str, list[int]] = {}
-    for (text, is_attached), number in found.items():
-        total = made.setdefault(", ".join(orjson.loads(text)) or "none named", [0, 0])
-        total[0] += number
-        total[1] += number * is_attached
-    return tuple(RuleResidencies(name, *numbers) for name, numbers in sorted(made.items()))
+    found: dict[str, list[int]] = {}
+    further = 0
+    for each in lives:
+        opened = each.openings
+        at_us = opened.column("at_us")
+        here = (at_us >= since_us) & (at_us < until_us)
+        if log is not None:
+            here &= opened.column("log") == log
+        first = opened.column("part") == 1
+        further += int((here & ~first).sum())
+        code, said = opened.codes("rules")
+        for is_attached in (False, True):
+            which = here & first & ((opened.column("attached_blocks") > 0) == is_attached)
+            numbers = np.bincount(code[which], minlength=len(said)).tolist()
+            for (text,), number in zip(said, numbers, strict=False):
+                if number:
+                    total = found.setdefault(", ".join(orjson.loads(text)) or "none named", [0, 0])
+                    total[0] += number
+                    total[1] += number * is_attached
+    return _Opened(tuple(RuleResidencies(name, *each) for name, each in sorted(found.items())), further)
 
 
-def _balances(
-    connection: Connection,
-    state: AsOf,
-    since_us: int,
-    until_us: int,
-    tenant: str | None,
-    found: tuple[RuleResidencies, ...],
-) -> tuple[Balance, ...]:
-    where = _openings(state, since_us, until_us, _log(connection, tenant))
-    opened = connection.scalar(select(func.count()).select_from(residencies).where(*where)) or 0
+def _balances(overview: LeafCounts, found: _Opened) -> tuple[Balance, ...]:
+    leaves = sum(each.in_period for each in overview.counted if each.kind == "residency-opened")
     return (
         Balance(
             "residencies opened = residencies by the rules that permitted them",
-            opened,
-            sum(each.residencies for each in found),
-            "openings, counted",
+            leaves - found.further_parts,
+            sum(each.residencies for each in found.rules),
+            "leaves of openings, counted",
             "rules that openings name, added up",
         ),
     )

@@ -15,14 +15,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, select
 
 from kvcustody.audit.coverage.block_uses import NEVER
 from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.coverage.summary import lag_percentiles
-from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.events.block_runs import Int64s
-from kvcustody.audit.schema.ledger import residencies
+from kvcustody.audit.query.evidence_columns import Evidence
 
 ENDED_BY = {
     "deadline": ("expired", "ceiling", "lapsed", "deadline"),
@@ -71,13 +69,11 @@ class _Piece(NamedTuple):
     overdue: int
 
 
-def storage_limitation(
-    connection: Connection, lives: Sequence[LifeUnits], state: AsOf
-) -> tuple[StorageRow, ...]:
+def storage_limitation(lives: Sequence[LifeUnits]) -> tuple[StorageRow, ...]:
     """A row for each classification, from the units of the report."""
     found: dict[str, list[_Piece]] = {}
     for each in lives:
-        for name, piece in _pieces(each, _openings(connection, each.life.id, state)):
+        for name, piece in _pieces(each, _openings(each.openings)):
             found.setdefault(name, []).append(piece)
     return tuple(_row(name, pieces) for name, pieces in sorted(found.items()))
 
@@ -87,16 +83,11 @@ def group_of(cause: str) -> str:
     return next((name for name, begins in ENDED_BY.items() if cause.startswith(begins)), OTHER)
 
 
-def _openings(connection: Connection, life: int, state: AsOf) -> Int64s:
+def _openings(found: Evidence) -> Int64s:
     """(residency, opened, absolute limit) in boot time, by residency."""
-    column = residencies.c
-    query = select(column.residency, column.opened_boot_us, column.absolute_boot_us).where(
-        column.incarnation == life, column.part == 1, state.has(residencies)
-    )
-    found = connection.execute(query).all()
-    if not found:
-        return np.empty((0, 3), np.int64)
-    rows = np.stack([np.array(each, np.int64) for each in zip(*found, strict=True)], axis=1)
+    first = found.column("part") == 1
+    names = ("residency", "opened_boot_us", "absolute_boot_us")
+    rows = np.stack([found.column(name)[first] for name in names], axis=1)
     made: Int64s = rows[np.argsort(rows[:, 0], kind="stable")]
     return made
 

@@ -21,6 +21,7 @@ from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.exports.file_formats import leaves_of
 from kvcustody.audit.exports.manifest import MANIFEST, ExportManifest, parse_manifest
 from kvcustody.audit.report.build_report import build_report
+from kvcustody.audit.report.framework import NAMES, Framework
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.schema.all_tables import every_table
 from kvcustody.audit.schema.ledger import events, logs
@@ -57,12 +58,19 @@ NOT_IN_LEAVES = (
     Unchecked("asked.extends", "the earlier checkpoint is not in the export"),
 )
 RESPONSES = Unchecked("responses", "what people answered to exceptions is in no leaf")
+OWN_FRAMEWORK = (
+    Unchecked("framework", "it is of the preparer's own file: whether its controls are what they say"),
+    Unchecked("asked.framework", "it is of the preparer's own file"),
+    Unchecked("statements", "they name controls of the preparer's own file"),
+)
 PROOF = Unchecked("proof", "the policy was not given: prove it again with `--policy`")
 
 
 def again_from_ledger(connection: Connection, stated: Report) -> MadeAgain:
     """The report again, from the ledger that it is of; raises as `build_report`."""
-    made = build_report(connection, stated.asked, proof=stated.proof, responses=stated.responses)
+    made = build_report(
+        connection, stated.asked, proof=stated.proof, responses=stated.responses, framework=_own(stated)
+    )
     return MadeAgain(made, "the ledger", _of_proof(stated))
 
 
@@ -78,7 +86,12 @@ def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> Mad
             asked = stated.asked._replace(extends=None)
             with engine.connect() as connection:
                 made = build_report(
-                    connection, asked, proof=stated.proof, is_proved=False, responses=stated.responses
+                    connection,
+                    asked,
+                    proof=stated.proof,
+                    is_proved=False,
+                    responses=stated.responses,
+                    framework=_own(stated),
                 )
         finally:
             engine.dispose()
@@ -87,7 +100,12 @@ def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> Mad
 
 def _of_proof(stated: Report) -> tuple[Unchecked, ...]:
     made = () if stated.proof is None else (PROOF, Unchecked("rerun", "it names the policy's file"))
-    return (RESPONSES, *made)
+    return (RESPONSES, *made, *(() if _own(stated) is None else OWN_FRAMEWORK))
+
+
+def _own(stated: Report) -> Framework | None:
+    """A framework that is not of the library comes from the report itself."""
+    return None if stated.asked.framework in NAMES else stated.framework
 
 
 def _whole(folder: Path, stated: Report, vkeys: Sequence[str]) -> ExportManifest:

@@ -21,6 +21,7 @@ from kvcustody._version import __version__
 from kvcustody.audit.coverage.custody_units import DEVICE_TIER
 from kvcustody.audit.events.block_runs import UNNAMED, decode_flat
 from kvcustody.audit.events.change_items import plain_bodies, runs_of_items
+from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.sampling.population import PopulationMember
 from kvcustody.audit.report.sampling.sample import CONTEXT, SampleItem
@@ -29,7 +30,7 @@ from kvcustody.audit.report.signing.report_signature import check_signature
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint
 from kvcustody.audit.tlog.root_log import check_leaf, parse_leaf_proof
 from kvcustody.audit.tlog.signed_note import VerifierKey, parse_vkey
-from kvcustody.audit.verify.report.figures_again import MadeAgain, Unchecked
+from kvcustody.audit.verify.report.figures_again import OWN_FRAMEWORK, MadeAgain, Unchecked
 from kvcustody.audit.verify.report.identities import disagreements
 from kvcustody.errors import LedgerError
 
@@ -56,6 +57,7 @@ ALONE = (
     ("window", "the longest time between a leaf and its signature"),
     ("unscanned", "which pools were not scanned"),
     ("responses", "what people answered"),
+    ("statuses", "whether the facts are those that they follow from"),
     ("opinion", "whether the facts are those that it follows from"),
     ("tiers", "copies off the device"),
     ("proof", "the policy's proof"),
@@ -172,6 +174,7 @@ def _unchecked(report: Report, again: MadeAgain | None) -> tuple[Unchecked, ...]
         return (*made, *again.unchecked)
     point = ("boundary.checkpoint.at_us", "boundary.checkpoint.signed_us")
     made += [Unchecked(path, "when it was sealed and signed is in no note") for path in point]
+    made += [] if report.asked.framework in NAMES else OWN_FRAMEWORK
     return (*made, *(Unchecked(path, f"{what}: {_GIVE}") for path, what in ALONE))
 
 

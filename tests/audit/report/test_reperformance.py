@@ -91,6 +91,7 @@ def test_the_program_runs_by_itself(kept: Kept, tmp_path: Path) -> None:
     command = [sys.executable, "-S", str(program), str(kept.folder), str(tmp_path / "report.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.endswith("0 differ\n") and "not covered: tiers" in done.stdout
+    assert "not covered: storage: ages at the end" in done.stdout
 
 
 def test_sizes_are_those_of_the_tables_that_auditors_use() -> None:

@@ -1,0 +1,184 @@
+"""The control library: what it cites carries evidence, and a framework of a user's own is read, used and said so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_ledger
+from sqlalchemy import Engine
+
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.report import control_status
+from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.report.control_status import carrying_sections, control_statuses
+from kvcustody.audit.report.framework import (
+    NAMES,
+    SECTIONS,
+    Framework,
+    load_framework,
+    read_framework,
+    showings,
+)
+from kvcustody.audit.report.model import PolicyProof, Report, ReportParameters
+from kvcustody.audit.report.wording import refused_words
+from kvcustody.audit.verify.report.figures_again import again_from_ledger
+from kvcustody.audit.verify.report.verify_report import is_unchecked, verify_report
+from kvcustody.errors import ConfigError
+from kvcustody.migrations.upgrade import upgrade
+
+OWN = """
+id = "our-rules"
+title = "Our rules"
+edition = "3"
+ids_from = "the handbook"
+ids_taken = "2026-11"
+controls = [
+  { id = "R1", title = "Caches are emptied", shows = ["disposal", "erasure"] },
+  { id = "R2", title = "Doors are locked", scope = "not-ours", limit = "Doors are the operator's." },
+]
+"""
+
+
+class Ledger:
+    def __init__(self, engine: Engine, folder: Path, key: Any) -> None:
+        self.engine, self.vkey = engine, str(key.verifier)
+
+    def report(
+        self, name: str, framework: Framework | None = None, proof: PolicyProof | None = None, **more: Any
+    ) -> Report:
+        with self.engine.connect() as connection:
+            size = newest_checkpoint(connection)
+            asked = ReportParameters(name, size, *period(connection, size, None, None), sample=3)
+            asked = asked._replace(**more)
+            made = build_report(connection, asked, framework=framework, proof=proof)
+            return report_ledger.signed(connection, made)
+
+
+@pytest.fixture(scope="module")
+def ledger(world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
+    folder = tmp_path_factory.mktemp("library")
+    engine = open_store(folder / "ledger.db")
+    upgrade(engine)
+    yield Ledger(engine, folder, report_ledger.fill(engine, world_class, folder))
+    engine.dispose()
+
+
+def statuses(report: Report) -> dict[str, str]:
+    return {each.control: each.status for each in report.statuses}
+
+
+def test_every_edition_says_where_its_ids_are_from_and_every_showing_is_used() -> None:
+    used: set[str] = set()
+    for name in NAMES:
+        found = load_framework(name)
+        assert found.ids_from and found.ids_taken and found.edition
+        used |= {each.name for control in found.controls for each in control.shows}
+    assert used == set(showings())
+    for each in showings().values():
+        assert (
+            each.needs and set(each.needs + each.also) <= set(SECTIONS) and not refused_words(each.supports)
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_sections_that_carry_evidence_are_cited(ledger: Ledger, name: str) -> None:
+    report = ledger.report(name, recount=False)
+    carrying = carrying_sections(report)
+    assert {control.id for control in report.framework.controls} == set(statuses(report))
+    for each in report.statuses:
+        assert set(each.sections) <= carrying
+        assert bool(each.sections) is (each.status == "evidence present")
+    assert "recount" not in carrying and "proof" not in carrying
+
+
+def test_what_was_wrong_is_put_right(ledger: Ledger) -> None:
+    found = {control.id: (name, control) for name in NAMES for control in load_framework(name).controls}
+    assert "own data" in found["A1.1.2"][1].title and "resources" in found["A1.1.3"][1].title
+    assert [each.name for each in found["Art. 12(2)"][1].shows] == ["monitoring"]
+    assert found["FDP_RIP.2"][1].scope == found["AU-10"][1].scope == "not-addressed"
+    assert {
+        *("MP-6", "SI-12", "CM-3", "A.8.3", "A.8.16", "P4.2", "P4.3", "CC6.2", "Art. 5(2)", "Art. 12(3)"),
+        *("Art. 15", "Art. 18", "Art. 19", "Art. 28", "Art. 30(2)", "164.310(d)(2)(i)", "164.310(d)(2)(ii)"),
+        *("A1.1.1", "Art. 15(5)", "Art. 26(6)"),
+    } <= set(found)
+
+
+def test_a_status_follows_from_what_the_period_has(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    nist = ledger.report("nist-800-53")
+    found = statuses(nist)
+    assert (found["AC-4(21)"], found["SC-28"], found["SC-12"]) == ("none in the period",) * 3
+    assert (found["SC-39"], found["AU-10"]) == ("not ours", "not addressed")
+    assert found["SC-4"] == found["AC-3"] == "evidence present"
+    [policy] = nist.boundary.policies
+    proof = PolicyProof(policy.name, policy.digest, True, False, "00", ())
+    assert statuses(ledger.report("nist-800-53", proof=proof))["AC-4(21)"] == "evidence present"
+    failed = proof._replace(holds=False)
+    assert statuses(ledger.report("nist-800-53", proof=failed))["AC-4(21)"] == "none in the period"
+    early = nist.asked.since_us - 10_000_000
+    nothing = ledger.report("nist-800-53", since_us=early, until_us=early + 1_000_000)
+    assert set(statuses(nothing).values()) <= {"none in the period", "not ours", "not addressed"} | (
+        {"evidence present"} if nothing.boundary.policies else set()
+    )
+    assert statuses(nothing)["SI-12"] == statuses(nothing)["AU-12"] == "none in the period"
+    # The control: where every section counts, empty ones are cited.
+    monkeypatch.setattr(control_status, "carrying_sections", lambda _: frozenset(SECTIONS))
+    assert {each.status for each in control_statuses(nothing) if each.control == "AC-4(21)"} == {
+        "evidence present"
+    }
+
+
+def test_a_status_that_somebody_changed_is_found(ledger: Ledger) -> None:
+    report = ledger.report("nist-800-53")
+    first = report.statuses[0]._replace(status="not ours")
+    with ledger.engine.connect() as connection:
+        bare = report._replace(signature=None, statuses=(first, *report.statuses[1:]))
+        forged = report_ledger.signed(connection, bare)
+    problems = verify_report(forged.to_bytes(), [ledger.vkey]).problems
+    assert any("status of a control" in problem for problem in problems)
+    assert verify_report(report.to_bytes(), [ledger.vkey]).ok, "control"
+
+
+def test_a_framework_of_a_users_own_is_used_and_listed_as_unchecked(ledger: Ledger) -> None:
+    report = ledger.report("our-rules", read_framework(OWN))
+    assert statuses(report) == {"R1": "evidence present", "R2": "not ours"}
+    assert "--framework our-rules.toml" in report.rerun()
+    assert any("file that the preparer gave" in text for text in report.limitations)
+    with ledger.engine.connect() as connection:
+        again = again_from_ledger(connection, report)
+    for found in (
+        verify_report(report.to_bytes(), [ledger.vkey]),
+        verify_report(report.to_bytes(), [ledger.vkey], again=again),
+    ):
+        assert found.ok, found.problems
+        assert is_unchecked("framework.controls[0].title", found.unchecked)
+    library = verify_report(ledger.report("gdpr").to_bytes(), [ledger.vkey])
+    assert not is_unchecked("framework.controls[0].title", library.unchecked), "control"
+    named = report._replace(asked=report.asked._replace(framework="other"), signature=None)
+    with ledger.engine.connect() as connection:
+        data = report_ledger.signed(connection, named).to_bytes()
+    assert any("not `other`" in problem for problem in verify_report(data, [ledger.vkey]).problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('"disposal", ', '"disposl", '), "control `R1`: `disposl` is none of.*did you mean `disposal`"),
+        (('id = "R2"', 'id = "R1"'), "control `R1` is there twice"),
+        ((', limit = "Doors are the operator\'s."', ""), "control `R2`: .*says why in `limit`"),
+        (('scope = "not-ours"', 'scope = "theirs"'), "control `R2`: scope `theirs` is none of"),
+        (('shows = ["disposal", "erasure"]', "shows = []"), "control `R1`: .*names what `shows` it"),
+        (('title = "Caches are emptied"', 'name = "x"'), "control `R1`: `name` is no part of a control"),
+        (("Caches are emptied", "Caches are compliant"), "control `R1`: `compliant`"),
+        (('edition = "3"', ""), "it has no text `edition`"),
+        (('id = "our-rules"', 'id = "gdpr"'), "`gdpr` is a framework of the library"),
+        (('id = "our-rules"', 'id = "Our rules"'), "`id` is lower-case"),
+        (("controls = [", "controls = ["[:-1]), "framework file: "),
+    ],
+)
+def test_a_framework_that_is_none_says_where(change: tuple[str, str], said: str) -> None:
+    assert read_framework(OWN).controls[0].id == "R1", "control"
+    with pytest.raises(ConfigError, match=said):
+        read_framework(OWN.replace(*change))
