@@ -41,7 +41,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_help_shows_examples() -> None:
-    assert "kvcustody replay" in run("--help").stdout
+    assert "kvcustody up" in run("--help").stdout
     for command in ("replay", "size", "version"):
         result = run(command, "--help")
         assert result.exit_code == 0
