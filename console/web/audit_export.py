@@ -16,10 +16,12 @@ import orjson
 from starlette.responses import Response, StreamingResponse
 
 from kvcustody.audit.explore.by_time import find_by_time
+from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.events import Cursor, EventFilter, EventRow
 from kvcustody.console.report.number_format import moment
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.audit import asked_of, is_newest, summary_of
+from kvcustody.governance.api.http.gate import HISTORY
 from kvcustody.governance.api.operations.audit import wanted_of
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import not_found
@@ -41,12 +43,12 @@ def export(visit: PageRequest) -> Response:
     visit.record("consoleAuditExport", tenant)
     visit.service.export(visit.caller)
     encode = {"csv": _csv, "ndjson": _ndjson}[form]
-    name = f'attachment; filename="audit.{form}"'
-    return StreamingResponse(
-        _parts(visit, mine, wanted, newest, encode),
-        media_type=_TYPES[form],
-        headers={"Content-Disposition": name},
-    )
+    headers = {"Content-Disposition": f'attachment; filename="audit.{form}"'}
+    marked = visit.service.marked()
+    if marked:
+        headers[HISTORY.decode()] = history(marked)
+    parts = _parts(visit, mine, wanted, newest, encode)
+    return StreamingResponse(parts, media_type=_TYPES[form], headers=headers)
 
 
 def _parts(

@@ -98,6 +98,7 @@ def pages(world: World) -> dict[str, str]:
         "/policy/{revision}": "/policy/1",
         "/reports/{job}": f"/reports/{job}",
         "/reports/{job}/{file}": f"/reports/{job}/report.html",
+        "/audit/export/{form}": "/audit/export/csv",
         "/audit/event": "/audit/event?log=system&idx=0",
         "/custody/subject": "/custody/subject?tenant=acme&subject=user-1",
         "/decisions/rule": "/decisions/rule?id=no-restricted&revision=1",
@@ -109,7 +110,7 @@ def pages(world: World) -> dict[str, str]:
         answers = [client.get("/console" + places.get(path, path)) for client in people.values()]
         right = [answer for answer in answers if answer.status_code == 200]
         assert right, (path, [answer.status_code for answer in answers])
-        found[path] = right[0].text
+        found[path] = right[0].text + right[0].headers.get("kvcustody-history", "")  # of a file, beside it
     found["problem"] = people["auditor"].get("/console/nothing").text
     for client in (*people.values(), call):
         client.close()
