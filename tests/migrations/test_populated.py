@@ -44,6 +44,8 @@ from kvcustody.audit.writer import event_queue
 from kvcustody.errors import CustodyError
 from kvcustody.migrations.upgrade import current, upgrade
 
+pytestmark = pytest.mark.system
+
 TENANTS = [f"tenant-{number}" for number in range(6)]
 
 

@@ -26,6 +26,8 @@ from kvcustody.allocator.prefix.hash_index import PrefixIndex
 from kvcustody.allocator.prefix.publish import Publication
 from kvcustody.allocator.prefix.tree import PrefixTree
 
+pytestmark = pytest.mark.system
+
 
 class Mutant(NamedTuple):
     name: str

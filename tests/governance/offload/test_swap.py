@@ -12,6 +12,8 @@ from offload_world import MODEL, TOKENS, World, prompt, who
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.erasure.selector import Selector
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(params=["host", "nvme"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:

@@ -33,6 +33,8 @@ from kvcustody.policies.workbench.prove.model import PROPERTIES
 from kvcustody.policies.workbench.prove.prove import Never, prove
 from kvcustody.policies.workbench.request import Request
 
+pytestmark = pytest.mark.system
+
 DAY = 86_400_000_000
 
 
