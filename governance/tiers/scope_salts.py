@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -31,7 +32,9 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 
 SALT_DIGITS = 64
 _BOUND = b"kvcustody/scope-salts@1"
+_TOLD = (ScopeKind.TENANT, ScopeKind.SUBJECT, ScopeKind.SESSION)  # others have no one whose they are
 _LENGTH_BYTES = 2
+_FILE_BYTES_MAX = 256 << 20  # some 700,000 domains
 _log = structlog.get_logger(__name__)
 
 
@@ -127,7 +130,7 @@ class ScopeDirectory:
         return dict(self._labels)
 
     def add(self, salt: str, label: DomainLabel) -> None:
-        """Tell others whose a salt is. Raises `OSError` where the file cannot be written."""
+        """Tell others whose a salt is. Raises `OSError` where the file cannot be written, or is full."""
         if salt in self._labels or label.spec is None:
             return
         plain = msgspec.msgpack.encode(_record_of(label, label.spec))
@@ -138,6 +141,8 @@ class ScopeDirectory:
         try:
             self._read()
             if salt not in self._labels:
+                if self._read_bytes >= _FILE_BYTES_MAX:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(self._path))
                 os.ftruncate(self._file, self._read_bytes)  # what a process left that ended while it wrote
                 os.write(self._file, len(sealed).to_bytes(_LENGTH_BYTES, "little") + sealed)
                 os.fsync(self._file)
@@ -182,7 +187,7 @@ class ScopeSalts:
 
     def of(self, label: DomainLabel) -> str:
         """The domain's salt, which the directory knows by then; one that nobody has again where that cannot be."""
-        if label.spec is None:
+        if label.spec is None or label.spec.scope not in _TOLD:
             return self.once()
         try:
             salt = self._keys.domain(label.spec).hex()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -64,6 +65,38 @@ def test_a_tier_that_names_by_content_alone_and_asks_nobody_is_found(
 
     monkeypatch.setattr(SealedTier, "_facts", one_fact)
     assert kvcustody_tier.main(case)["found"] is True
+
+
+@pytest.mark.parametrize("case", ["renamed-object", "older-object"])
+def test_a_tier_that_binds_nothing_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: content is kept as it is, and whatever lies under a name is taken for it."""
+
+    def keep(key: Any, name: bytes, facts: Any, content: Any, into: memoryview, **_: Any) -> int:
+        into[len(into) - len(content) :] = content
+        return len(into)
+
+    def take(key: Any, name: bytes, facts: Any, sealed: memoryview, into: memoryview) -> None:
+        into[:] = sealed[len(sealed) - len(into) :]
+
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.seal_into", keep)
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.open_into", take)
+    assert kvcustody_tier.main(case)["found"] is True
+
+
+def test_names_of_tenants_and_namespaces_without_a_frame_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: a name by the tenant's digest, and a namespace of two texts put together."""
+
+    def by_tenant(self: SealKeys, spec: Any, last: bytes, *, shard: int, layout: bytes) -> bytes:
+        return hashlib.sha256(spec.tenant.encode()).digest()
+
+    def put_together(self: SealKeys, spec: Any) -> bytes:
+        return hashlib.sha256((spec.tenant + (spec.salt or "")).encode()).digest()
+
+    monkeypatch.setattr(SealKeys, "name", by_tenant)
+    assert kvcustody_tier.main("name-tells-tenant")["found"] is True
+    monkeypatch.undo()
+    monkeypatch.setattr(SealKeys, "domain", put_together)
+    assert kvcustody_tier.main("namespace-alias")["found"] is True
 
 
 def test_the_command_runs_our_target_in_a_process_of_its_own(tmp_path: Path) -> None:
