@@ -38,7 +38,7 @@ from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
-from kvcustody.governance.tiers.tier_link import TierLink, TransferChoice, decided, tier_figures
+from kvcustody.governance.tiers.tier_link import Moved, TierLink, TransferChoice, decided, tier_figures
 from kvcustody.governance.tiers.transfer_rates import TierUse
 
 STEP_BYTES_MAX = 256 << 20
@@ -386,9 +386,9 @@ class Offloading:
         """Puts a decision on record: `record(blocks, size, outcome, actual_us)`."""
 
         def record(blocks: int, size: int, outcome: str, actual_us: int, part: int = 0) -> None:
-            moved = (way.tier.name, tenant, residency, blocks, size)
+            moved = Moved(way.tier.name, tenant, residency, blocks, size)
             now_us = self._clock.now_us()
-            self._decisions.append(decided(now_us, action, *moved, choice, outcome, actual_us, part))
+            self._decisions.append(decided(now_us, action, moved, choice, outcome, actual_us, part))
 
         return record
 

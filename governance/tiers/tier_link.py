@@ -136,23 +136,29 @@ class TierLink:
         )
 
 
+class Moved(NamedTuple):
+    """What a choice is about: blocks and bytes of a tenant in a tier; `residency` 0: for no request."""
+
+    tier: str
+    tenant: str
+    residency: int
+    blocks: int
+    size: int
+
+
 def decided(
     now_us: int,
     action: str,
-    tier: str,
-    tenant: str,
-    residency: int,
-    blocks: int,
-    size: int,
+    moved: Moved,
     choice: TransferChoice,
-    outcome: str,
-    actual_us: int,
+    outcome: str = "",
+    actual_us: int = 0,
     part_blocks: int = 0,
 ) -> TransferDecided:
-    """The leaf of a choice and of what came of it."""
-    moved = (tier, tenant, residency, blocks, size, choice.transfer_us, choice.recompute_us)
+    """The leaf of a choice and of what came of it; without an outcome nothing moved."""
     way = "transfer" if choice.moves else "recompute"
-    return TransferDecided(now_us, action, *moved, way, outcome, actual_us, choice.reason, part_blocks)
+    expected = (choice.transfer_us, choice.recompute_us, way)
+    return TransferDecided(now_us, action, *moved, *expected, outcome, actual_us, choice.reason, part_blocks)
 
 
 def tier_figures(use: TierUse, counts: CopyCounts, capacity_bytes: int) -> dict[str, float]:

@@ -37,7 +37,7 @@ from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import CopyCounts, Restored
-from kvcustody.governance.tiers.tier_link import TierLink, TransferChoice, decided, tier_figures
+from kvcustody.governance.tiers.tier_link import Moved, TierLink, TransferChoice, decided, tier_figures
 from kvcustody.governance.tiers.tier_rules import Tables, TierRules
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, chain
 from kvcustody.integrations.vllm.tiers.copy_plans import LeavingRun, PlannedLoad, UnsavedRun
@@ -81,12 +81,9 @@ class _Loading(NamedTuple):
 
 
 class _Storing(NamedTuple):
-    """A store that has left: whose, how much, why."""
+    """A store that has left: of what, and why."""
 
-    tier: str
-    tenant: str
-    blocks: int
-    size: int
+    moved: Moved
     choice: TransferChoice
 
 
@@ -262,8 +259,9 @@ class SchedulerTiers:
             blocks = len(run.blocks)
             size, recompute_us = blocks * self._block_bytes, self._recompute_us(blocks, run.depth)
             choice = self._links[tier].choose_store(size, recompute_us)
+            moved = Moved(tier, label.tenant, 0, blocks, size)
             if not choice.moves:
-                self._decide("store", tier, label.tenant, 0, blocks, size, choice, "", 0)
+                self._decide("store", moved, choice)
                 continue
             job = StoreCopy(
                 _LATER,
@@ -280,7 +278,7 @@ class SchedulerTiers:
             )
             number = self._send(job, label)
             self._stores.add(number)
-            self._storing[number] = (_Storing(tier, label.tenant, blocks, size, choice), 0)
+            self._storing[number] = (_Storing(moved, choice), 0)
 
     # -- what comes back ------------------------------------------------------------------------------------------
 
@@ -320,8 +318,8 @@ class SchedulerTiers:
         choice = self._links[best.tier].choose_restore(best.size, recompute_us, now_us, looks=True)
         if not choice.moves:
             governed.skips_tiers = True
-            whose = (label.tenant, residency.id)
-            self._decide("restore", best.tier, *whose, blocks, best.size, choice, "", 0)
+            moved = Moved(best.tier, label.tenant, residency.id, blocks, best.size)
+            self._decide("restore", moved, choice)
             return 0
         governed.planned = best._replace(choice=choice)
         return blocks
@@ -390,10 +388,10 @@ class SchedulerTiers:
 
     def _stored(self, storing: _Storing, took_us: int, *, has: bool) -> None:
         """All shards have answered; `has`: the last of them has it."""
-        tier, tenant, blocks, size, choice = storing
+        moved = storing.moved
         if has:
-            self._links[tier].stored(size, blocks, took_us)
-        self._decide("store", tier, tenant, 0, blocks, size, choice, "done" if has else "failed", took_us)
+            self._links[moved.tier].stored(moved.size, moved.blocks, took_us)
+        self._decide("store", moved, storing.choice, "done" if has else "failed", took_us)
 
     def _recompute_us(self, blocks: int, depth: int) -> float | None:
         """What computing these blocks is expected to take; None where that is not known."""
@@ -403,19 +401,15 @@ class SchedulerTiers:
     def _decide(
         self,
         action: str,
-        tier: str,
-        tenant: str,
-        residency: int,
-        blocks: int,
-        size: int,
+        moved: Moved,
         choice: TransferChoice,
-        outcome: str,
-        actual_us: int,
+        outcome: str = "",
+        actual_us: int = 0,
         part_blocks: int = 0,
     ) -> None:
         """Put a decision on record."""
-        moved = (tier, tenant, residency, blocks, size, choice, outcome, actual_us, part_blocks)
-        self._port.record_copies([decided(self._port.clock.now_us(), action, *moved)])
+        now_us = self._port.clock.now_us()
+        self._port.record_copies([decided(now_us, action, moved, choice, outcome, actual_us, part_blocks)])
 
     def _loaded(self, loading: _Loading, by_shard: list[tuple[Restored, ...]]) -> None:
         """All shards have answered: what came is as old as its copies, and a request whose load failed computes."""
@@ -426,11 +420,9 @@ class SchedulerTiers:
         self._links[planned.tier].restored(planned.size, come, took_us, asked=asked)
         outcome = "done" if come == asked else "partial" if come else "failed"
         assert planned.choice is not None, "a plan is of a choice"
-        whose = (residency.tenant, residency.id)
+        moved = Moved(planned.tier, residency.tenant, residency.id, asked, planned.size)
         part = come if come < asked else 0
-        self._decide(
-            "restore", planned.tier, *whose, asked, planned.size, planned.choice, outcome, took_us, part
-        )
+        self._decide("restore", moved, planned.choice, outcome, took_us, part)
         if part or not come:
             self._failed[planned.tier] += 1
             governed.skips_tiers = True
