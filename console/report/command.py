@@ -96,6 +96,11 @@ def make(
     recount: Annotated[
         bool, typer.Option(help="Compute coverage a second time, from leaves alone, and compare.")
     ] = True,
+    threshold: Annotated[
+        float,
+        typer.Option(min=0, max=100, help="Percent of units in time that its reader asks for (first page)."),
+    ] = 99.9,
+    prepared_by: Annotated[str, typer.Option(help="Who answers for the report: a name and a role.")] = "",
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS),
     sign_with: Annotated[
         Path | None,
@@ -134,7 +139,11 @@ def make(
         bounds = period(connection, checkpoint, moment_us(since), moment_us(until))
         asked = ReportParameters(chosen.id, checkpoint, *bounds, seed, sample, tenant, extends, recount)
         asked = asked._replace(
-            risk_ppm=round(risk * 10_000), tolerable_ppm=round(tolerable * 10_000), expected=expected
+            risk_ppm=round(risk * 10_000),
+            tolerable_ppm=round(tolerable * 10_000),
+            expected=expected,
+            threshold_ppm=round(threshold * 10_000),
+            preparer=prepared_by,
         )
         report = build_report(
             connection, asked, proof=proof, progress=tell, responses=answers, framework=chosen

@@ -6,9 +6,17 @@ from collections.abc import Iterable
 
 from kvcustody.audit.report.framework import SECTIONS, Control
 from kvcustody.audit.report.model import Report
+from kvcustody.console.report.board_pages import (
+    assertion_section,
+    board_section,
+    roles_section,
+    service_section,
+    sources_section,
+)
 from kvcustody.console.report.custody_pages import (
     boundary_section,
     coverage_section,
+    hashes_section,
     population_section,
     tiers_section,
 )
@@ -80,7 +88,10 @@ def page_of(report: Report) -> Page:
         + report.boundary.history,
         _tiles(report),
         (
+            board_section(report),
             opinion_section(report),
+            assertion_section(report),
+            service_section(report),
             boundary_section(report),
             _controls(report),
             population_section(report),
@@ -88,15 +99,19 @@ def page_of(report: Report) -> Page:
             storage_section(report),
             *(() if report.tiers.is_empty else (tiers_section(report),)),
             _recount(report),
-            sample_section(report),
             exceptions_section(report),
             activity_section(report),
             losses_section(report),
+            sources_section(report),
+            roles_section(report),
             Section("Limitations", (Items(report.limitations),)),
             _sign_off(report),
+            sample_section(report),
+            hashes_section(report),
         ),
         f"kvcustody {report.version}. Evidence, not a verdict: what a control needs is judged by people.",
         watermark=WATERMARK if report.boundary.history else "",
+        at_us=report.boundary.checkpoint.at_us,
     )
 
 

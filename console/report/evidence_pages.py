@@ -46,7 +46,7 @@ def sample_section(report: Report) -> Section:
         for leaf in item.leaves
     ]
     return Section(
-        "Sample",
+        "Annex: sample",
         (
             Facts(
                 [
@@ -109,6 +109,7 @@ def sample_section(report: Report) -> Section:
             ),
             *_more(len(leaves) - 2 * _LISTED, "leaves"),
         ),
+        begins_page=True,
     )
 
 

@@ -66,7 +66,7 @@ def opinion_section(report: Report) -> Section:
         )
     if len(opinion.exceptions) > _LISTED:
         blocks.append(Paragraph(f"{len(opinion.exceptions) - _LISTED:,} more are in the JSON.", "quiet"))
-    return Section("Opinion", tuple(blocks))
+    return Section("Opinion", tuple(blocks), begins_page=True)
 
 
 def _window(report: Report) -> str:

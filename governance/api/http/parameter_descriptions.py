@@ -87,6 +87,8 @@ _MEANINGS = {
     "scan": "The scan's number within its process.",
     "scope": "How widely the block is shared.",
     "seconds": "The window that the counts are of.",
+    "prepared_by": "Who answers for the report: a name and a role.",
+    "threshold": "Percent of units in time that the report's reader asks for.",
     "seed": "What the sample is drawn with: the same gives the same sample.",
     "segment": "Only this shared segment.",
     "sequence": "The batch's number, from 1 on.",

@@ -31,6 +31,8 @@ class ReportRequest(Model):
     seed: Name = "kvcustody"
     sample: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 25
     recount: bool = True
+    threshold: Annotated[float, Field(ge=0, le=100, description="Percent in time that is asked for.")] = 99.9
+    prepared_by: Annotated[str, Field(max_length=200, description="Who answers for the report.")] = ""
     formats: Annotated[list[Literal["json", "html", "pdf", "oscal"]], Field(max_length=4)] = Field(
         default_factory=list
     )
