@@ -23,6 +23,7 @@ from kvcustody.files import write_file
 from kvcustody.governance.keys.report_signing_key import open_report_key, signed_report
 from kvcustody.governance.service.jobs import Job, JobProgress
 from kvcustody.governance.service.problem_details import not_found
+from kvcustody.governance.service.schedules.made_reports import Verdict, add_report
 
 if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service
@@ -65,8 +66,12 @@ def start_report(
     *,
     expects: str | None = None,
     party: str = "",
+    schedule: str | None = None,
 ) -> Job:
-    """Begin the job; `expects` is the SHA-256 that report.json should have: whether it does is in the result."""
+    """Begin the job; `expects` is the SHA-256 that report.json should have: whether it does is in the result.
+
+    `schedule` keeps its own list of what it made (`schedules.report_scheduler`); any other report is listed here.
+    """
 
     def work(progress: JobProgress) -> dict[str, Any]:
         done = 0
@@ -85,16 +90,20 @@ def start_report(
         for name, data in files.items():
             write_file(progress.folder / name, data)
         progress(_PARTS + 1, _PARTS + 1)
-        digest = report.digest()
+        verdict, digest = Verdict.of(report), report.digest()
+        if schedule is None:
+            job, now_us = progress.folder.name, service.clock.utc_us()
+            add_report(service.engine, job, principal, asked, formats, verdict, now_us)
         return {
             "files": [_file(name, data) for name, data in sorted(files.items())],
             "checkpoint": asked.checkpoint,
-            "digest": digest,
+            **verdict._asdict(),
             "as_expected": None if expects is None else digest == expects,
             "again": report.rerun(),
         }
 
     parameters = {"framework": asked.framework, "since_us": asked.since_us, "until_us": asked.until_us}
+    parameters |= {} if schedule is None else {"schedule": schedule}
     return service.jobs.start(
         "report", work, principal=principal, tenant=asked.tenant, parameters=parameters, party=party
     )
