@@ -56,7 +56,7 @@ _MADE = {
     "report": "cd" * 16, "schedule": "ab12" * 4, "job": "ef" * 16, "principal": "dana", "tenant": "acme",
     "framework": "soc2", "formats": ["json"], "since_us": 1_777_000_000_000_000, "until_us": 1_780_000_000_000_000,
     "due_us": 1_780_200_000_000_000, "state": "made", "tries": 0, "checkpoint": 1041, "digest": "9f" * 32,
-    "opinion": "qualified", "reasons": [_REASON], "signed_by": "kvcustody.example/ledger/report+d2b266a2", "error": None,
+    "opinion": "qualified", "reasons": [_REASON], "signed_by": "kv.example/ledger/report+d2b266a2", "error": None,
     "created_us": 1_780_200_000_000_000, "made_us": 1_780_200_002_000_000, "deliveries": [_DELIVERY],
 }  # fmt: skip
 ReportFormat = Literal["json", "html", "pdf", "oscal"]

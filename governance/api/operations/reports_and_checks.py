@@ -85,7 +85,7 @@ def add_evidence(api: Api) -> None:
     scheduling = _evidence("makeReportSchedule", "POST", "/v1/reports/schedules", keyed=True, exports=True)
     problems = ("not-found", "not-acceptable")
     api.add(scheduling, make_schedule, answers=ScheduleModel, status=201, problems=problems)
-    for act, says in _SCHEDULE_ACTS.items():
+    for act, says in SCHEDULE_ACTS.items():
         changing = _evidence(
             f"{act}ReportSchedule", "POST", f"/v1/reports/schedules/{{schedule}}/{act}", keyed=True
         )
@@ -121,7 +121,7 @@ def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> 
     )
 
 
-_SCHEDULE_ACTS = {
+SCHEDULE_ACTS = {
     "pause": "Make nothing more by a schedule until it is resumed. What falls due until then is not made.",
     "resume": "Make reports by a schedule again, from the next period on.",
     "delete": "End a schedule. What it made stays on the list; what waited to be handed over is given up.",
