@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import orjson
 import structlog
@@ -24,7 +24,7 @@ from sqlalchemy import Engine, Row, and_, or_, select, update
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events import ReportDelivery, ScheduledReportMade
+from kvcustody.audit.events import Event, ReportDelivery, ScheduledReportMade
 from kvcustody.audit.schema.service import (
     service_report_deliveries,
     service_report_schedules,
@@ -34,19 +34,16 @@ from kvcustody.audit.siem.sink import SinkError
 from kvcustody.errors import CustodyError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
-from kvcustody.governance.service.access.principals import TOKEN
+from kvcustody.governance.service.access.principals import TOKEN, Principals
 from kvcustody.governance.service.access.roles import Permission, Role
 from kvcustody.governance.service.jobs import Job
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.reports import report_parameters, start_report
+from kvcustody.governance.service.reports import ReportingService, report_parameters, start_report
 from kvcustody.governance.service.schedules.calendar_periods import Period
 from kvcustody.governance.service.schedules.open_destinations import may_receive, open_destinations
 from kvcustody.governance.service.schedules.parcel import Parcel
 from kvcustody.governance.service.schedules.schedule_book import ACTIVE, Schedule, ScheduleBook
 from kvcustody.times import SECOND_US, iso
-
-if TYPE_CHECKING:
-    from kvcustody.governance.service.service import Service
 
 _log = structlog.get_logger(__name__)
 _CAUGHT_UP_MAX = 12
@@ -63,10 +60,22 @@ _schedules, _reports, _deliveries = (
 )
 
 
+class ScheduledService(ReportingService, Protocol):
+    """The parts of a service that a scheduler stands on, besides what a report does."""
+
+    principals: Principals
+
+    def record(self, event: Event) -> None:
+        """Make a class A event durable; raises `unavailable` where the ledger cannot record."""
+
+    def export(self, caller: Caller) -> None:
+        """Let a tenant's own people take leaves of its log out; raises `forbidden`."""
+
+
 class ReportScheduler:
     """Looks on a thread of its own for what is due. Close it before the jobs and the ledger."""
 
-    def __init__(self, service: Service, book: ScheduleBook) -> None:
+    def __init__(self, service: ScheduledService, book: ScheduleBook) -> None:
         self._service = service
         self._engine: Engine = service.engine
         self._book = book
@@ -179,9 +188,9 @@ class ReportScheduler:
             service.export(caller)
         except ProblemError as error:
             if error.type.status not in (403, 404):
-                self._failed(row, "the policy cannot be asked", tries_max=_TRIES_MAX)
+                self._failed(row, "the policy cannot be asked", times=_TRIES_MAX)
                 return
-            self._failed(row, _NO_LONGER, tries_max=0)
+            self._failed(row, _NO_LONGER, times=0)
             self._book.change(schedule.schedule, "pause", by=self._owner, reason=_NO_LONGER)
             return
         try:
@@ -194,10 +203,10 @@ class ReportScheduler:
             )
         except ProblemError as error:
             why = "no checkpoint is signed yet" if error.type.status == 404 else "too many jobs wait"
-            self._failed(row, why, tries_max=_TRIES_MAX)
+            self._failed(row, why, times=_TRIES_MAX)
             return
         except CustodyError as error:
-            self._failed(row, error.message, tries_max=_MAKING_TRIES_MAX)
+            self._failed(row, error.message, times=_MAKING_TRIES_MAX)
             return
         self._update(self._mine(row, "making"), job=job.job, checkpoint=asked.checkpoint)
 
@@ -230,12 +239,12 @@ class ReportScheduler:
     def _look_at(self, row: Row[Any], job: Job | None) -> None:
         if job is None or job.state == "lost":
             self._failed(
-                row, "the service ended before the report was made", tries_max=_MAKING_TRIES_MAX, at_once=True
+                row, "the service ended before the report was made", times=_MAKING_TRIES_MAX, at_once=True
             )
         elif job.state == "cancelled":
-            self._failed(row, "somebody stopped it", tries_max=0)
+            self._failed(row, "somebody stopped it", times=0)
         elif job.state == "failed":
-            self._failed(row, job.error or "failed", tries_max=_MAKING_TRIES_MAX)
+            self._failed(row, job.error or "failed", times=_MAKING_TRIES_MAX)
         elif job.result is not None:
             self._made(row, job.result)
 
@@ -251,7 +260,7 @@ class ReportScheduler:
         """A report is there: on record, and then to be handed over."""
         schedule, digest = self._book.get(row.schedule, deleted=True), result["digest"]
         if row.digest is not None and row.digest != digest:
-            self._failed(row, f"made again it has another digest, {digest}", tries_max=0)
+            self._failed(row, f"made again it has another digest, {digest}", times=0)
             return
         if row.digest is None:
             period = f"{iso(row.since_us)}/{iso(row.until_us)}"
@@ -280,13 +289,13 @@ class ReportScheduler:
             if done.rowcount and handed:
                 connection.execute(dialect_of(connection).insert_new(service_report_deliveries), handed)
 
-    def _failed(self, row: Row[Any], why: str, *, tries_max: int, at_once: bool = False) -> None:
-        """A report was not made: try again later, `tries_max` times."""
+    def _failed(self, row: Row[Any], why: str, *, times: int, at_once: bool = False) -> None:
+        """A report was not made: try again later, `times` times."""
         tries, now_us = row.tries + 1, self._service.clock.utc_us()
         _log.warning("scheduled report not made", report=row.report, schedule=row.schedule, reason=why)
         self._update(
             self._mine(row, "making"),
-            state="waiting" if tries <= tries_max else "failed",
+            state="waiting" if tries <= times else "failed",
             tries=tries,
             next_us=now_us if at_once else now_us + self._wait_us(tries),
             error=why,

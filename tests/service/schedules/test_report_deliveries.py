@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import json
 import os
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +41,7 @@ PARCEL = Parcel(
     {"digest": "d"},
     {"report.json": b"{}", "report.pdf": b"%PDF"},
 )
+MOTO = Path(__file__).resolve().parents[3] / ".venv-s3" / "bin" / "python"
 EXAMPLE = S3Key("AKIAIOSFODNN7EXAMPLE", b"wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1")
 
 
@@ -138,76 +142,142 @@ def test_signatures_are_those_of_the_published_examples() -> None:
     assert "EXAMPLEKEY" not in repr(EXAMPLE)
 
 
-class Store:
-    """A real S3 server (moto) that checks signatures, with one user who may use one bucket."""
+class MotoStore:
+    """`moto_store.py`, in `.venv-s3` (`make test-s3` makes it)."""
 
     def __init__(self) -> None:
-        import boto3
-        from moto.server import ThreadedMotoServer
+        script = Path(__file__).with_name("moto_store.py")
+        self._process = subprocess.Popen(
+            [MOTO, script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.address, name, secret = self._line()
+        self.key = S3Key(name, secret.encode(), "us-east-1")
 
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        self._server.start()
-        host, port = self._server.get_host_and_port()
-        self.address = f"http://{host}:{port}"
-        ask = {"endpoint_url": self.address, "region_name": "us-east-1"}
-        ask |= {"aws_access_key_id": "setup", "aws_secret_access_key": "setup"}
-        self._auth(1000)
-        iam, self._s3 = boto3.client("iam", **ask), boto3.client("s3", **ask)
-        self._s3.create_bucket(Bucket="reports")
-        iam.create_user(UserName="kvcustody")
-        allowed = [{"Effect": "Allow", "Action": ["s3:PutObject", "s3:GetObject"], "Resource": "*"}]
-        document = json.dumps({"Version": "2012-10-17", "Statement": allowed})
-        iam.put_user_policy(UserName="kvcustody", PolicyName="p", PolicyDocument=document)
-        key = iam.create_access_key(UserName="kvcustody")["AccessKey"]
-        self.key = S3Key(key["AccessKeyId"], key["SecretAccessKey"].encode(), "us-east-1")
-        self._auth(0)
+    def _line(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
 
-    def _auth(self, open_actions: int) -> None:
-        """Signatures are checked after so many requests."""
-        import httpx
-
-        httpx.post(f"{self.address}/moto-api/reset-auth", content=str(open_actions))
+    def _ask(self, line: str) -> dict[str, bytes]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return {key: text.encode("latin-1") for key, text in self._line().items()}
 
     def objects(self) -> dict[str, bytes]:
-        self._auth(1000)
-        found = self._s3.list_objects_v2(Bucket="reports").get("Contents", [])
-        read = {
-            each["Key"]: self._s3.get_object(Bucket="reports", Key=each["Key"])["Body"].read()
-            for each in found
-        }
-        self._auth(0)
-        return read
+        return self._ask("objects")
 
     def put(self, key: str, data: bytes) -> None:
-        self._auth(1000)
-        self._s3.put_object(Bucket="reports", Key=key, Body=data)
-        self._auth(0)
+        self._ask(f"put {key} {data.decode()}")
 
     def close(self) -> None:
-        self._server.stop()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    opened = Store()
+class _Objects(BaseHTTPRequestHandler):
+    """PUT and GET of objects, with signatures checked from the request as it came (no code of ours)."""
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        server: Any = self.server
+        if not self._signed(body):
+            self._answer(403, b"<Error><Code>SignatureDoesNotMatch</Code></Error>")
+        elif self.path in server.objects and self.headers.get("If-None-Match") == "*":
+            self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+        else:
+            server.objects[self.path] = body
+            self._answer(200, b"")
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        if not self._signed(b""):
+            self._answer(403, b"<Error><Code>SignatureDoesNotMatch</Code></Error>")
+        else:
+            self._answer(200 if self.path in server.objects else 404, server.objects.get(self.path, b""))
+
+    def _signed(self, body: bytes) -> bool:
+        found = re.fullmatch(
+            r"AWS4-HMAC-SHA256 Credential=(\S+?)/(\d{8})/([a-z0-9-]+)/s3/aws4_request, ?"
+            r"SignedHeaders=(\S+?), ?Signature=([0-9a-f]{64})",
+            self.headers["Authorization"],
+        )
+        server: Any = self.server
+        if found is None or found[1] != server.key.id:
+            return False
+        names, date = found[4].split(";"), found[2]
+        content = hashlib.sha256(body).hexdigest()
+        if "host" not in names or self.headers["x-amz-content-sha256"] != content or names != sorted(names):
+            return False
+        said = "\n".join(f"{name}:{self.headers[name]}" for name in names)
+        canonical = f"{self.command}\n{self.path}\n\n{said}\n\n{found[4]}\n{content}"
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        scope = f"{date}/{found[3]}/s3/aws4_request"
+        text = f"AWS4-HMAC-SHA256\n{self.headers['x-amz-date']}\n{scope}\n{digest}"
+        key = b"AWS4" + server.key.secret
+        for part in (date, found[3], "s3", "aws4_request"):
+            key = hmac.new(key, part.encode(), "sha256").digest()
+        return hmac.new(key, text.encode(), "sha256").hexdigest() == found[5]
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class SmallStore:
+    """Objects in memory behind `_Objects`."""
+
+    def __init__(self) -> None:
+        self._server: Any = HTTPServer(("127.0.0.1", 0), _Objects)
+        self._server.objects, self.key = {}, EXAMPLE
+        self._server.key = self.key
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+
+    def objects(self) -> dict[str, bytes]:
+        return {path.removeprefix("/reports/"): data for path, data in self._server.objects.items()}
+
+    def put(self, key: str, data: bytes) -> None:
+        self._server.objects[f"/reports/{key}"] = data
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture(scope="module", params=["small", "moto"])
+def store(request: pytest.FixtureRequest) -> Iterator[SmallStore | MotoStore]:
+    if request.param == "moto" and not MOTO.exists():
+        pytest.skip("there is no .venv-s3: `make test-s3` makes it")
+    opened = SmallStore() if request.param == "small" else MotoStore()
     yield opened
     opened.close()
 
 
-def test_a_real_store_takes_what_is_signed(store: Store) -> None:
+def test_a_real_store_takes_what_is_signed(store: SmallStore | MotoStore) -> None:
     to = S3Delivery("s3", store.address, "reports", "audits/2026", store.key)
     assert to.deliver(PARCEL) == f"s3://reports/audits/2026/{PARCEL.name}/"
     place = f"audits/2026/{PARCEL.name}"
     assert store.objects() == {f"{place}/{name}": data for name, data in PARCEL.files.items()}
     to.deliver(PARCEL)  # again changes nothing
-    store.put(f"{place}/report.json", b"somebody's")
+    store.put(f"{place}/report.json", b"somebody-else")
     with pytest.raises(SinkError, match="is there, and is another"):
         to.deliver(PARCEL)
-    assert store.objects()[f"{place}/report.json"] == b"somebody's"
+    assert store.objects()[f"{place}/report.json"] == b"somebody-else"
 
 
-def test_a_real_store_refuses_another_secret(store: Store) -> None:
+def test_a_real_store_refuses_another_secret(store: SmallStore | MotoStore) -> None:
     """Positive control of the one above: this server checks signatures."""
     wrong = store.key._replace(secret=b"x" * 40)
     with pytest.raises(SinkError, match="403 SignatureDoesNotMatch") as refused:
@@ -326,7 +396,7 @@ def test_a_schedule_hands_over_to_all_kinds(
     tmp_path: Path,
     share: Path,
     hook: Any,
-    store: Store,
+    store: SmallStore | MotoStore,
 ) -> None:
     hook_key = secret_file(tmp_path, "hook.key", KEY)
     s3_key = secret_file(tmp_path, "s3.key", store.key.secret)
