@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-import urllib.request
+from http.client import HTTPConnection
 
 import boto3
 from moto.server import ThreadedMotoServer
@@ -26,7 +26,10 @@ def main() -> None:
     ask = {"endpoint_url": address, "region_name": "us-east-1", **login}
 
     def check_after(actions: int) -> None:
-        urllib.request.urlopen(f"{address}/moto-api/reset-auth", data=str(actions).encode())
+        connection = HTTPConnection(host, port)  # without a content type, which moto would read by
+        connection.request("POST", "/moto-api/reset-auth", body=str(actions).encode())
+        assert connection.getresponse().status == 200
+        connection.close()
 
     check_after(10_000)
     iam, s3 = boto3.client("iam", **ask), boto3.client("s3", **ask)
