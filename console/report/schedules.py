@@ -122,8 +122,8 @@ def add(
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
     if server is not None:
         one_ledger(ctx)
-        body = {"framework": framework, "every": every.value, "tenant": tenant, "formats": list(formats)}
-        body |= {"destinations": to or [], "zone": zone, "hour": hour}
+        body: dict[str, Any] = {"framework": framework, "every": every.value, "tenant": tenant}
+        body |= {"formats": list(formats), "destinations": to or [], "zone": zone, "hour": hour}
         given = {name: value for name, value in body.items() if value is not None}
         with connect(server, key_file, authority) as plane:
             made = plane.post("/v1/reports/schedules", given)
