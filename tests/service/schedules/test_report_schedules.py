@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,24 @@ def open_world(
 
 @pytest.fixture
 def world(open_world: Callable[..., World]) -> World:
-    opened = open_world()
+    return with_custody(open_world())
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def on_both(request: pytest.FixtureRequest, open_world: Callable[..., World], tmp_path: Path) -> World:
+    if request.param == "sqlite":
+        return with_custody(open_world())
+    import psycopg
+
+    uri, name = request.getfixturevalue("postgres"), f"schedules_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    people = f"sqlite:///{tmp_path}/people.db"
+    url = uri.replace("/postgres?", f"/{name}?")
+    return with_custody(open_world(database_url=url, subject_keys_url=people))
+
+
+def with_custody(opened: World) -> World:
     worker = Worker()
     register(opened.client, opened.people["worker"], worker)
     batch = worker.batch([worker.started(), *worker.request("acme"), *worker.request("globex")])
@@ -123,19 +141,21 @@ def test_what_was_missed_beyond_a_year_is_listed_and_not_made(
     assert all("missed" in each["error"] for each in found[:2])
 
 
-def test_two_services_on_one_ledger_make_each_once(world: World, tmp_path: Path, share: Path) -> None:
+def test_two_services_on_one_ledger_make_each_once(on_both: World, tmp_path: Path, share: Path) -> None:
     from kvcustody.console.documents import ConsoleDocuments
     from kvcustody.governance.service.service import open_service
 
-    settings = world.service.settings
+    settings = on_both.service.settings
     second = settings.model_copy(
         update={"name": "second", "state_path": tmp_path / "second", "listen": f"unix:{tmp_path}/2.sock"}
     )
     with open_service(second, documents=ConsoleDocuments()) as other:
-        schedule = world.schedule()
-        move_back(world.service, schedule["schedule"], 160)
+        schedule = on_both.schedule()
+        move_back(on_both.service, schedule["schedule"], 160)
         threads = [
-            threading.Thread(target=each.scheduler.turn) for _ in range(4) for each in (world.service, other)
+            threading.Thread(target=each.scheduler.turn)
+            for _ in range(4)
+            for each in (on_both.service, other)
         ]
         for thread in threads:
             thread.start()
@@ -143,8 +163,8 @@ def test_two_services_on_one_ledger_make_each_once(world: World, tmp_path: Path,
             thread.join()
         for _ in range(200):
             other.scheduler.turn()
-            found = reports(world.client, world.people["auditor"], schedule["schedule"])
-            world.service.scheduler.turn()
+            found = reports(on_both.client, on_both.people["auditor"], schedule["schedule"])
+            on_both.service.scheduler.turn()
             if all(d["state"] == "delivered" for each in found for d in each["deliveries"]) and all(
                 each["state"] == "made" for each in found
             ):
