@@ -31,7 +31,7 @@ from kvcustody.audit.schema.service import (
     service_reports,
 )
 from kvcustody.audit.siem.sink import SinkError
-from kvcustody.errors import CustodyError
+from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.principals import TOKEN, Principals
@@ -113,10 +113,15 @@ class ReportScheduler:
     def _plan(self) -> None:
         now_us = self._service.clock.utc_us()
         for schedule in self._book.listed():
-            if schedule.state == ACTIVE:
+            if schedule.state != ACTIVE:
+                continue
+            try:
                 due = list(schedule.calendar.periods(schedule.after_us, now_us))
-                if due:
-                    self._add(schedule, due, now_us)
+            except ConfigError as error:  # a zone that this machine does not know, or no longer
+                _log.error("schedule cannot be read", schedule=schedule.schedule, reason=error.message)
+                continue
+            if due:
+                self._add(schedule, due, now_us)
 
     def _add(self, schedule: Schedule, due: list[Period], now_us: int) -> None:
         """Put periods on the list; whoever moves the schedule on does, and nobody else (rule 1)."""

@@ -315,6 +315,17 @@ def test_a_report_by_hand_is_on_the_list_with_its_verdict(world: World) -> None:
     assert reports(world.client, world.people["tenant-viewer@globex"]) == []
 
 
+def test_a_clock_in_doubt_makes_nothing_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = world.schedule(destinations=[])
+    move_back(world.service, schedule["schedule"], 31)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(world.service.clock), "in_doubt", property(lambda clock: True))
+        world.service.scheduler.turn()
+        assert reports(world.client, world.people["auditor"]) == []
+    world.service.scheduler.turn()  # positive control: the clock alone kept it
+    assert len(reports(world.client, world.people["auditor"])) == 1
+
+
 def test_a_period_is_claimed_by_its_key_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positive control: without the step by which one service moves a schedule on, the key of the row still holds."""
     schedule = world.schedule(destinations=[])
