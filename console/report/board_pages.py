@@ -16,9 +16,9 @@ from kvcustody.audit.report.sections.board import (
     TrendPeriod,
     threshold_verdict,
 )
-from kvcustody.console.report.number_format import count, minute, percent, second
 from kvcustody.console.report.opinion_pages import share_text
-from kvcustody.console.report.page_model import Block, Facts, Items, Literal, Paragraph, Section, Table
+from kvcustody.console.report.render.number_format import count, minute, percent, second
+from kvcustody.console.report.render.page_model import Block, Facts, Items, Literal, Paragraph, Section, Table
 from kvcustody.times import iso
 
 _TOP = 5

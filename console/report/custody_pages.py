@@ -6,9 +6,17 @@ from collections.abc import Sequence
 
 from kvcustody.audit.events import BARE
 from kvcustody.audit.report.model import Report
-from kvcustody.console.report import charts
-from kvcustody.console.report.number_format import count, duration, minute, moment, percent, second, size
-from kvcustody.console.report.page_model import Block, Chart, Facts, Literal, Paragraph, Section, Table
+from kvcustody.console.report.render import charts
+from kvcustody.console.report.render.number_format import (
+    count,
+    duration,
+    minute,
+    moment,
+    percent,
+    second,
+    size,
+)
+from kvcustody.console.report.render.page_model import Block, Chart, Facts, Literal, Paragraph, Section, Table
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import DAY_US, MINUTE_US
 

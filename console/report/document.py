@@ -26,14 +26,14 @@ from kvcustody.console.report.evidence_pages import (
     losses_section,
     sample_section,
 )
-from kvcustody.console.report.number_format import count, duration
 from kvcustody.console.report.opinion_pages import (
     opinion_section,
     opinion_tile,
     share_text,
     storage_section,
 )
-from kvcustody.console.report.page_model import (
+from kvcustody.console.report.render.number_format import count, duration
+from kvcustody.console.report.render.page_model import (
     Block,
     Facts,
     Items,
@@ -61,11 +61,11 @@ def render_all(report: Report, formats: Iterable[str] = FORMATS) -> dict[str, by
         if name == "json":
             made["report.json"] = report.to_bytes()
         elif name == "html":
-            from kvcustody.console.report.html import render_html
+            from kvcustody.console.report.render.html import render_html
 
             made["report.html"] = render_html(page_of(report))
         elif name == "pdf":
-            from kvcustody.console.report.pdf import render_pdf
+            from kvcustody.console.report.render.pdf import render_pdf
 
             made["report.pdf"] = render_pdf(page_of(report))
         elif name == "oscal":

@@ -42,7 +42,7 @@ def table_of(blocks=128, layers=3, piece=96):
 
 
 def serve(table, scrubber):
-    """Orders of every size, read back and not, a read of them, copies (to the host and back too), a scrub that waits."""
+    """Orders of every size, read back and not, a read of them, copies (to the host too), a scrub that waits."""
     for size in SIZES:
         blocks = np.arange(0, size)
         scrubber.used()

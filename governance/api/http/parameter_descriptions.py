@@ -30,7 +30,9 @@ _MEANINGS = {
     "data": "Which categories of personal data there are.",
     "days": "Days until the key ends.",
     "deadline_seconds": "Seconds until the erasure must be proven.",
+    "destinations": "Where its reports are handed over, by name (`listReportDestinations`).",
     "erasure": "The erasure's id.",
+    "every": "After each of what: `weekly`, `monthly` or `quarterly`.",
     "extends": "Size of the root checkpoint of an earlier report that this one goes on from.",
     "form": "The form of the leaves.",
     "formats": "The forms in which the report is made; default: all that are installed.",
@@ -38,6 +40,7 @@ _MEANINGS = {
     "generation": "How many times the block was handed out before.",
     "grant": "Only decisions under this grant.",
     "PolicyQuestion.grant": "The grant that is relied on.",
+    "hour": "The full hour, in its time zone, at which a report is due.",
     "idx": "The leaf's index in its log.",
     "incarnation": "A worker's process: 32 hexadecimal digits.",
     "index": "The tile's index in its level.",
@@ -73,6 +76,7 @@ _MEANINGS = {
     "reader": "Who asks: a tenant.",
     "reason": "Why, for the record.",
     "spill_lost": "Nothing that it spilled will come any more.",
+    "report": "The report's id.",
     "record": "The signed record, as `kvcustody policy` writes it.",
     "recount": "Recompute the coverage from the leaves, and compare.",
     "requests_max": "The most requests to replay.",
@@ -85,6 +89,7 @@ _MEANINGS = {
     "rule": "Only decisions by this rule of the policy.",
     "sample": "How many released blocks are shown one by one.",
     "scan": "The scan's number within its process.",
+    "schedule": "The schedule's id.",
     "scope": "How widely the block is shared.",
     "seconds": "The window that the counts are of.",
     "prepared_by": "Who answers for the report: a name and a role.",
@@ -111,6 +116,7 @@ _MEANINGS = {
     "width": "Hashes of the tile; a full tile has 256.",
     "within_seconds": "Seconds until the scan must be answered.",
     "worker": "The worker's name.",
+    "zone": "The time zone whose weeks, months or quarters count.",
 }
 
 

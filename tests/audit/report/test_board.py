@@ -18,7 +18,7 @@ from kvcustody.audit.report.opinion.opinion_model import Response
 from kvcustody.audit.report.sections.board import NOTHING_DUE, TrendPeriod, threshold_verdict
 from kvcustody.console.report.board_pages import decision, sentences
 from kvcustody.console.report.document import page_of, render_all
-from kvcustody.console.report.page_model import Facts, Items, strings_of
+from kvcustody.console.report.render.page_model import Facts, Items, strings_of
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from kvcustody.console.report.charts import WIDTH, Figure
-from kvcustody.console.report.page_model import (
+from kvcustody.console.report.render.charts import WIDTH, Figure
+from kvcustody.console.report.render.page_model import (
     Block,
     Chart,
     Facts,
@@ -29,7 +29,7 @@ from kvcustody.console.report.page_model import (
     Table,
     Tile,
 )
-from kvcustody.console.report.pdf_tags import Element, Tags, artifact, ruled, tagged
+from kvcustody.console.report.render.pdf_tags import Element, Tags, artifact, ruled, tagged
 from kvcustody.errors import ConfigError
 
 INK, SOFT, LINE, TINT, GOOD, BAD = "#1c2126", "#59626b", "#c9ced2", "#f3f4f2", "#176b4d", "#b3261e"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvcustody.console.report.charts import Figure
+from kvcustody.console.report.render.charts import Figure
 
 
 class Paragraph(NamedTuple):
