@@ -17,6 +17,7 @@ OPEN = 1 << 62  # the release of a residency that was never released
 LEVELS = ("launched", "retired", "sampled", "full")
 VERDICTS = ("in_time", "late", "failed", "missing", "unproven", "overdue")
 UNKNOWN = "unknown"
+NOBODY = -1  # the writer of which no leaf says that it was handed the block
 Key = tuple[int, int]  # pool, generation
 Body = dict[str, Any]
 
@@ -50,6 +51,11 @@ class Custody(NamedTuple):
     level: str = ""
     size: int = 0
     fence: int = 0
+    cause: str = ""
+    ended: int = 0
+    ceiling: int = 0
+    within: int = 0
+    writer: int = NOBODY
 
     @property
     def covered(self) -> bool:
@@ -360,7 +366,8 @@ class _Judge:
         made = Custody(
             *(self.life.uuid, *key, block, max(1, self.shards), body["tenant"], body["classification"]),
             "late" if destroyed and over > since + within else verdict,
-            due, disputed, ended <= due + within, fence=max(0, retired - ended),
+            due, disputed, ended <= due + within, fence=max(0, retired - ended), cause=body["cause"], ended=ended,
+            ceiling=int(body["ceiling_boot_us"]), within=within, writer=NOBODY if writer == OPEN else writer,
         )  # fmt: skip
         if not destroyed:
             return made

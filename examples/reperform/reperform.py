@@ -37,9 +37,15 @@ NOT_COVERED = (
     "sample: whether leaves are proved (`kvcustody report verify`)",
     "tiers: copies off the device",
     "recount, proof, window, opinion, limitations: they are no figures of leaves, or follow from others",
-    "losses: gaps that are no leaf",
-    "storage: ages at the end, what ended custody, limits (absolute, within) and what went beyond them",
+    "board: which workers are covered",
 )
+ENDED_BY = {
+    "deadline": ("expired", "ceiling", "lapsed", "deadline"),
+    "eviction": ("evict",),
+    "erasure": ("erasure", "erase"),
+    "pressure": ("pressure",),
+    "death": ("unproven",),
+}
 LEVELS = ("launched", "retired", "sampled", "full")
 LAGS_US = (1_000, 10_000, 100_000, 250_000, 1_000_000, 5_000_000, 30_000_000, 300_000_000)
 VERDICTS = ("in_time", "late", "failed", "missing", "unproven", "overdue")
@@ -90,6 +96,8 @@ def compare(export: Path, report: Body) -> Comparison:
     _decided(made, report, bodies)
     _read_back(made, report, bodies)
     _storage(made, report, custodies, history)
+    _losses(made, report, bodies)
+    _board(made, report, bodies, history)
     return made
 
 
@@ -290,17 +298,98 @@ def _size(runs: list[Any]) -> int:
 
 
 def _storage(made: Comparison, report: Body, custodies: list[Custody], history: History) -> None:
-    ended: Counter[str] = Counter()
-    overdue: Counter[str] = Counter()
+    people = {uuid: life.people() for uuid, life in history.lives.items()}
+    groups: dict[str, list[Custody]] = defaultdict(list)
     for one in custodies:
-        (overdue if one.verdict == "overdue" else ended)[one.classification] += 1
-    rows = report["storage"]
-    made.add(
-        "ended by class", {r["classification"]: r["custodies"] for r in rows if r["custodies"]}, dict(ended)
-    )
-    made.add(
-        "overdue by class", {r["classification"]: r["overdue"] for r in rows if r["overdue"]}, dict(overdue)
-    )
+        groups[one.classification].append(one)
+    rows = {row["classification"]: row for row in report["storage"]}
+    made.add("storage: classifications", sorted(rows), sorted(groups))
+    for name in sorted(rows.keys() & groups.keys()):
+        ended = [one for one in groups[name] if one.verdict != "overdue"]
+        again: dict[str, int] = {"custodies": len(ended), "overdue": len(groups[name]) - len(ended)}
+        causes = Counter(_ended_by(one.cause) for one in ended)
+        again |= {f"by_{by}": causes[by] for by in (*ENDED_BY, "other")}
+        openings = [people[one.incarnation].get(one.writer) for one in ended]
+        aged = [(one, person) for one, person in zip(ended, openings, strict=True) if person is not None]
+        again["unaged"] = len(ended) - len(aged)
+        ages = sorted(max(0, one.ended - int(person["boot_us"])) for one, person in aged)
+        for place, percent in (("p50", 50), ("p99", 99), ("max", 100)):
+            again[f"age_us_{place}"] = ages[-(-len(ages) * percent // 100) - 1] if ages else 0
+        limits = [
+            int(person["absolute_boot_us"]) - int(person["boot_us"])
+            for _, person in aged
+            if int(person["absolute_boot_us"]) > 0
+        ]
+        for key, values in (("absolute_us", limits), ("within_us", [one.within for one in ended])):
+            again |= {f"{key}_min": min(values, default=0), f"{key}_max": max(values, default=0)}
+        again["beyond_limit"] = sum(0 < one.ceiling < one.ended for one in ended)
+        for figure, value in again.items():
+            made.add(f"storage: {name}: {figure}", rows[name][figure], value)
+
+
+def _ended_by(cause: str) -> str:
+    return next((name for name, begins in ENDED_BY.items() if cause.startswith(begins)), "other")
+
+
+def _losses(made: Comparison, report: Body, bodies: list[Body]) -> None:
+    known: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    held: dict[str, set[int]] = defaultdict(set)
+    parts: dict[tuple[str, int, str], tuple[int, int]] = {}
+    gaps = spills = 0
+    for body in bodies:
+        life, sequence = body["incarnation"], int(body["sequence"])
+        held[life].add(sequence)
+        if body["parts"] > 1:
+            have, _ = parts.get((life, sequence, body["log"]), (0, 0))
+            parts[life, sequence, body["log"]] = (have + 1, int(body["parts"]))
+        spills += body["kind"] in ("spill-started", "replay-completed")
+        if body["kind"] in ("gap", "withdrawn"):
+            first = int(body.get("first_sequence") or body.get("of_sequence") or 0)
+            known[life].append((first, int(body.get("last_sequence") or first)))
+            gaps += body["kind"] == "gap"
+    gaps += sum(have != whole for have, whole in parts.values())
+    for life, numbers in held.items():
+        there = numbers.union(*(range(first, last + 1) for first, last in known[life]))
+        gaps += sum(each not in there and each - 1 in there | {0} for each in range(1, max(numbers)))
+    made.add("losses: gaps", report["losses"]["gaps"], gaps)
+    made.add("losses: spills", report["losses"]["spills"], spills)
+
+
+def _board(made: Comparison, report: Body, bodies: list[Body], history: History) -> None:
+    board, since, until = report["board"], report["asked"]["since_us"], report["asked"]["until_us"]
+    trend = []
+    heads: dict[str, int] = {}
+    for body in bodies:  # the first leaf of each log
+        heads.setdefault(body["log"], int(body["at_us"]))
+    first = min(heads.values())
+    for back in (3, 2, 1, 0):
+        start, end = since - back * (until - since), until - back * (until - since)
+        if not back or end > first:
+            of = figures(judge(history, Chosen(start, end)))
+            trend.append({"since_us": start, "until_us": end, "due": of["due"], "covered": of["covered"]})
+    made.add("board: trend", board["trend"], trend)
+    due = {row["tenant"] for row in report["coverage"] if row["due"]}
+    logs = {body["log"].removeprefix("tenant/") for body in bodies if body["log"].startswith("tenant/")}
+    made.add("board: tenants", [board["tenants"], board["tenants_covered"]], [len(logs | due), len(due)])
+    erasures = report["activity"]["erasures"]
+    on_time = 0
+    for one in erasures:
+        answers = [
+            body
+            for body in bodies
+            if body.get("erasure") == one["erasure"] and body["kind"] == "erasure-completed"
+        ]
+        asked = next(
+            body
+            for body in bodies
+            if body["kind"] == "erasure-requested" and body["erasure"] == one["erasure"]
+        )
+        left = int(asked["deadline_boot_us"]) - int(asked["boot_us"]) if asked["deadline_boot_us"] else 0
+        made.add(f"erasure {one['erasure']}: due", one["due_us"], int(asked["at_us"]) + left if left else 0)
+        if answers and not one["unanswered"] and one["outcome"] == "complete":
+            last = max(int(body["at_us"]) for body in answers if body["outcome"] == "complete")
+            on_time += not left or last <= int(asked["at_us"]) + left
+    made.add("board: erasures", [board["erasures"], board["erasures_on_time"]], [len(erasures), on_time])
 
 
 def main(arguments: list[str]) -> int:
