@@ -162,7 +162,7 @@ def get_showback(
 ) -> dict[str, Any]:
     """What each tenant held and what reuse saved it, in [since, until) UTC microseconds; the last day by default."""
     until_us = service.clock.utc_us() if until is None else until
-    since_us = until_us - _DAY_US if since is None else since
+    since_us = max(0, until_us - _DAY_US) if since is None else since
     if since_us >= until_us:
         raise ProblemError("invalid", "`since` is not before `until`")
     with service.reading() as connection:
@@ -181,7 +181,7 @@ def list_prefixes(
 ) -> dict[str, Any]:
     """Requests whose blocks saved later ones most in [since, until) UTC microseconds; the last day by default."""
     until_us = service.clock.utc_us() if until is None else until
-    since_us = until_us - _DAY_US if since is None else since
+    since_us = max(0, until_us - _DAY_US) if since is None else since
     if since_us >= until_us:
         raise ProblemError("invalid", "`since` is not before `until`")
     with service.reading() as connection:

@@ -194,3 +194,10 @@ def test_an_unchanged_answer_is_not_sent_again(client, people) -> None:
 def test_bodies_have_a_limit(client, people) -> None:
     answer = client("POST", "/v1/principals", people["bootstrap"], content=b" " * (5 << 20))
     assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("path", ["/v1/prefixes", "/v1/showback", "/v1/tiers"])
+def test_a_period_that_ends_before_a_day_has_passed_begins_at_the_beginning(client, people, path: str) -> None:
+    for until, status in ((0, 422), (1, 200), (10, 200)):
+        answer = client("GET", path, people["operator"], params={"until": until})
+        assert answer.status_code == status, answer.text
