@@ -79,7 +79,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import Enforcement
-from kvcustody.governance.monitoring.forecast_cache import ForecastCache, Quota
+from kvcustody.governance.monitoring.forecast_cache import ForecastCache, Quota, Room
 from kvcustody.governance.monitoring.monitor import MONITORED, NO_TENANT, Monitor, MonitoredRequest
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.stats import Stats, charged_blocks
@@ -145,7 +145,7 @@ class EnginePort(Authority[ExternalPool]):
         self.tier_counts: Callable[[], tuple[TierCounts, ...]] = tuple  # of the adapter's tiers
         self.tier_figures: Callable[[], dict[str, float]] = dict
         self.tenant_left: Callable[[str], None] = _nobody  # told to the adapter's tiers
-        self._monitor = Monitor(ForecastCache(pool.partition.size, self._quota_of))
+        self._monitor = Monitor(ForecastCache(Room(pool.partition.size), self._quota_of))
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
@@ -648,6 +648,11 @@ class EnginePort(Authority[ExternalPool]):
         """What became of copies off the device, for the ledger; it leaves with the next step."""
         self._outbox += leaves
 
+    def _prompt_blocks(self, residency: ExternalResidency) -> int:
+        chain = residency.keys
+        tokens = chain.prompt.tokens if isinstance(chain, KeyChain) else 0
+        return -(-tokens // self.block_tokens)
+
     def handed_out_each(self, residencies: Sequence[ExternalResidency], blocks: Sequence[int]) -> None:
         """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""
         if blocks:
@@ -675,7 +680,7 @@ class EnginePort(Authority[ExternalPool]):
             self._starting.append(residency)
             plan, monitored = residency.facts, residency.monitored
             if isinstance(monitored, MonitoredRequest):
-                self._monitor.begin(monitored, now_us)
+                self._monitor.begin(monitored, self._prompt_blocks(residency), now_us)
             elif isinstance(plan, Plan) and plan.active_us < NEVER_US:
                 self._active.push(residency.active_since_us + plan.active_us, residency)
 

@@ -7,8 +7,8 @@
 It stands where an engine's index and the pool stand for enforced requests, so that one look-up answers for both.
 
 - An entry is a block that a governed engine would have published: under its key, in its domain, with its deadlines.
-- Entries, and the blocks of running requests that are not whole yet, are as many as the pool has blocks. Beyond that the
-  entry unused longest goes, of tenants over their guarantee where there are any; over a tenant's cap, one of its own.
+- Entries, and the blocks of running requests that are not whole yet, are as many as the pool has blocks. Beyond that
+  the entry unused longest goes, of tenants over their guarantee where there are any; over a tenant's cap, its own.
 """
 
 from __future__ import annotations
@@ -39,6 +39,18 @@ class ForecastEntry:
         self.used = 0
 
 
+class Room(NamedTuple):
+    """How a pool makes room: with fewer than `reserve_low` unused blocks it evicts until it has `reserve_high`.
+
+    `furthest_first`: of the tenant furthest over its guarantee; else what was unused longest, of any that is over.
+    """
+
+    blocks: int
+    reserve_low: int = 0
+    reserve_high: int = 0
+    furthest_first: bool = False
+
+
 class Quota(NamedTuple):
     """What the policy gives a tenant, in blocks."""
 
@@ -49,8 +61,8 @@ class Quota(NamedTuple):
 class ForecastCache:
     """Keys by the order in which they would be evicted. `quota_of`: what the policy gives a tenant."""
 
-    def __init__(self, blocks: int, quota_of: Callable[[str], Quota]) -> None:
-        self._blocks_max = blocks
+    def __init__(self, room: Room, quota_of: Callable[[str], Quota]) -> None:
+        self._room = room
         self._quota_of = quota_of
         self._private: dict[str, int] = {}  # blocks of running requests, by tenant, that have no key yet
         self._by_key: dict[bytes, ForecastEntry] = {}
@@ -82,13 +94,14 @@ class ForecastCache:
     def make_room(self, tenant: str, blocks: int) -> None:
         """A request of so many blocks would start: a tenant's own cache makes room under its cap."""
         cap = self._quota_of(tenant).cap
-        if cap < self._blocks_max:
+        if cap < self._room.blocks:
             self._evict_own(tenant, self._used(tenant) + blocks - cap)
 
     def charge(self, tenant: str, blocks: int) -> None:
         """A running request has so many more blocks without a key (negative: fewer)."""
         self._private[tenant] = self._private.get(tenant, 0) + blocks
         if blocks > 0:
+            self.make_room(tenant, 0)
             self._bound()
 
     def attach(self, numbers: Sequence[int]) -> list[ForecastEntry]:
@@ -101,7 +114,7 @@ class ForecastCache:
     def publish(
         self, keys: Sequence[bytes], domains: Sequence[Domain], before: ForecastEntry | None, now_us: int
     ) -> tuple[list[ForecastEntry], int]:
-        """A request would compute and publish these blocks, one after another behind `before`; also how many are new."""
+        """A request would compute and publish these blocks, one after another behind `before`; and how many are new."""
         made: list[ForecastEntry] = []
         fresh = 0
         ceiling_us = now_us + (1 << 60) if before is None else before.ceiling_us
@@ -168,15 +181,27 @@ class ForecastCache:
             count -= 1
 
     def _bound(self) -> None:
-        over = len(self._by_key) + sum(self._private.values()) - self._blocks_max
-        while over > 0:
-            tenants = [tenant for tenant, unused in self._unused.items() if unused]
-            beyond = [tenant for tenant in tenants if self._used(tenant) > self._quota_of(tenant).guaranteed]
-            fronts = [next(iter(self._unused[tenant].values())) for tenant in beyond or tenants]
-            if not fronts:
+        room = self._room
+        unused = room.blocks - len(self._by_key) - sum(self._private.values())
+        if unused >= room.reserve_low:
+            return
+        for _ in range(room.reserve_high - unused):
+            victim = self._victim()
+            if victim is None:
                 return
-            self._remove(min(fronts, key=lambda entry: entry.used))
-            over -= 1
+            self._remove(victim)
+
+    def _victim(self) -> ForecastEntry | None:
+        over = {
+            tenant: self._used(tenant) - self._quota_of(tenant).guaranteed
+            for tenant, unused in self._unused.items()
+            if unused
+        }
+        tenants = [tenant for tenant, blocks in over.items() if blocks > 0] or list(over)
+        if self._room.furthest_first and tenants:
+            tenants = [max(tenants, key=over.__getitem__)]
+        fronts = [next(iter(self._unused[tenant].values())) for tenant in tenants]
+        return min(fronts, key=lambda entry: entry.used, default=None)
 
 
 def _holds(entry: ForecastEntry, reader: str) -> bool:

@@ -3,7 +3,7 @@
     chain = monitor.chain(own_domain, pool, model, salt)     # the engine's own keys, in a domain of the tenant's own
     request = MonitoredRequest(chain, prompt, ...)
     monitor.judge(request, read, reasons, now_us)            # what enforcing would have found
-    monitor.begin(request, now_us); monitor.computed(request, blocks, now_us); monitor.end(request, now_us)
+    monitor.begin(request, blocks, now_us); monitor.computed(request, blocks, now_us); monitor.end(request, now_us)
 
 - What a monitored request reads and leaves is keyed as an engine without governance keys it: by tokens, model and the
   caller's own salt, under one random key of this process that no enforced chain derives from. So no enforced request
@@ -34,6 +34,7 @@ from kvcustody.governance.monitoring.forecast_cache import ForecastCache, Foreca
 MONITORED = "(monitored)"  # among a residency's reasons; no rule, grant or segment can be called so
 NO_TENANT = "unknown-tenant"
 WOULD_PERMIT, WOULD_DENY = "would-permit", "would-deny"
+_REALM = -1  # of every twin: their keys are common, by model and salt
 _ANY_TIME_US = 2 * ORDER_DAYS_MAX * 86_400_000_000  # longer than any order: the engine's own eviction ends it
 
 
@@ -53,8 +54,8 @@ class MonitoredRequest(OwnerData):
         "model",
         "private",
         "published",
-        "reader",
         "read",
+        "reader",
         "reasons",
         "refusal",
         "reserved_blocks",
@@ -162,17 +163,14 @@ class Monitor:
             fine = self.forecast.attachable(np.array(numbers, dtype=np.int64), expected, now_us)
             request.forecast_blocks = fine
 
-    def begin(self, request: MonitoredRequest, now_us: int) -> None:
-        """It has its blocks: what it would have found is in use."""
+    def begin(self, request: MonitoredRequest, blocks: int, now_us: int) -> None:
+        """It has so many blocks: of these, what it would have found is in use."""
         request.entries = self.forecast.attach(
             [self.forecast.find(key) for key in request.keys[: request.forecast_blocks]]
         )
         request.published = len(request.entries)
-        chain = request.governed
-        if chain is not None:
-            whole = -(-chain.prompt.tokens * 4 // chain.prompt.block_bytes)
-            request.private = max(0, whole - len(request.entries))
-            self.forecast.charge(request.reader, request.private)
+        request.private = max(0, blocks - len(request.entries))
+        self.forecast.charge(request.reader, request.private)
 
     def computed(self, request: MonitoredRequest, blocks: int | None, now_us: int) -> None:
         """So many leading blocks (None: all that have keys) are computed: they would be published."""
@@ -187,7 +185,10 @@ class Monitor:
         """Tokens that it was given completed blocks; as many are begun."""
         if request.governed is not None and request.keys and request.private is not None:
             request.keys += request.governed.extend(list(tokens))
-            self._publish(request, len(request.keys), now_us)
+            fresh = self._publish(request, len(request.keys), now_us)
+            left = max(request.private - fresh, 1)
+            self.forecast.charge(request.reader, left - request.private)
+            request.private = left
 
     def end(self, request: MonitoredRequest, now_us: int) -> None:
         """It ended; a second time changes nothing."""
@@ -224,6 +225,7 @@ class Monitor:
                 absolute_us=_ANY_TIME_US,
                 scrub_within_us=own.scrub_within_us,
                 verify_share=own.verify_share,
+                realm=_REALM,
             )
         return twin
 
