@@ -75,6 +75,7 @@ from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
 T = TypeVar("T")
+_OVER = "its time is over"
 _AUTHORIZED_MAX = 100_000
 _ASK_AGAIN_US = 5_000_000
 NO_ROOM = "there is no room for another tenant now; try again later"
@@ -456,10 +457,12 @@ class Authority(ABC, Generic[PoolT_co]):
         refused = refusal(ordered, allowed=self.may_monitor, strict=False, profile=profile)
         until_us = self._boot_time(ordered.until_utc_us) if ordered.monitors else NEVER_US
         if until_us <= self._clock.now_us():
-            refused = refused or "its time is over"
+            refused = refused or _OVER
         target = ENFORCED if refused or not ordered.monitors else ordered
         if (target, refused) == (self.enforcement, self.enforcement_refused):
             return
+        if refused == _OVER and not self.enforcement.monitors and not self.enforcement_refused:
+            return  # it was over before this process heard of it
         if _opens_nothing(self.enforcement, target):
             self._enforce(target, until_us, refused)
             self._outbox.append(self._enforcement_event(ordered, target, refused))
