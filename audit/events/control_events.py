@@ -87,7 +87,7 @@ class PolicyStaged(GuardingEvent, frozen=True, tag="policy-staged"):
 
 
 class EnforcementOrdered(GuardingEvent, frozen=True, tag="enforcement-ordered"):
-    """Somebody ordered for whom workers enforce their policy until `until_us` (UTC), and whom not (class A).
+    """Somebody ordered for whom workers enforce their policy until `until_seconds` (UTC), and whom not (class A).
 
     `mode` is `monitor` (nobody), `canary` (the tenants named, and of the others a share of sessions, in millionths) or
     `enforce` (everybody: an order back). `seed` chooses the sessions of a share, and keys nothing.
@@ -97,7 +97,7 @@ class EnforcementOrdered(GuardingEvent, frozen=True, tag="enforcement-ordered"):
     tenants: tuple[str, ...]
     share_millionths: int
     seed: str
-    until_us: int
+    until_seconds: int
     actor: str
     reason: str
     trace: str = ""
@@ -112,7 +112,7 @@ class EnforcementChanged(GuardingEvent, frozen=True, tag="enforcement-changed"):
     mode: str
     tenants: tuple[str, ...]
     share_millionths: int
-    until_us: int
+    until_seconds: int
     revision: int
     order: int
     actor: str

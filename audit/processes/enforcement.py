@@ -19,6 +19,7 @@ from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import WorkPeriod, at_work, life_leaves, work_periods
 from kvcustody.audit.schema.ledger import events, incarnations, logs
+from kvcustody.times import SECOND_US
 
 MONITOR, CANARY, ENFORCE = "monitor", "canary", "enforce"
 _ORDER, _CHANGE = "enforcement-ordered", "enforcement-changed"
@@ -115,7 +116,7 @@ def newest_order(connection: Connection) -> EnforcementOrder | None:
         tuple(body["tenants"]),
         body["share_millionths"],
         body["seed"],
-        body["until_us"],
+        body["until_seconds"] * SECOND_US,
         body["actor"],
         body["reason"],
     )
@@ -138,7 +139,7 @@ def worker_enforcement(connection: Connection) -> tuple[WorkerEnforcement, ...]:
                 body["mode"],
                 tuple(body["tenants"]),
                 body["share_millionths"],
-                body["until_us"],
+                body["until_seconds"] * SECOND_US,
                 at_us,
                 body["order"],
                 body["actor"],

@@ -489,7 +489,7 @@ class Authority(ABC, Generic[PoolT_co]):
             target.mode,
             tuple(sorted(target.stage.tenants)),
             int(target.stage.share * MILLIONTHS),
-            target.until_utc_us,
+            target.until_utc_us // 1_000_000,
             self.table.revision,
             ordered.order,
             ordered.actor or "governor",

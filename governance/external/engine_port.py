@@ -136,6 +136,7 @@ class EnginePort(Authority[ExternalPool]):
         self._starting: list[ExternalResidency] = []
         self._launch = 0
         self.copies_leave = False  # something beside the engine keeps copies of whatever it computes
+        self.indexes_at_once = False  # what a step computes is in the engine's index when the step is scheduled
         self._active = ActiveDeadlines()
         self._flush_deferred: Callable[[], None] = _nothing
         self._are_hits_leading = True
@@ -681,6 +682,8 @@ class EnginePort(Authority[ExternalPool]):
             plan, monitored = residency.facts, residency.monitored
             if isinstance(monitored, MonitoredRequest):
                 self._monitor.begin(monitored, self._prompt_blocks(residency), now_us)
+                if self.indexes_at_once:
+                    self._monitor.computed(monitored, None, now_us)
             elif isinstance(plan, Plan) and plan.active_us < NEVER_US:
                 self._active.push(residency.active_since_us + plan.active_us, residency)
 

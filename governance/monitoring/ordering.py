@@ -22,8 +22,9 @@ from kvcustody.governance.monitoring.enforcement import (
     Enforcement,
     share_of,
 )
+from kvcustody.times import SECOND_US
 
-_DAY_US = 86_400_000_000
+_DAY_US = 86_400 * SECOND_US
 
 
 def enforcement_order(
@@ -62,7 +63,7 @@ def enforcement_order(
         tuple(sorted(set(tenants))),
         int((share_of(share) if share else Fraction(0)) * MILLIONTHS),
         seed,
-        until_us,
+        until_us // SECOND_US,
         actor,
         reason,
     )
