@@ -79,7 +79,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import Enforcement
-from kvcustody.governance.monitoring.forecast_cache import ForecastCache, Quota, Room
+from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
 from kvcustody.governance.monitoring.monitor import MONITORED, NO_TENANT, Monitor, MonitoredRequest
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.stats import Stats, charged_blocks
@@ -136,7 +136,9 @@ class EnginePort(Authority[ExternalPool]):
         self._starting: list[ExternalResidency] = []
         self._launch = 0
         self.copies_leave = False  # something beside the engine keeps copies of whatever it computes
-        self.indexes_at_once = False  # what a step computes is in the engine's index when the step is scheduled
+        self.indexes_at_once = (
+            False  # what a step computes is in the engine's index when the step is scheduled
+        )
         self._active = ActiveDeadlines()
         self._flush_deferred: Callable[[], None] = _nothing
         self._are_hits_leading = True
@@ -445,10 +447,14 @@ class EnginePort(Authority[ExternalPool]):
         mine = np.flatnonzero(np.isin(self.pool.tag, list(tags)))
         self._evict(forget + self.pool.end_cached(mine, "unreachable", now_us))
 
-    def _quota_of(self, tenant: str) -> Quota:
+    def _quota_of(self, tenant: str) -> QuotaBlocks:
         """What the policy gives a tenant, whether it is enforced or not."""
         entry, size = quotas_of(self.table).tenant(tenant), self.pool.partition.size
-        return Quota(0, size) if entry is None else Quota(int(entry.guaranteed * size), int(entry.cap * size))
+        return (
+            QuotaBlocks(0, size)
+            if entry is None
+            else QuotaBlocks(int(entry.guaranteed * size), int(entry.cap * size))
+        )
 
     def _read(self, residency: ExternalResidency, chain: KeyChain, now_us: int) -> ReadPlan:
         """What the request may read now, by what the policy says at this instant."""
@@ -1088,7 +1094,8 @@ class EnginePort(Authority[ExternalPool]):
             charged,
             dict(self.attempts.totals),
             self._departed,
-            self._are_hits_leading,
+            are_hits_leading=self._are_hits_leading,
+            monitors=self.enforcement.monitors,
             serving=self.measures.figures(),
             tiers=self.tier_figures(),
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),
@@ -1171,11 +1178,7 @@ class EnginePort(Authority[ExternalPool]):
             counters=self._counters(residency.tenant),
         )
         self._outbox.append(event)
-        self.measures.began(
-            len(domains),
-            residency.began_us - int(self.pool.born_us[residency.attached].max()) if domains else 0,
-            residency.began_us - residency.asked_us,
-        )
+        self.measures.began(0, 0, residency.began_us - residency.asked_us)
 
     def _count(self, residency: ExternalResidency) -> None:
         counters, plan, chain = self._counters(residency.tenant), residency.facts, residency.keys

@@ -69,7 +69,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import Enforcement
-from kvcustody.governance.monitoring.forecast_cache import ForecastCache, Quota, Room
+from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
 from kvcustody.governance.monitoring.monitor import MONITORED, Monitor, MonitoredRequest
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.first_asked import FirstAsked
@@ -307,20 +307,21 @@ class Governor(Authority[BlockManager]):
             counters=counters,
         )
         self._outbox.append(event)
-        leaf = begun.leaf
-        self.measures.began(
-            begun.hit_blocks, now_us - leaf.born_us if leaf is not None else 0, now_us - begun.asked_us
-        )
+        self.measures.began(0, 0, now_us - begun.asked_us)
 
     def _filled(self, sequence: RunningSequence, tokens: list[int]) -> None:
         """A monitored request filled a block while it decoded."""
         if isinstance(sequence.monitored, MonitoredRequest):
             self._monitor.extend(sequence.monitored, tokens, self._clock.now_us())
 
-    def _quota_of(self, tenant: str) -> Quota:
+    def _quota_of(self, tenant: str) -> QuotaBlocks:
         """What the policy gives a tenant, whether it is enforced or not."""
         entry, size = quotas_of(self.table).tenant(tenant), self._pools.blocks
-        return Quota(0, size) if entry is None else Quota(int(entry.guaranteed * size), int(entry.cap * size))
+        return (
+            QuotaBlocks(0, size)
+            if entry is None
+            else QuotaBlocks(int(entry.guaranteed * size), int(entry.cap * size))
+        )
 
     def _end_monitored(self, before: Enforcement) -> None:
         """As `Authority`: holds lapse, keys go, and what runs leaves nothing."""
@@ -794,6 +795,7 @@ class Governor(Authority[BlockManager]):
             charged,
             dict(self.attempts.totals),
             self._departed,
+            monitors=self.enforcement.monitors,
             serving=self.measures.figures(),
             tiers={} if self.offload is None else self.offload.figures(),
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),

@@ -51,7 +51,7 @@ class Room(NamedTuple):
     furthest_first: bool = False
 
 
-class Quota(NamedTuple):
+class QuotaBlocks(NamedTuple):
     """What the policy gives a tenant, in blocks."""
 
     guaranteed: int
@@ -61,7 +61,7 @@ class Quota(NamedTuple):
 class ForecastCache:
     """Keys by the order in which they would be evicted. `quota_of`: what the policy gives a tenant."""
 
-    def __init__(self, room: Room, quota_of: Callable[[str], Quota]) -> None:
+    def __init__(self, room: Room, quota_of: Callable[[str], QuotaBlocks]) -> None:
         self._room = room
         self._quota_of = quota_of
         self._private: dict[str, int] = {}  # blocks of running requests, by tenant, that have no key yet

@@ -18,6 +18,27 @@ from kvcustody.governance.api.models.shown import shown
 SOURCE = "schema: kvcustody/policy@1\nname: example\n…"
 Source = Annotated[str, Field(min_length=1, max_length=1 << 20)]
 Ids = Annotated[list[Annotated[str, Field(min_length=1, max_length=160)]], Field(max_length=1000)]
+_ENFORCEMENT_ORDER: dict[str, Any] = {
+    "order": 4711, "at_us": 1_780_000_000_000_000, "mode": "canary", "tenants": ["acme"], "share_millionths": 50_000,
+    "seed": "0f" * 16, "until_us": 1_781_000_000_000_000, "actor": "olga", "reason": "first week",
+}  # fmt: skip
+_WORKER_ENFORCEMENT: dict[str, Any] = {
+    "worker": "gpu-0", "incarnation": "ab" * 16, "mode": "canary", "tenants": ["acme"], "share_millionths": 50_000,
+    "until_us": 1_781_000_000_000_000, "since_us": 1_780_000_000_000_000, "order": 4711, "actor": "olga", "refused": "",
+}  # fmt: skip
+_MONITORED_PERIOD: dict[str, Any] = {
+    "worker": "gpu-0", "incarnation": "ab" * 16, "mode": "monitor", "tenants": [], "share_millionths": 0,
+    "from_us": 1_779_000_000_000_000, "until_us": 1_780_000_000_000_000, "order": 4700, "actor": "olga",
+}  # fmt: skip
+_FORECAST: dict[str, Any] = {
+    "tenant": "acme", "requests": 900, "would_deny": 12, "prompt_tokens": 90_000, "reused_tokens": 60_000,
+    "refused_tokens": 4_000, "forecast_tokens": 55_000,
+}  # fmt: skip
+
+EnforcementOrderModel = shown(EnforcementOrder, "EnforcementOrder", _ENFORCEMENT_ORDER)
+WorkerEnforcementModel = shown(WorkerEnforcement, "WorkerEnforcement", _WORKER_ENFORCEMENT)
+MonitoredPeriodModel = shown(MonitoredPeriod, "MonitoredPeriod", _MONITORED_PERIOD)
+
 _REVISION = {
     "revision": 3,
     "name": "regulated-saas",
@@ -285,14 +306,15 @@ class PoliciesInEffectModel(Model):
     """Which policies are in effect, those for everybody first; workers may run several.
 
     `at_work`: it is what workers run, by their signed leaves; else nobody is at work, and it is what is released.
-    `unsaid`: workers at work of which no leaf says what they run.
+    `unsaid`: workers at work of which no leaf says what they run. `monitoring`: those that do not enforce it for all.
     """
 
-    model_config = example({"items": [EFFECTIVE], "at_work": True, "unsaid": []})
+    model_config = example({"items": [EFFECTIVE], "at_work": True, "unsaid": [], "monitoring": []})
 
     items: list[EffectivePolicyModel]
     at_work: bool
     unsaid: list[str]
+    monitoring: list[WorkerEnforcementModel]  # type: ignore[valid-type]
 
 
 class Release(Model):
@@ -337,28 +359,6 @@ class SignedStep(Model):
     model_config = example({"record": '{"action":"proposed","number":1}'})
 
     record: Annotated[str, Field(min_length=2, max_length=2 << 20)]
-
-
-_ENFORCEMENT_ORDER: dict[str, Any] = {
-    "order": 4711, "at_us": 1_780_000_000_000_000, "mode": "canary", "tenants": ["acme"], "share_millionths": 50_000,
-    "seed": "0f" * 16, "until_us": 1_781_000_000_000_000, "actor": "olga", "reason": "first week",
-}  # fmt: skip
-_WORKER_ENFORCEMENT: dict[str, Any] = {
-    "worker": "gpu-0", "incarnation": "ab" * 16, "mode": "canary", "tenants": ["acme"], "share_millionths": 50_000,
-    "until_us": 1_781_000_000_000_000, "since_us": 1_780_000_000_000_000, "order": 4711, "actor": "olga", "refused": "",
-}  # fmt: skip
-_MONITORED_PERIOD: dict[str, Any] = {
-    "worker": "gpu-0", "incarnation": "ab" * 16, "mode": "monitor", "tenants": [], "share_millionths": 0,
-    "from_us": 1_779_000_000_000_000, "until_us": 1_780_000_000_000_000, "order": 4700, "actor": "olga",
-}  # fmt: skip
-_FORECAST: dict[str, Any] = {
-    "tenant": "acme", "requests": 900, "would_deny": 12, "prompt_tokens": 90_000, "reused_tokens": 60_000,
-    "refused_tokens": 4_000, "forecast_tokens": 55_000,
-}  # fmt: skip
-
-EnforcementOrderModel = shown(EnforcementOrder, "EnforcementOrder", _ENFORCEMENT_ORDER)
-WorkerEnforcementModel = shown(WorkerEnforcement, "WorkerEnforcement", _WORKER_ENFORCEMENT)
-MonitoredPeriodModel = shown(MonitoredPeriod, "MonitoredPeriod", _MONITORED_PERIOD)
 
 
 class ForecastModel(Model):

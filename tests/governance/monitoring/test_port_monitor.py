@@ -16,7 +16,6 @@ from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.monitoring.enforcement import CANARY, ENFORCE, MONITOR, Enforcement
-from kvcustody.testkit.conformance.deployment import table
 from kvcustody.testkit.conformance.engine_protocol import FINISHED, RequestSpec, Setup
 from kvcustody.testkit.conformance.engines.reference_engine import ReferenceEngine
 from kvcustody.testkit.conformance.engines.toy_engine import BLOCK_TOKENS
