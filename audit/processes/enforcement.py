@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -17,12 +17,13 @@ from sqlalchemy import Connection, select
 from kvcustody.audit.counters.read_figures import monitored_figures
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.processes.marked_processes import marked_processes
-from kvcustody.audit.processes.work_periods import WorkPeriod, at_work, life_leaves, work_periods
+from kvcustody.audit.processes.work_periods import Body, at_work, life_leaves, work_periods
 from kvcustody.audit.schema.ledger import events, incarnations, logs
-from kvcustody.times import SECOND_US
+from kvcustody.times import SECOND_US, iso
 
 MONITOR, CANARY, ENFORCE = "monitor", "canary", "enforce"
-_ORDER, _CHANGE = "enforcement-ordered", "enforcement-changed"
+ORDERED, CHANGED = "enforcement-ordered", "enforcement-changed"
+_NAMED = 4
 
 
 class EnforcementOrder(NamedTuple):
@@ -101,7 +102,7 @@ def newest_order(connection: Connection) -> EnforcementOrder | None:
     query = (
         select(events.c.idx, events.c.at_us, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
-        .where(events.c.kind == _ORDER, logs.c.name == SYSTEM)
+        .where(events.c.kind == ORDERED, logs.c.name == SYSTEM)
         .order_by(events.c.idx.desc())
         .limit(1)
     )
@@ -152,10 +153,22 @@ def monitored_periods(
     connection: Connection, since_us: int = 0, until_us: int | None = None
 ) -> tuple[MonitoredPeriod, ...]:
     """When processes monitored anybody within a period, in order of time (rule 3); raises as `life_leaves`."""
-    periods = work_periods([leaf.body for leaf in life_leaves(connection)])
+    lives = [leaf.body for leaf in life_leaves(connection)]
+    changes = [body | {"at_us": at_us, "incarnation": life} for life, at_us, body in _changes(connection)]
+    return monitored_in([*lives, *changes], since_us, until_us)
+
+
+def monitored_in(
+    bodies: Iterable[Body], since_us: int = 0, until_us: int | None = None
+) -> tuple[MonitoredPeriod, ...]:
+    """The same from the leaves about processes' lives and their changes; other leaves are passed over."""
+    every = list(bodies)
+    periods = work_periods(every)
     found: list[MonitoredPeriod] = []
     last: dict[str, MonitoredPeriod] = {}
-    for life, at_us, body in _changes(connection):
+    changes = (body for body in every if body["kind"] == CHANGED)
+    for body in sorted(changes, key=lambda body: (int(body["at_us"]), int(body["sequence"]))):
+        life, at_us = str(body["incarnation"]), int(body["at_us"])
         before = last.pop(life, None)
         if before is not None:
             found.append(before._replace(until_us=at_us))
@@ -171,13 +184,30 @@ def monitored_periods(
                 body["order"],
                 body["actor"],
             )
-    found += [one._replace(until_us=_end(periods, one.incarnation)) for one in last.values()]
+    found += [one._replace(until_us=periods[one.incarnation].ended_us) for one in last.values()]
     inside = (
         one
         for one in found
         if (until_us is None or one.from_us < until_us) and (one.until_us is None or one.until_us > since_us)
     )
     return tuple(sorted(inside, key=lambda one: (one.from_us, one.worker)))
+
+
+def qualification(periods: Sequence[MonitoredPeriod]) -> str:
+    """What is said beside whatever is reported of a time in which somebody was monitored (rule 3); empty for none."""
+    if not periods:
+        return ""
+    named = "; ".join(
+        f"{one.worker} {one.incarnation[:12]} ({one.mode}, {iso(one.from_us)} to "
+        f"{'now' if one.until_us is None else iso(one.until_us)}, ordered by {one.actor})"
+        for one in periods[:_NAMED]
+    )
+    more = f"; and {len(periods) - _NAMED:,} more" if len(periods) > _NAMED else ""
+    text = (
+        f"The policy was not enforced for everybody in this period: {named}{more}. What was monitored then was reused "
+        "under the engine's own keys, across domains too, and is no reuse that the policy permitted."
+    )
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def forecasts(
@@ -202,16 +232,12 @@ def forecasts(
     return tuple(made)
 
 
-def _end(periods: Mapping[str, WorkPeriod], life: str) -> int | None:
-    return periods[life].ended_us
-
-
 def _changes(connection: Connection) -> Iterable[tuple[str, int, dict[str, Any]]]:
     query = (
         select(incarnations.c.uuid, events.c.at_us, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
         .join(incarnations, incarnations.c.id == events.c.incarnation)
-        .where(logs.c.name == SYSTEM, events.c.kind == _CHANGE)
+        .where(logs.c.name == SYSTEM, events.c.kind == CHANGED)
         .order_by(events.c.at_us, events.c.idx)
     )
     for row in connection.execute(query):

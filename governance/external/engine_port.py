@@ -78,9 +78,9 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
-from kvcustody.governance.monitoring.enforcement import Enforcement
+from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
 from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
-from kvcustody.governance.monitoring.monitor import MONITORED, NO_TENANT, Monitor, MonitoredRequest
+from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.stats import Stats, charged_blocks
 from kvcustody.governance.observability.thrash import ThrashWatch

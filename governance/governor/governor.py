@@ -68,9 +68,9 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
-from kvcustody.governance.monitoring.enforcement import Enforcement
+from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
 from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
-from kvcustody.governance.monitoring.monitor import MONITORED, Monitor, MonitoredRequest
+from kvcustody.governance.monitoring.monitor import Monitor, MonitoredRequest
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.first_asked import FirstAsked
 from kvcustody.governance.observability.prefill_cost import RecomputeCost

@@ -26,6 +26,7 @@ from kvcustody.policies.document.model import Profile
 
 MONITOR, CANARY, ENFORCE = "monitor", "canary", "enforce"
 MODES = (MONITOR, CANARY, ENFORCE)
+MONITORED = "(monitored)"  # among a residency's reasons; no rule, grant or segment can be called so
 ORDER_DAYS_MAX = 92
 MILLIONTHS = 1_000_000
 

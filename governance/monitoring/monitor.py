@@ -31,7 +31,6 @@ from kvcustody.governance.external.block_keys import KeyChain, look_up
 from kvcustody.governance.monitoring.enforcement import ORDER_DAYS_MAX
 from kvcustody.governance.monitoring.forecast_cache import ForecastCache, ForecastEntry
 
-MONITORED = "(monitored)"  # among a residency's reasons; no rule, grant or segment can be called so
 NO_TENANT = "unknown-tenant"
 WOULD_PERMIT, WOULD_DENY = "would-permit", "would-deny"
 _REALM = -1  # of every twin: their keys are common, by model and salt
