@@ -160,7 +160,7 @@ class ForecastCache:
 
     def _refer(self, entry: ForecastEntry) -> None:
         if not entry.refs:
-            self._unused.get(entry.domain.owner.name, {}).pop(entry.number, None)
+            self._take_out(entry)
         entry.refs += 1
 
     def _remove(self, entry: ForecastEntry) -> None:
@@ -169,7 +169,12 @@ class ForecastCache:
             del self._by_key[entry.key]
         if self._by_number.pop(entry.number, None) is not None:
             self._of[owner] -= 1
-        self._unused.get(owner, {}).pop(entry.number, None)
+        self._take_out(entry)
+
+    def _take_out(self, entry: ForecastEntry) -> None:
+        unused = self._unused.get(entry.domain.owner.name)
+        if unused is not None:
+            unused.pop(entry.number, None)
 
     def _used(self, tenant: str) -> int:
         return self._of.get(tenant, 0) + self._private.get(tenant, 0)

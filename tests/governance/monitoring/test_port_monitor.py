@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.governance.monitoring.workload import POLICY, reader, requests, serve
 
+from kvcustody.allocator.external.residency import ExternalResidency
+from kvcustody.allocator.prefix.key_chain import HashState
+from kvcustody.allocator.prefix.longest_prefix import Chain
 from kvcustody.audit.events import EnforcementChanged, HitCounted, RequestMonitored, ResidencyOpened
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.monitoring.enforcement import CANARY, ENFORCE, MONITOR, Enforcement
+from kvcustody.governance.monitoring.enforcement import CANARY, ENFORCE, MONITOR, Enforcement, Requester
+from kvcustody.governance.request import NO_HINTS
 from kvcustody.testkit.conformance.engine_protocol import FINISHED, RequestSpec, Setup
-from kvcustody.testkit.conformance.engines.reference_engine import ReferenceEngine
+from kvcustody.testkit.conformance.engines.reference_engine import _MODEL, ReferenceEngine
 from kvcustody.testkit.conformance.engines.toy_engine import BLOCK_TOKENS
 
 SEED = "5eed" * 8
@@ -126,36 +133,50 @@ def test_blocks_of_the_two_sides_never_meet() -> None:
     one.close()
 
 
-def test_the_test_above_sees_monitored_keys_under_the_policys() -> None:
-    """Its control: where a tenant's twin is the domain itself, an enforced request reads what was monitored."""
-    one = engine()
-    chain = one.port._monitor.chain
-    order(one, MONITOR)
-    plain = chain
+def _keyed_by(state: HashState, chain: Callable[..., Chain], *which: Any) -> Chain:
+    return chain(*which)._replace(state=state)
 
-    def same(own, pool, model, salt):  # type: ignore[no-untyped-def]
-        made = plain(own, pool, model, salt)
-        plan = one.port.plan_of(reader("alpha", "ann"), MODEL, None, NO_HINTS)
-        return made._replace(state=plan.own.state)
 
-    from kvcustody.governance.request import NO_HINTS
-    from kvcustody.testkit.conformance.engines.reference_engine import _MODEL as MODEL
+def test_a_monitored_key_is_none_that_an_enforced_request_can_ask_for() -> None:
+    """With a control: were the keys the policy's own, the very same look-up would find the block."""
+    for keyed_alike in (False, True):
+        one = engine()
+        order(one, MONITOR)
+        plan = one.port.plan_of(reader("alpha", "ann"), _MODEL, None, NO_HINTS)
+        assert plan is not None and plan.own.state is not None
+        if keyed_alike:
+            keyed = partial(_keyed_by, plan.own.state, one.port._monitor.chain)
+            one.port._monitor.chain = keyed  # type: ignore[method-assign]
+        one.port._end_monitored = lambda before: None  # type: ignore[method-assign]
+        ask(one, "alpha", "ann")
+        order(one, ENFORCE)
+        residency = one.port.admit(reader("alpha", "ann"), _MODEL, list(WORDS), request_id="probe")
+        assert isinstance(residency, ExternalResidency)
+        found = [one.blocks.find(key) for key in one.port.look_up(residency, one.blocks.find).keys]
+        assert any(block >= 0 for block in found) is keyed_alike
+        there = [block for block in found if block >= 0]
+        assert one.port.attachable(residency, there) == 0, (
+            "and its domain is another one, whatever its key is"
+        )
+        one.close()
 
-    one.port._monitor.chain = same  # type: ignore[method-assign]
-    ask(one, "alpha", "ann")
-    key = next(iter(one.blocks.index)) if hasattr(one.blocks, "index") else None
-    residency = one.port.admit(reader("alpha", "ann"), MODEL, list(WORDS), request_id="probe")
-    order(one, ENFORCE)
-    keys = one.port.look_up(residency, one.blocks.find)  # type: ignore[arg-type]
-    assert key is None or key in keys.keys, "the same key: only the domain and the sweep stand between"
-    one.close()
+
+def test_what_was_monitored_ends_with_the_order_that_enforces() -> None:
+    """With a control: where nothing ends it, it stays."""
+    for is_ended in (True, False):
+        one = engine()
+        if not is_ended:
+            one.port._end_monitored = lambda before: None  # type: ignore[method-assign]
+        order(one, MONITOR)
+        ask(one, "alpha", "ann")
+        order(one, ENFORCE)
+        assert bool(one.pool.indexed.any()) is not is_ended
+        one.close()
 
 
 def test_a_canary_of_sessions_is_steady_and_only_grows() -> None:
     small = Enforcement(CANARY, Stage(frozenset(), Fraction(1, 10)), SEED, 1, "olga")
     large = replace(small, stage=Stage(frozenset(), Fraction(3, 10)))
-    from kvcustody.governance.monitoring.enforcement import Requester
-
     who = [Requester("alpha", "ann", f"s{number}") for number in range(4_000)]
     first = {one for one in who if small.enforces(one, object())}
     assert first == {one for one in who if small.enforces(one, object())}, "whatever the request is called"
