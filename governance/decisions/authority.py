@@ -179,7 +179,8 @@ class Authority(ABC, Generic[PoolT_co]):
         except LedgerUnavailable:  # the first epoch of a tenant cannot be recorded
             return Deferred(request_id, "ledger")
         if plan is None:
-            self.attempts.note("unknown-tenant", self._names.called(key[0].issuer, key[0].tenant))
+            if not self._is_monitored(key[0], request_id):  # else it is not refused
+                self.attempts.note("unknown-tenant", self._names.called(key[0].issuer, key[0].tenant))
             return AdmissionRefused(request_id, "tenant is not in the policy")
         return plan
 

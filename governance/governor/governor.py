@@ -28,7 +28,7 @@ from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
-from kvcustody.allocator.prefix.longest_prefix import PrefixMatch, Prompt, ReadPlan
+from kvcustody.allocator.prefix.longest_prefix import Chain, PrefixMatch, Prompt, ReadPlan
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
@@ -42,13 +42,14 @@ from kvcustody.governance.custody_events import (
     residency_released,
     scrub_receipts,
 )
-from kvcustody.governance.decisions.access_plan import Plan, plan_of
+from kvcustody.governance.decisions.access_plan import AdmissionFacts, DomainLabel, Plan, PlanKey, plan_of
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.external.accounts import ANONYMOUS
 from kvcustody.governance.external.block_keys import KeyChain
 from kvcustody.governance.governor.conservation_counts import pool_counts
 from kvcustody.governance.governor.end_monitored import end_monitored
@@ -70,7 +71,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
 from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
-from kvcustody.governance.monitoring.monitor import Monitor, MonitoredRequest
+from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.first_asked import FirstAsked
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
@@ -92,8 +93,10 @@ from kvcustody.governance.request import (
 )
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_rules import TierRules
-from kvcustody.policies.document.model import Action
+from kvcustody.ids import TenantId
+from kvcustody.policies.document.model import Action, Effect
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import Decision
 
 _log = structlog.get_logger(__name__)
 
@@ -127,6 +130,7 @@ class Governor(Authority[BlockManager]):
         self._asked = FirstAsked()
         self._thrash = ThrashWatch()
         self._overdue = OverdueWatch()
+        self._nobodys: Domain | None = None
         pools.is_unlimited = self._is_unlimited
         super().__init__(
             table,
@@ -194,7 +198,7 @@ class Governor(Authority[BlockManager]):
         kinds = read_kinds(hints.kinds) if hints.kinds else ()
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = self._moment(check_trace(trace) if trace else trace)
-        plan = self._plan(key, request_id, moment)
+        plan = self._standing(key, request_id, moment)
         if not isinstance(plan, Plan):
             return self._without_plan(principal, plan)
         counters = self._counters(plan.tenant)
@@ -263,6 +267,31 @@ class Governor(Authority[BlockManager]):
         return answer
 
     # -- monitored ----------------------------------------------------------------------------------------------------
+
+    def _standing(
+        self, key: PlanKey, request_id: Hashable, moment: Moment
+    ) -> Plan[BlockManager] | AdmissionRefused | Deferred:
+        """The requester's plan; where it is monitored, and the policy knows no such tenant, that of nobody known."""
+        plan = self._plan(key, request_id, moment)
+        if not isinstance(plan, AdmissionRefused) or not self._is_monitored(key[0], request_id):
+            return plan
+        return self._plan_of_nobody(key)
+
+    def _plan_of_nobody(self, key: PlanKey) -> Plan[BlockManager]:
+        """What it leaves is charged to nobody's account, and is nobody's in the ledger."""
+        names = self.table.policy.classifications
+        manager, top = self._pools.managers[0], len(names) - 1
+        account = manager.account(ANONYMOUS)
+        plan = Plan(key[0], TenantId(ANONYMOUS), account, manager, top, names[top])
+        plan.key, plan.facts = key, AdmissionFacts(ANONYMOUS, None, None, False, names[top], "")
+        if self._nobodys is None or not self._nobodys.is_open:
+            label = DomainLabel(ANONYMOUS, names[top], top, "request", None, None, None)
+            self._nobodys = manager.domain(account, label=label, idle_us=0, absolute_us=0, verify_share=1.0)
+        plan.own = Chain(self._nobodys, None)
+        plan.own_plan = ReadPlan(plan.own)
+        plan.admitted = Decision(Effect.DENY, (NO_TENANT,), self.table.revision)
+        plan.subject_key = (ANONYMOUS, None, None)
+        return plan
 
     def _judge(
         self,
@@ -786,6 +815,7 @@ class Governor(Authority[BlockManager]):
         charged = charged_blocks(
             account for manager in self._pools.managers for account in manager.accounts.values()
         )
+        charged.pop(ANONYMOUS, None)
         room = self._pools.room_of()
         return Stats(
             dict(self.tenant_counters),

@@ -14,7 +14,7 @@ from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.monitoring.enforcement import CANARY, ENFORCE, MONITOR, Enforcement
-from kvcustody.testkit.conformance.engine_protocol import FINISHED, RequestSpec, Setup
+from kvcustody.testkit.conformance.engine_protocol import FINISHED, REFUSED, RequestSpec, Setup
 from kvcustody.testkit.conformance.engines.native_engine import NativeEngine
 
 SEED = "5eed" * 8
@@ -112,6 +112,23 @@ def test_a_share_of_sessions_and_an_erasure() -> None:
         ask(one, "alpha", "ann", session=f"s{number}")
     assert 8 < len(monitored(one)) < 32 and sides(one) == {True, False}
     one.erase(Selector(tenant="alpha"))
+    assert sides(one) == set()
+    assert one.check() == one.scan() == []
+    one.close()
+
+
+def test_a_tenant_that_the_policy_does_not_know_is_served_and_recorded() -> None:
+    one = engine()
+    refused = one.submit(RequestSpec(reader("nobody-knows", "x"), WORDS))
+    one.step()
+    assert one.outcome(refused).state == REFUSED, "control"
+    order(one, MONITOR)
+    assert ask(one, "nobody-knows", "x") == 0 < ask(one, "alpha", "ann")
+    assert ask(one, "strangest", "y") > 0
+    first, _, last = monitored(one)
+    assert (first.tenant, first.effect, first.reasons) == ("(anonymous)", "would-deny", ("unknown-tenant",))
+    assert last.refused_tokens == last.reused_tokens > 0
+    order(one, ENFORCE)
     assert sides(one) == set()
     assert one.check() == one.scan() == []
     one.close()
