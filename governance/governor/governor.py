@@ -290,7 +290,7 @@ class Governor(Authority[BlockManager]):
         plan.own = Chain(self._nobodys, None)
         plan.own_plan = ReadPlan(plan.own)
         plan.admitted = Decision(Effect.DENY, (NO_TENANT,), self.table.revision)
-        plan.subject_key = (ANONYMOUS, None, None)
+        plan.subject_key = (TenantId(ANONYMOUS), None, None)
         return plan
 
     def _judge(

@@ -189,6 +189,30 @@ def test_monitor_canary_enforce_and_back(
     ]  # fmt: skip
 
 
+def test_the_forecast_in_a_pool_that_evicts_all_the_time(
+    start: Callable[..., LocalEngine], new_deployment: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    """There one eviction decides the next: the forecast is held to the prompts' tokens, not to the hits."""
+    deployment = new_deployment(monitoring="allowed")
+    engine, desk, asks = (
+        start(deployment=deployment, num_gpu_blocks_override=80),
+        Desk(deployment, tmp_path),
+        workload(3),
+    )
+    desk.order("monitor")
+    desk.await_mode("monitor")
+    reused = serve(engine, asks).total()
+    foreseen = desk.await_leaves("request-monitored", len(asks))
+    predicted = sum(one["forecast_tokens"] for one in foreseen)
+    prompts = sum(one["prompt_tokens"] for one in foreseen)
+    desk.order("enforce")
+    desk.await_mode("enforce")
+    given = serve(engine, asks).total()
+    off = abs(predicted - given) / given
+    print(f"reused {reused}; foreseen {predicted}, given {given} of {prompts}: {off:.2%} of hits")
+    assert abs(predicted - given) <= 0.02 * prompts
+
+
 def test_an_order_to_monitor_is_not_followed_where_that_is_not_allowed(
     governed: LocalEngine, tmp_path: Path
 ) -> None:
