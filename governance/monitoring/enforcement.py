@@ -117,10 +117,10 @@ def share_of(text: str) -> Fraction:
     return share
 
 
-def refusal(enforcement: Enforcement, *, allowed: bool, strict: bool, profile: Profile) -> str:
+def refusal(enforcement: Enforcement, *, allowed: bool, profile: Profile) -> str:
     """Why a worker enforces all the same; empty where it follows the order."""
     if not enforcement.monitors:
         return ""
-    if strict or profile is not Profile.SHARED:
-        return "strict" if strict else f"profile {profile.value}"
+    if profile is not Profile.SHARED:
+        return f"profile {profile.value}"
     return "" if allowed else "not allowed here"

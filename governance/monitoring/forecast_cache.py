@@ -144,8 +144,8 @@ class ForecastCache:
             entry.refs -= 1
             if _holds(entry, reader):
                 entry.until_us = max(entry.until_us, min(now_us + idle_us, entry.ceiling_us))
-            if entry.refs:
-                continue
+            if entry.refs or entry.number not in self._by_number:
+                continue  # still used, or forgotten meanwhile
             if now_us >= min(entry.until_us, entry.ceiling_us):
                 self._remove(entry)
                 continue
