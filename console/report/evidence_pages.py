@@ -8,8 +8,8 @@ from kvcustody.audit.coverage.custody_units import DEVICE_TIER
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.sampling.population import PopulationMember
 from kvcustody.audit.report.sections.decisions import MEANINGS
-from kvcustody.console.report.number_format import count, duration, moment, second, several
-from kvcustody.console.report.page_model import Block, Facts, Paragraph, Section, Table
+from kvcustody.console.report.render.number_format import count, duration, moment, second, several
+from kvcustody.console.report.render.page_model import Block, Facts, Paragraph, Section, Table
 
 _LISTED = 60
 _DRAW = (
@@ -46,7 +46,7 @@ def sample_section(report: Report) -> Section:
         for leaf in item.leaves
     ]
     return Section(
-        "Sample",
+        "Annex: sample",
         (
             Facts(
                 [
@@ -109,6 +109,7 @@ def sample_section(report: Report) -> Section:
             ),
             *_more(len(leaves) - 2 * _LISTED, "leaves"),
         ),
+        begins_page=True,
     )
 
 

@@ -29,6 +29,7 @@ class InboxKind(StrEnum):
     KEY = "key"
     CERTIFICATE = "certificate"
     WITNESS = "witness"
+    REPORT = "report"
 
 
 class InboxState(StrEnum):
@@ -49,6 +50,7 @@ _PERMISSION = {
     InboxKind.KEY: Permission.MANAGE_KEYS,
     InboxKind.CERTIFICATE: Permission.OPERATE,
     InboxKind.WITNESS: Permission.OPERATE,
+    InboxKind.REPORT: Permission.READ_CUSTODY,
 }
 SOON_US = {
     InboxKind.GRANT: 30 * DAY_US,
