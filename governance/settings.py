@@ -107,6 +107,11 @@ class Settings(LayeredSettings):
         description="Where released revisions come from: a release folder, `ledger` for the ledger's database, or "
         "`control-plane`; needs `policy_trust`. Empty: nothing changes while the worker runs.",
     )
+    monitoring: Literal["refused", "allowed"] = Field(
+        "refused",
+        description="Whether this worker follows orders to enforce the policy for some only, and to monitor the others "
+        "(docs/operate/adoption.md); refused in the strict profile.",
+    )
     policy_lease_seconds: int = Field(
         60,
         ge=1,
@@ -423,6 +428,8 @@ class Settings(LayeredSettings):
             raise ValueError(
                 "root_key_source: `environment` is refused in the strict profile; use a 0600 file"
             )
+        if self.monitoring == "allowed" and self.profile != "shared":
+            raise ValueError(f"monitoring: `allowed` is refused in the {self.profile} profile")
         return self
 
     @model_validator(mode="after")

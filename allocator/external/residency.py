@@ -42,6 +42,7 @@ class ExternalResidency(Residency):
         "is_reserved",
         "is_running",
         "keys",
+        "monitored",
         "passed",
         "priorities",
         "prompt_tokens",
@@ -95,6 +96,7 @@ class ExternalResidency(Residency):
         self.prompt_tokens = 0  # that its first token waits for; 0 once it has come
         # What governance finds at look-up: its keys, the domains of its leading blocks, and why.
         self.keys: OwnerData | None = None
+        self.monitored: OwnerData | None = None  # what governance would have decided, where it is not obeyed
         self.expected: NDArray[np.int32] | int = 0
         self.comparison: Comparison | None = None  # what it waits for, or waited
         self.stale_blocks = 0  # that the engine found, and that may not be attached any more

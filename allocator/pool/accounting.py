@@ -129,6 +129,7 @@ class DomainFacts(TypedDict, total=False):
     verify_share: float
     integrity_share: float
     is_segment: bool
+    realm: int | None
 
 
 class Domain:
@@ -147,6 +148,7 @@ class Domain:
         "is_segment",
         "label",
         "owner",
+        "realm",
         "scrub_within_us",
         "tag",
         "verify_share",
@@ -166,8 +168,12 @@ class Domain:
         integrity_share: float = 0.0,
         is_segment: bool = False,
         windows: tuple[int, ...] = (),
+        realm: int | None = None,
     ) -> None:
         self.tag = tag
+        self.realm = (
+            tag if realm is None else realm
+        )  # domains of one realm have keys in common, and serve each other
         self.owner = owner
         self.label = label  # what the governor calls this domain; opaque here
         self.set_limits(DomainLimits(idle_us, absolute_us, scrub_within_us, verify_share, integrity_share))

@@ -120,7 +120,7 @@ def _match(
     node = match.node
     if node is None or (tree.attachable(node, domain, now_us) and not node.windows):
         return match
-    while node is not None and node.domain is domain:
+    while node is not None and node.domain.realm == domain.realm:
         if tree.attachable(node, domain, now_us):
             position = reusable(node, match.position if node is match.node else node.length)
             if position:

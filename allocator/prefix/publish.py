@@ -124,7 +124,7 @@ class Publication:
         """
         tree = self.tree
         if not tree.attachable(node, domain, now_us):
-            if node.refs or node.domain is not domain:
+            if node.refs or node.domain.realm != domain.realm:
                 return -1
             tree.end_subtree(node, "expired", min(now_us, node.deadline_us, node.ceiling_us), now_us)
             tree.flush(now_us)

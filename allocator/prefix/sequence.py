@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.accounting import Account, Domain, OwnerData
 from kvcustody.allocator.pool.block_state import EMPTY, NEVER_US, Blocks
 from kvcustody.allocator.prefix.block_priority import BlockPriority
 from kvcustody.allocator.prefix.key_chain import HashState
@@ -52,6 +52,7 @@ class RunningSequence:
         "hit_blocks",
         "id",
         "leaf",
+        "monitored",
         "passed",
         "pool",
         "priorities",
@@ -79,6 +80,7 @@ class RunningSequence:
         self.recorded_until = 0  # the generation after them: what was handed out later is another record's
         self.admitted_blocks = 0  # its block count at admission, while it was handed nothing more
         self.leaf: Node | None = None
+        self.monitored: OwnerData | None = None  # what governance would have decided, where it is not obeyed
         self.slot = -1
         self.table: Blocks = EMPTY
         self.block_count = 0

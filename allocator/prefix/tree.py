@@ -89,8 +89,8 @@ class PrefixTree:
         own chain.
         """
         return (
-            node.domain is domain
-            and domain.is_open
+            node.domain.realm == domain.realm
+            and node.domain.is_open
             and now_us < node.ceiling_us
             and (node.refs > 0 or now_us < node.deadline_us)
         )

@@ -26,6 +26,8 @@ LEAVES, EVENTS, DENIED = "leaves", "events", "denied"
 ATTACHED, WRITTEN, BLOCKS, BYTES = "attached_blocks", "written_blocks", "blocks", "bytes"
 COPIES = "copies"
 COPY_KINDS = ("copies-stored", "copies-ended", "copies-destroyed")
+MONITORED = "request-monitored"
+MONITORED_TOKENS = ("prompt_tokens", "reused_tokens", "refused_tokens", "forecast_tokens")
 FAILED = "failed"  # in place of a level: a receipt that proves nothing
 
 
@@ -47,7 +49,7 @@ Figures = Counter[tuple[int, Figure]]
 _Who = tuple[int, int, str, str]  # log, hour, outcome, classification
 
 OUTCOMES = {
-    **dict.fromkeys(("decision", "hit-counters"), "effect"),
+    **dict.fromkeys(("decision", "hit-counters", MONITORED), "effect"),
     **dict.fromkeys(("residency-released", "blocks-released", "custody-ended"), "cause"),
     **dict.fromkeys(("erasure-requested",), "selector"),
     **dict.fromkeys(("erasure-completed",), "outcome"),
@@ -163,4 +165,5 @@ _SIZES: dict[str, Callable[[LeafGroup], Mapping[str, Sequence[int]]]] = {
     "residency-released": lambda group: {WRITTEN: group.extents[_RUNS].blocks},
     "blocks-released": _of_own,
     "custody-ended": lambda group: {BLOCKS: group.extents[_RUNS].blocks},
+    MONITORED: lambda group: {name: group.columns[name] for name in MONITORED_TOKENS},
 }

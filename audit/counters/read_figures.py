@@ -24,6 +24,8 @@ from kvcustody.audit.counters.count_events import (
     DENIED,
     EVENTS,
     LEAVES,
+    MONITORED,
+    MONITORED_TOKENS,
     WRITTEN,
     FigureName,
 )
@@ -153,6 +155,20 @@ def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tup
         revision, _, owner = figure.detail.partition(" ")
         totals[name.removeprefix("tenant/"), owner, figure.outcome, int(revision)] += value
     return tuple(Denials(*key, totals[key]) for key in sorted(totals) if totals[key])
+
+
+def monitored_figures(
+    connection: Connection, *, since_us: int | None = None, until_us: int | None = None
+) -> dict[str, Counter[str]]:
+    """Requests and tokens of what was monitored, by tenant, of the whole hours that a period touches."""
+    wanted = _Wanted((EVENTS, *MONITORED_TOKENS), (MONITORED,), since_us=since_us, until_us=until_us)
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for name, figure, value in _read(connection, wanted):
+        sums = found[name.removeprefix("tenant/")]
+        sums[figure.measure] += value
+        if figure.measure == EVENTS and figure.outcome == "would-deny":
+            sums["would_deny"] += value
+    return dict(found)
 
 
 def orphans_by_class(connection: Connection) -> Counter[str]:

@@ -53,9 +53,11 @@ LIMITS = (
     "a process whose start is not carried here is not shown: an export of the system log has them all",
     "a copy whose key is destroyed opens for nobody; its bytes are gone where it is `unlinked` or `zeroed`",
     "custody of a process that died is unproven: its memory went back to the driver and was not re-read",
+    "while a worker monitors, requests that its policy would refuse may read a block before it ends: "
+    "`request-monitored` leaves say how much",
 )
 
-EARLIER_LIMITS = (LIMITS[:3] + LIMITS[4:],)  # of certificates from before copies were listed
+EARLIER_LIMITS = (LIMITS[:5], LIMITS[:3] + LIMITS[4:5])  # before monitoring, before copies were listed
 
 
 class SelectorOpening(NamedTuple):

@@ -86,6 +86,39 @@ class PolicyStaged(GuardingEvent, frozen=True, tag="policy-staged"):
     previous: int = 0
 
 
+class EnforcementOrdered(GuardingEvent, frozen=True, tag="enforcement-ordered"):
+    """Somebody ordered for whom workers enforce their policy until `until_seconds` (UTC), and whom not (class A).
+
+    `mode` is `monitor` (nobody), `canary` (the tenants named, and of the others a share of sessions, in millionths) or
+    `enforce` (everybody: an order back). `seed` chooses the sessions of a share, and keys nothing.
+    """
+
+    mode: str
+    tenants: tuple[str, ...]
+    share_millionths: int
+    seed: str
+    until_seconds: int
+    actor: str
+    reason: str
+    trace: str = ""
+
+
+class EnforcementChanged(GuardingEvent, frozen=True, tag="enforcement-changed"):
+    """From here on a worker enforces its policy for these (class A): on record before anybody is monitored anew.
+
+    `order` is the order's place in the system log, `refused` why the worker does not follow it and enforces.
+    """
+
+    mode: str
+    tenants: tuple[str, ...]
+    share_millionths: int
+    until_seconds: int
+    revision: int
+    order: int
+    actor: str
+    refused: str = ""
+
+
 class GrantsRevoked(LifecycleEvent, frozen=True, tag="grants-revoked"):
     """A worker took grants, segments or sharing groups back: in effect before it is recorded (class B)."""
 

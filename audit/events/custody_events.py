@@ -34,6 +34,28 @@ class ResidencyOpened(LifecycleEvent, frozen=True, tag="residency-opened"):
     trace: str = ""
 
 
+class RequestMonitored(LifecycleEvent, frozen=True, tag="request-monitored"):
+    """What the policy would have decided of a request that it was not enforced for, under which order (class B).
+
+    It attached `reused_tokens`, under the engine's own keys. The policy would have refused `refused_tokens` of them,
+    and had it been enforced, `forecast_tokens` would have been found: what is between that and `reused_tokens` would
+    have been prefilled again. `effect` is `would-deny` where anything would have been refused, by `reasons`.
+    """
+
+    residency: int
+    tenant: str
+    classification: str
+    effect: str
+    reasons: tuple[str, ...]
+    revision: int
+    order: int
+    prompt_tokens: int
+    reused_tokens: int
+    refused_tokens: int
+    forecast_tokens: int
+    trace: str = ""
+
+
 class BlocksAttached(LifecycleEvent, frozen=True, tag="blocks-attached"):
     """A running request came to refer to blocks that another had published meanwhile (class B).
 

@@ -19,14 +19,17 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, select
 
+from kvcustody.audit.counters.count_events import MONITORED
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
 from kvcustody.audit.schema.ledger import (
     attachments,
     custody_ends,
+    events,
     incarnations,
     releases,
     residencies,
@@ -199,8 +202,16 @@ def _count_life(
     held = np.bincount(owner, np.maximum(held_us, 0) / SECOND_US, minlength=len(sums.held))
     for code, seconds in enumerate(held.tolist()):
         sums.held[code] += seconds
+    watched = monitored_residencies(connection, life)
     for part, moment in ((attached, "opened_boot_us"), (joined, "attached_boot_us")):
-        _count_hits(part, part.column(moment), (since, until), (keys, owner), cost, sums)
+        _count_hits(part, part.column(moment), (since, until), (keys, owner), watched, cost, sums)
+
+
+def monitored_residencies(connection: Connection, life: int) -> Int64s:
+    """Those that the policy was not enforced for: what they attached is no reuse that it permitted."""
+    query = select(events.c.leaf).where(events.c.incarnation == life, events.c.kind == MONITORED)
+    found = [orjson.loads(bytes(leaf))["residency"] for leaf in connection.scalars(query)]
+    return np.array(found, dtype=np.int64)
 
 
 def _written(
@@ -227,11 +238,13 @@ def _count_hits(
     at_us: Int64s,
     period: tuple[int, int],
     owners: tuple[Int64s, Int64s],
+    monitored: Int64s,
     cost: Cost | None,
     sums: _Sums,
 ) -> None:
     since, until = period
-    chosen = ((at_us >= since) & (at_us < until))[part.owner]
+    enforced = ~np.isin(part.column("residency"), monitored)
+    chosen = ((at_us >= since) & (at_us < until) & enforced)[part.owner]
     rows, keys = part.owner[chosen], keys_of(part)[chosen]
     if not len(rows):
         return

@@ -144,7 +144,12 @@ def _build(
     tell("boundary")
     overview = read_leaf_counts(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant)
     boundary = read_boundary(
-        connection, asked.checkpoint, overview, tenant=asked.tenant, extends=asked.extends
+        connection,
+        asked.checkpoint,
+        overview,
+        tenant=asked.tenant,
+        extends=asked.extends,
+        period=(asked.since_us, asked.until_us),
     )
     now_us = _last_us(connection, asked.checkpoint)
     tell("custody")

@@ -17,6 +17,7 @@ from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 
 READ_KINDS = (
+    "enforcement-changed",
     "issuer-assigned",
     *LIVES,
     "policy-activated",

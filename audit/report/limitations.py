@@ -31,6 +31,8 @@ def limitations(report: Report) -> tuple[str, ...]:
         )
     if boundary.history:
         made.insert(0, f"{boundary.history} Figures of this report count it.")
+    if boundary.monitored:
+        made.insert(0, boundary.monitored)
     unread = total.launched_bytes + total.retired_bytes
     if unread:
         made.append(

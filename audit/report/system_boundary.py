@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.events import BARE, DECLARED, SILENCE
+from kvcustody.audit.processes.enforcement import CHANGED, monitored_in, qualification
 from kvcustody.audit.processes.marked_processes import history, marked_processes
 from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.report.leaf_counts import LeafCounts
@@ -102,7 +103,8 @@ class Witnessed(NamedTuple):
 class Boundary(NamedTuple):
     """All of it. `extends` is the earlier checkpoint that a reader named, with the path that shows it is a prefix.
 
-    `history` says what in it is replayed or generated; empty: nothing.
+    `history` says what in it is replayed or generated, `monitored` when the policy was not enforced for everybody in
+    the period; empty: nothing, never.
     """
 
     checkpoint: ReportedCheckpoint
@@ -114,10 +116,17 @@ class Boundary(NamedTuple):
     consistency: tuple[str, ...]
     issuers: tuple[ReportedIssuer, ...] = ()
     history: str = ""
+    monitored: str = ""
 
 
 def read_boundary(
-    connection: Connection, checkpoint: int, overview: LeafCounts, *, tenant: str | None, extends: int | None
+    connection: Connection,
+    checkpoint: int,
+    overview: LeafCounts,
+    *,
+    tenant: str | None,
+    extends: int | None,
+    period: tuple[int, int | None] = (0, None),
 ) -> Boundary:
     """The boundary as of a signed checkpoint; of one tenant it names that tenant's log and no worker's counters.
 
@@ -147,6 +156,7 @@ def read_boundary(
         tuple(item.hex() for item in path),
         tuple(_issuers(overview, tenant)),
         history(marked_processes(overview.of_kind(*LIVES))),
+        qualification(monitored_in(overview.of_kind(*LIVES, CHANGED), *period)),
     )
 
 

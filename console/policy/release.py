@@ -297,6 +297,8 @@ def _running_lines(effect: dict[str, Any]) -> Iterator[str]:
         yield f"in effect on {', '.join(one['workers'])}: {one['name']} ({what}{stage}), {one['digest']}"
     for worker in effect["unsaid"]:
         yield f"in effect on {worker}: no leaf says what it runs"
+    for one in effect["monitoring"]:
+        yield f"not enforced for everybody on {one['worker']} ({one['mode']}): `kvcustody policy enforcement` says more"
 
 
 def _stage(tenants: str, percent: str) -> Stage | None:

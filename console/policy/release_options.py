@@ -13,6 +13,7 @@ import typer
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import check_store, open_store
+from kvcustody.audit.processes.enforcement import worker_enforcement
 from kvcustody.audit.processes.running_policies import read_running_policies
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.writer.event_writer import EventWriter
@@ -83,7 +84,9 @@ class At(NamedTuple):
         if "://" not in self.store:
             return None
         with reading(self.store) as engine, engine.connect() as connection:
-            return policies_in_effect(read_running_policies(connection), state).data()
+            return policies_in_effect(
+                read_running_policies(connection), state, worker_enforcement(connection)
+            ).data()
 
     def owner_consents(self) -> AbstractContextManager[OwnerConsents]:
         """An owner's part in it, at a control plane."""

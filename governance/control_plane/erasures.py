@@ -5,7 +5,8 @@
 2. The control plane holds the question open until there is something new, so an erasure arrives at once.
 3. Where the control plane is away at the start there is nothing to carry out yet: a process begins with zeroed
    blocks.
-4. Orders on keys come with the same answer, which is given at once where there is one that the worker has not named.
+4. Orders on keys, and the order that says for whom is enforced, come with the same answer, which is given at once where
+   there is one that the worker has not named. A worker that has heard of none enforces for everybody.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Any
 import structlog
 
 from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames
+from kvcustody.audit.processes.enforcement import EnforcementOrder
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox, ErasureTarget
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
+from kvcustody.governance.monitoring.enforcement import Enforcement
+from kvcustody.governance.monitoring.ordering import followed
 
 WAIT_SECONDS = 15
 _END_SECONDS = 0.5
@@ -34,6 +38,7 @@ class RemoteInbox(ErasureInbox):
         self._connection = connection
         self._key_answer: tuple[OrderedKeys, ...] = ()
         self._newest_key_order: int | None = None
+        self._enforcement_answer: Enforcement | None = None
 
     def stop(self) -> None:
         """Take up nothing more; an open question is left to end with the connection."""
@@ -68,13 +73,28 @@ class RemoteInbox(ErasureInbox):
         """Those that came with the last answer about erasures (rule 4)."""
         return self._key_answer
 
+    def _enforcement_order(self) -> Enforcement | None:
+        """The one that came with the last answer about erasures (rule 4)."""
+        return self._enforcement_answer
+
     def _pending(self) -> list[tuple[Requested, SelectorNames | None]]:
         wait = (
             WAIT_SECONDS if self._taken or self._thread is not None else 0
         )  # the first question waits for nothing
         known = ",".join(sorted(self._taken)[-64:])
         ask = self._connection.get
-        found = ask("/v1/worker/erasures", wait=wait, known=known or None, keys=self._newest_key_order)
+        heard = self._enforcement_answer
+        found = ask(
+            "/v1/worker/erasures",
+            wait=wait,
+            known=known or None,
+            keys=self._newest_key_order,
+            enforcement=None if self._newest_key_order is None else heard.order if heard is not None else -1,
+        )
+        ordered = found.get("enforcement")  # a control plane from before has none
+        if ordered is not None:
+            order = EnforcementOrder(**{**ordered, "tenants": tuple(ordered["tenants"])})
+            self._enforcement_answer = followed(order)
         if "keys" in found:  # a control plane from before has none, and is not asked about them
             keys = found["keys"]
             self._newest_key_order = max((item["order"] for item in keys), default=0)

@@ -74,6 +74,7 @@ class DomainLabel(OwnerData):
     session: str | None
     spec: DomainSpec | None
     grant_or_segment: str = ""
+    is_monitored: bool = False  # its keys are the engine's own, not the policy's
 
 
 def owed_by(table: DecisionTable, tenant: str, level: int) -> Obligations:

@@ -8,6 +8,8 @@
 - Every deadline is compared with one time, which no step of a clock sets back (`DeadlineClock`); each step looks at it.
 - What is revoked stays revoked, under every later revision. Without word from the control plane within the lease
   nothing but the own scope is reused; under a revision that has expired, nothing. No step of a clock reopens either.
+- The policy is enforced for every request, unless an order says for whom not, this process allows that (`may_monitor`)
+  and the policy's profile is `shared`. What an order enforces holds at once; what it opens is on record before.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ import structlog
 
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import NEVER_US
-from kvcustody.audit.events import Event, GrantsRevoked, KeyEvent, PolicyActivated, PolicyStaged
+from kvcustody.audit.events import (
+    EnforcementChanged,
+    Event,
+    GrantsRevoked,
+    KeyEvent,
+    PolicyActivated,
+    PolicyStaged,
+)
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
@@ -45,17 +54,28 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.governance.monitoring.enforcement import (
+    CANARY,
+    ENFORCE,
+    ENFORCED,
+    MILLIONTHS,
+    MONITOR,
+    Enforcement,
+    Requester,
+    refusal,
+)
 from kvcustody.governance.observability.attempts import Attempts
 from kvcustody.governance.observability.serving_measures import ServingMeasures
 from kvcustody.governance.observability.stats import Counted, Stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.request import Hints
 from kvcustody.ids import TenantId
-from kvcustody.policies.document.model import Action
+from kvcustody.policies.document.model import Action, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
 T = TypeVar("T")
+_OVER = "its time is over"
 _AUTHORIZED_MAX = 100_000
 _ASK_AGAIN_US = 5_000_000
 NO_ROOM = "there is no room for another tenant now; try again later"
@@ -102,9 +122,17 @@ class Authority(ABC, Generic[PoolT_co]):
         self.table = table
         self.revoked = table.revoked
         self._shadow: ShadowPolicy | None = None
+        self.may_monitor = False  # whether this process follows orders to monitor
+        self.enforcement = ENFORCED  # whose requests the policy is enforced for
+        self.ordered = ENFORCED  # the order that was heard last
+        self.enforcement_refused = ""  # why that is not what is in effect
+        self._enforcement_until_us = NEVER_US
         self._lease_until_us, self._expires_us = NEVER_US, self._boot_time(expires_utc_us)
         self._book = self._new_book(table)
         self._reuse = self._new_reuse(table)
+        self._watched = self._new_reuse(
+            table, monitored=True
+        )  # what is recorded of requests that are monitored
 
     @property
     def tables(self) -> tuple[DecisionTable, DecisionTable | None]:
@@ -151,7 +179,8 @@ class Authority(ABC, Generic[PoolT_co]):
         except LedgerUnavailable:  # the first epoch of a tenant cannot be recorded
             return Deferred(request_id, "ledger")
         if plan is None:
-            self.attempts.note("unknown-tenant", self._names.called(key[0].issuer, key[0].tenant))
+            if not self._is_monitored(key[0], request_id):  # else it is not refused
+                self.attempts.note("unknown-tenant", self._names.called(key[0].issuer, key[0].tenant))
             return AdmissionRefused(request_id, "tenant is not in the policy")
         return plan
 
@@ -200,7 +229,9 @@ class Authority(ABC, Generic[PoolT_co]):
             self.revoked,
         )
 
-    def _new_reuse(self, table: DecisionTable, coming: DecisionTable | None = None) -> ReuseDecider:
+    def _new_reuse(
+        self, table: DecisionTable, coming: DecisionTable | None = None, *, monitored: bool = False
+    ) -> ReuseDecider:
         return ReuseDecider(
             table,
             self._first_uses,
@@ -208,7 +239,8 @@ class Authority(ABC, Generic[PoolT_co]):
             revoked=self.revoked,
             lease_until_us=self._lease_until_us,
             expires_us=self._expires_us,
-            shadow=self._shadow,
+            shadow=None if monitored else self._shadow,
+            monitored=monitored,
         )
 
     def _forget_lookups(self) -> None:
@@ -333,6 +365,7 @@ class Authority(ABC, Generic[PoolT_co]):
             stage=table.stage if isinstance(table, StagedTable) else "",
         )
         self.table, self._expires_us = table, expires_us
+        self._keep_enforcing(table)
         self._names.list(table.policy.issuers)
         self._book.drop()
         self._book = self._new_book(table)
@@ -378,9 +411,10 @@ class Authority(ABC, Generic[PoolT_co]):
 
     def _decide_by(self, table: DecisionTable, coming: DecisionTable | None = None) -> None:
         """From here on every reuse is decided by `table`, and by `coming` too where it is not on record yet."""
-        self._outbox += self._reuse.take_counts(self._clock.now_us())
+        self._outbox += self._take_counts(self._clock.now_us())
         self._authorized.clear()
         self._reuse = self._new_reuse(table, coming)
+        self._watched = self._new_reuse(table, coming, monitored=True)
         self._forget_lookups()
 
     def _bind(self, table: DecisionTable, now_us: int, *, only_narrow: bool = False) -> None:
@@ -411,10 +445,93 @@ class Authority(ABC, Generic[PoolT_co]):
         self._outbox.append(GrantsRevoked(now_us, tuple(sorted(fresh)), self.table.revision, actor))
         _log.warning("revoked", ids=sorted(fresh), revision=self.table.revision)
 
+    # -- enforcement --------------------------------------------------------------------------------------------------
+
+    def order_enforcement(self, ordered: Enforcement) -> None:
+        """Follow an order, or enforce where it is not followed here; nothing happens where that is so already.
+
+        What is enforced from now on is at once, and on record after; raises `LedgerUnavailable` where monitoring
+        somebody anew cannot be recorded: nobody is monitored anew then.
+        """
+        self.ordered = ordered
+        profile = self.table.policy.profile
+        refused = refusal(ordered, allowed=self.may_monitor, profile=profile)
+        until_us = self._boot_time(ordered.until_utc_us) if ordered.monitors else NEVER_US
+        if until_us <= self._clock.now_us():
+            refused = refused or _OVER
+        target = ENFORCED if refused or not ordered.monitors else ordered
+        if (target, refused) == (self.enforcement, self.enforcement_refused):
+            return
+        if refused == _OVER and not self.enforcement.monitors and not self.enforcement_refused:
+            return  # it was over before this process heard of it
+        if _opens_nothing(self.enforcement, target):
+            self._enforce(target, until_us, refused)
+            self._outbox.append(self._enforcement_event(ordered, target, refused))
+        else:
+            self._ledger.submit_durable(self._enforcement_event(ordered, target, refused))
+            self._enforce(target, until_us, refused)
+        _log.warning(
+            "enforcement changed", mode=target.mode, order=ordered.order, actor=ordered.actor, refused=refused
+        )
+
+    def _enforce(self, target: Enforcement, until_us: int, refused: str) -> None:
+        before, self.enforcement = self.enforcement, target
+        self.enforcement_refused, self._enforcement_until_us = (
+            refused,
+            until_us if target.monitors else NEVER_US,
+        )
+        self._limit(self.table)
+        self._forget_lookups()
+        self._end_monitored(before)
+
+    def _enforcement_event(self, ordered: Enforcement, target: Enforcement, refused: str) -> Event:
+        return EnforcementChanged(
+            self._clock.now_us(),
+            target.mode,
+            tuple(sorted(target.stage.tenants)),
+            int(target.stage.share * MILLIONTHS),
+            target.until_utc_us // 1_000_000,
+            self.table.revision,
+            ordered.order,
+            ordered.actor or "governor",
+            refused,
+        )
+
+    def _keep_enforcing(self, table: DecisionTable) -> None:
+        """A revision of another profile has come, or gone: what was ordered is followed where it may be."""
+        if table.policy.profile is not Profile.SHARED or self.enforcement_refused:
+            with suppress(LedgerUnavailable):
+                self.order_enforcement(self.ordered)
+
+    def _end_monitoring_in_time(self) -> None:
+        """At each step: an order ends by itself."""
+        if self._enforcement_until_us <= self._clock.now_us():
+            self.order_enforcement(self.ordered)
+
+    def _is_monitored(self, principal: Principal | None, request_id: Hashable) -> bool:
+        """Whether a request that arrives now is."""
+        enforcement = self.enforcement
+        if not enforcement.monitors or self._clock.now_us() >= self._enforcement_until_us:
+            return False
+        if principal is None:
+            return not enforcement.enforces(Requester(None), request_id)
+        who = Requester(self.tenant_name(principal), principal.subject, principal.session)
+        return not enforcement.enforces(who, request_id)
+
+    def _is_unlimited(self, tenant: str) -> bool:
+        """Whether no quota binds a tenant: some of its requests are monitored, and it has one account."""
+        return self.enforcement.monitors and self.enforcement.whole_tenant(tenant) is not True
+
+    def _end_monitored(self, before: Enforcement) -> None:
+        """What is cached under the engine's own keys ends, of whoever's standing is another than it was `before`."""
+
+    def _take_counts(self, now_us: int) -> list[Event]:
+        return self._reuse.take_counts(now_us) + self._watched.take_counts(now_us)
+
     def renew_lease(self, until_us: int) -> None:
         """The control plane was heard: grants and segments may be used until `until_us`, in boot time."""
         self._lease_until_us = until_us
-        self._reuse.lease_until_us = until_us
+        self._reuse.lease_until_us = self._watched.lease_until_us = until_us
 
     def _boot_time(self, utc_us: int | None) -> int:
         """An instant of UTC as boot time, fixed here: a later step of the wall clock does not move it."""
@@ -461,6 +578,18 @@ class Authority(ABC, Generic[PoolT_co]):
     def clock(self) -> DeadlineClock:
         """The clock that decides deadlines."""
         return self._clock
+
+
+def _opens_nothing(before: Enforcement, target: Enforcement) -> bool:
+    """Whether whoever is enforced for under `before` is so under `target`."""
+    if not target.monitors or before.mode == MONITOR:
+        return True
+    if before.mode == ENFORCE or target.mode == MONITOR:
+        return False
+    assert before.mode == target.mode == CANARY
+    first, second = before.stage, target.stage
+    wider = first.tenants <= second.tenants and first.share <= second.share
+    return wider and (before.seed == target.seed or not first.share)
 
 
 def _stays_asleep() -> None:

@@ -2,6 +2,7 @@
 
 1. Rows are streamed in their order; nothing is read but what a decision needs, and no subject is named.
 2. A residency whose record has several parts is one request, counted once.
+3. A request that was monitored is left out: what it attached no policy permitted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from sqlalchemy import Connection, select
 from kvcustody.audit.counters.read_figures import denials_by_rule
 from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import decisions, events, residencies, tenants
+from kvcustody.governance.monitoring.enforcement import MONITORED
 from kvcustody.policies.workbench.simulate import Recorded, RecordedDenials
 
 
@@ -33,6 +35,8 @@ def recorded_requests(
         query = query.where(residencies.c.revision == revision)
     for row in connection.execution_options(yield_per=1_000).execute(query):
         reasons = tuple(orjson.loads(row.leaf)["reasons"])
+        if MONITORED in reasons:
+            continue
         yield Recorded(
             row.tenant,
             row.classification,

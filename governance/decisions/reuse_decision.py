@@ -7,6 +7,8 @@
 - What was revoked is denied whatever the table says. Once the policy's lease has run out so is all but the own scope,
   and once the revision itself has expired everything is: it permits nothing any more.
 - A fork reads anew what its parent attached across tenants: it is decided as that reuse is, at its own instant.
+- Of requests that are monitored each decision is the same, and counted as what would have been denied: nobody's denial,
+  and no first use of anything.
 - Where the policy says `own_hits: deny`, nothing is reused while the ledger has what happens only later.
 - Each reuse across tenants is in the reader's log, in its residency's leaf. The first is in both logs, and both
   count all of them (class C).
@@ -53,8 +55,11 @@ class ReuseDecider:
         lease_until_us: int = NEVER_US,
         expires_us: int = NEVER_US,
         shadow: ShadowPolicy | None = None,
+        monitored: bool = False,
     ) -> None:
+        """`monitored`: of requests that its decisions are not enforced for."""
         self._shadow = shadow
+        self._monitored = monitored
         self.lease_until_us = lease_until_us  # boot time from which nothing but the own scope is reused
         self.expires_us = expires_us  # boot time from which nothing is
         self._table = table
@@ -110,7 +115,7 @@ class ReuseDecider:
         if not decision.permitted:
             self._deny(counters, plan, decision.reasons[0], entry.owner)
             return False
-        if entry.owner == plan.tenant:
+        if entry.owner == plan.tenant or self._monitored:
             return True
         if self._first_uses.may(entry.reuse, name, decision, moment.trace):
             return True
@@ -138,6 +143,10 @@ class ReuseDecider:
         return decision
 
     def _deny(self, counters: TenantCounters, plan: AnyPlan, rule: str, owner: str) -> None:
+        if self._monitored:
+            counters.count(counters.would_deny, rule)
+            self._count(plan.tenant, owner, "would-deny", rule)
+            return
         counters.count(counters.denials, rule)
         self._count(plan.tenant, owner, "deny", rule)
 
@@ -149,7 +158,8 @@ class ReuseDecider:
 
     def denied(self, action: Action, tenant: str, rule: str) -> None:
         """Another act of a tenant's own was denied: counted like a denied reuse."""
-        self._count(tenant, tenant, "deny", rule, action.name.lower())
+        effect = "would-deny" if self._monitored else "deny"
+        self._count(tenant, tenant, effect, rule, action.name.lower())
 
     def _count(self, reader: str, owner: str, effect: str, rule: str, action: str = "reuse") -> None:
         key = (reader, owner, effect, rule, action)

@@ -1,12 +1,12 @@
-"""A worker's way to what others ask of it: it looks into the ledger for erasures and for orders on keys, and has its
-facade carry them out.
+"""A worker's way to what others ask of it: it looks into the ledger for erasures, for orders on keys and for the order
+that says for whom it enforces, and has its facade carry them out.
 
 - Before the first request of a process, everything that its worker still owes an answer for is taken up again: what
   was requested while it was away, and what a crash interrupted.
 - Looking never runs on the thread that owns the state, and a ledger that cannot be read is read again later.
 - An erasure whose subject nobody can name any more is answered by no process: it is logged, and stays partial.
 - Orders on keys are followed on the owning thread, all of them whenever there is a new one: nothing changes where
-  they were followed before.
+  they were followed before. Of orders on enforcement the newest counts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames, names, pending
+from kvcustody.audit.processes.enforcement import newest_order
 from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.errors import ServiceError
 from kvcustody.governance.erasure.erasure_run import ErasureResult
 from kvcustody.governance.erasure.selector import Selector, selector_from
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
+from kvcustody.governance.monitoring.enforcement import Enforcement
+from kvcustody.governance.monitoring.ordering import followed
 
 _log = structlog.get_logger(__name__)
 
@@ -39,6 +42,9 @@ class ErasureTarget(Protocol):
 
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
         """Rotate and destroy keys as ordered."""
+
+    def order_enforcement(self, ordered: Enforcement) -> None:
+        """Enforce for whom is ordered, and monitor the others."""
 
     def call(self, command: Any) -> Future[Any]:
         """Run a command on the owning thread."""
@@ -61,6 +67,8 @@ class ErasureInbox:
         self._taken: set[str] = set()
         self._keys_asked: tuple[OrderedKeys, ...] = ()  # handed to the owning thread last
         self._keys_followed: Future[Any] | None = None
+        self._enforcement_asked: Enforcement | None = None  # handed to the owning thread last
+        self._enforcement_followed: Future[Any] | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -71,6 +79,7 @@ class ErasureInbox:
             facade.erase(selector, **order)
         self._keys_asked = self._key_orders()
         facade.follow_keys(self._keys_asked)
+        self._look_for_enforcement(facade)
         return len(orders)
 
     def look(self, facade: ErasureTarget) -> int:
@@ -79,7 +88,24 @@ class ErasureInbox:
         for selector, order in orders:
             facade.call(_Command(selector, order))
         self._look_for_keys(facade)
+        self._look_for_enforcement(facade)
         return len(orders)
+
+    def _look_for_enforcement(self, facade: ErasureTarget) -> None:
+        """Hand over an order that is new, and once more one that could not be recorded."""
+        last, order = self._enforcement_followed, self._enforcement_order()
+        if order is None or (last is not None and not last.done()):
+            return
+        if order != self._enforcement_asked or (last is not None and last.exception() is not None):
+            self._enforcement_asked = order
+            self._enforcement_followed = facade.call(_EnforcementCommand(order))
+
+    def _enforcement_order(self) -> Enforcement | None:
+        """The order that counts now; None where nobody gave one."""
+        assert self._engine is not None
+        with self._engine.connect() as connection:
+            found = newest_order(connection)
+        return None if found is None else followed(found)
 
     def _look_for_keys(self, facade: ErasureTarget) -> None:
         """Hand over orders on keys that are new, and once more those that failed."""
@@ -166,6 +192,16 @@ class _KeyCommand:
 
     def __call__(self, facade: ErasureTarget) -> int:
         return facade.follow_keys(self._orders)
+
+
+class _EnforcementCommand:
+    """For whom is enforced, as a command for the owning thread."""
+
+    def __init__(self, order: Enforcement) -> None:
+        self._order = order
+
+    def __call__(self, facade: ErasureTarget) -> None:
+        facade.order_enforcement(self._order)
 
 
 def _selector(requested: Requested, subject: str | None, session: str | None) -> Selector:

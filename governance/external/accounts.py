@@ -31,6 +31,7 @@ class PortAccounts:
         self._unlisted = UnlistedTenants()
         self._leaving: set[str] = set()  # gone, but charged for what is not CLEAN yet
         self._anonymous_domain: tuple[int, Domain] | None = None
+        self.is_unlimited: Callable[[str], bool] = lambda _: False  # whom no quota binds now
 
     def account(self, name: str, table: DecisionTable, leaves: Callable[[str], bool]) -> Account:
         """The account of an admitted tenant. Raises `CapacityError` where the policy admits no more unlisted ones.
@@ -71,6 +72,8 @@ class PortAccounts:
     def _limited(self, name: str, tenant: TenantPolicy, table: DecisionTable) -> Account:
         strict = table.policy.profile is Profile.STRICT
         size = self._pool.partition.size
+        if self.is_unlimited(name):
+            return self._pool.account(name, residencies=self._residencies_max)
         guaranteed = int(tenant.guaranteed * size)
         return self._pool.account(
             name,

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.external.pool import ExternalPool
-from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.accounting import Domain, OwnerData
+from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.prefix.key_chain import Extras, HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
 from kvcustody.governance.request import pack_tokens
@@ -33,6 +32,22 @@ _TOKEN_LIMIT = 1 << 31
 
 Find = Callable[[bytes], int]
 """The block that the engine's index has under a key, or -1."""
+
+
+class LookingUp(Protocol):
+    """What a look-up tells of whoever attaches: an `ExternalResidency`."""
+
+    expected: NDArray[np.int32] | int
+    segment_blocks: int
+    segment_domain: Domain | None
+    granted_blocks: int
+
+
+class Attaches(Protocol):
+    """What says whether a block may be attached: an `ExternalPool`, or a forecast of one."""
+
+    def attachable(self, blocks: Blocks, expected: NDArray[np.int32] | int, now_us: int) -> int:
+        """How many leading blocks may be."""
 
 
 _AHEAD_BLOCKS = 4  # made first by an iteration; then as many again as it has: what follows a hit often is one
@@ -154,10 +169,10 @@ class KeyChain(OwnerData):
 
 
 def look_up(
-    residency: ExternalResidency,
+    residency: LookingUp,
     chain: KeyChain,
     read: ReadPlan,
-    pool: ExternalPool,
+    pool: Attaches,
     find: Find,
     now_us: int,
     *,
@@ -189,7 +204,7 @@ def look_up(
 
 
 def _several(
-    residency: ExternalResidency, chain: KeyChain, read: ReadPlan, pool: ExternalPool, find: Find, now_us: int
+    residency: LookingUp, chain: KeyChain, read: ReadPlan, pool: Attaches, find: Find, now_us: int
 ) -> None:
     """Segment, own, grants by id: the longest match wins, ties go to the own domain."""
     prompt, own = chain.prompt, read.own
@@ -228,9 +243,7 @@ def _several(
     residency.expected = np.array(tags + [own.domain.tag] * len(mine), dtype=np.int32)
 
 
-def _matched(
-    keys: list[bytes], domain: Domain, limit: int, pool: ExternalPool, find: Find, now_us: int
-) -> int:
+def _matched(keys: list[bytes], domain: Domain, limit: int, pool: Attaches, find: Find, now_us: int) -> int:
     """How many leading keys the index has, in blocks that may be attached."""
     blocks: list[int] = []
     for key in keys[: max(limit, 0)]:
@@ -245,7 +258,7 @@ def _matched(
 
 
 def _through(
-    grant: Chain, seed: bytes, prompt: Prompt, first: int, pool: ExternalPool, find: Find, now_us: int
+    grant: Chain, seed: bytes, prompt: Prompt, first: int, pool: Attaches, find: Find, now_us: int
 ) -> list[bytes]:
     """The owner's keys of what a grant lets the reader attach; hashing stops at the first miss."""
     assert grant.state is not None

@@ -54,7 +54,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.custody_events import integrity_mismatch, residency_released
-from kvcustody.governance.decisions.access_plan import Plan
+from kvcustody.governance.decisions.access_plan import Plan, label_of
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.eviction_order import eviction_order
@@ -69,7 +69,7 @@ from kvcustody.governance.external.check_invariants import check
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.erase_in_engine import PortErasure
 from kvcustody.governance.external.namespace_keys import NO_PATH, NamespaceTree, TreePath, look_up_tree
-from kvcustody.governance.external.residency_events import ends, opened, receipts, written
+from kvcustody.governance.external.residency_events import NO_IDENTITY, ends, opened, receipts, written
 from kvcustody.governance.external.scan_books import EngineScanSource
 from kvcustody.governance.external.stats import pool_counts, port_stats
 from kvcustody.governance.external.withdraw_changed import withdraw_changed
@@ -78,6 +78,10 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
+from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
+from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
+from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.stats import Stats, charged_blocks
 from kvcustody.governance.observability.thrash import ThrashWatch
 from kvcustody.governance.orphans.finding import Finding
@@ -132,6 +136,9 @@ class EnginePort(Authority[ExternalPool]):
         self._starting: list[ExternalResidency] = []
         self._launch = 0
         self.copies_leave = False  # something beside the engine keeps copies of whatever it computes
+        self.indexes_at_once = (
+            False  # what a step computes is in the engine's index when the step is scheduled
+        )
         self._active = ActiveDeadlines()
         self._flush_deferred: Callable[[], None] = _nothing
         self._are_hits_leading = True
@@ -141,10 +148,12 @@ class EnginePort(Authority[ExternalPool]):
         self.tier_counts: Callable[[], tuple[TierCounts, ...]] = tuple  # of the adapter's tiers
         self.tier_figures: Callable[[], dict[str, float]] = dict
         self.tenant_left: Callable[[str], None] = _nobody  # told to the adapter's tiers
+        self._monitor = Monitor(ForecastCache(Room(pool.partition.size), self._quota_of))
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
         )
+        self._accounts.is_unlimited = self._is_unlimited
         self.erasures = ErasureRunner(
             PortErasure(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
         )
@@ -196,11 +205,23 @@ class EnginePort(Authority[ExternalPool]):
             if request_id in self._running:
                 return AdmissionRefused(request_id, "request id is in use")
         moment = self._moment(check_trace(trace) if trace else trace)
-        plan = self._admitted_plan(principal, model, route, hints, request_id, moment)
+        is_monitored = self._is_monitored(principal, request_id)
+        find_plan = self._monitored_plan if is_monitored else self._admitted_plan
+        plan = find_plan(principal, model, route, hints, request_id, moment)
         if isinstance(plan, AdmissionRefused):
             return plan
         account = plan.account if plan is not None else self._accounts.anonymous()
         domain = plan.own.domain if plan is not None else self._accounts.anonymous_domain(self.table)
+        monitored: MonitoredRequest | None = None
+        if is_monitored:
+            chain = self._monitor.chain(domain, self.pool, model.digest, hints.salt)
+            refused = "" if principal is None else NO_TENANT
+            if plan is not None:
+                refused = "" if plan.admitted.permitted else plan.admitted.reasons[0]
+            monitored = MonitoredRequest(
+                chain, None, model.digest, hints.salt, reader=account.name, refusal=refused
+            )
+            domain = chain.domain
         subject = plan.subject_key if plan is not None else None
         residency = self.pool.residency(account, domain, subject, plan, request_id, moment.now_us)
         residency.trace = moment.trace
@@ -212,8 +233,16 @@ class EnginePort(Authority[ExternalPool]):
         if blocks > account.request_blocks:
             return self.too_large(request_id, account.name, blocks, account.request_blocks)
         residency.reserved_blocks = blocks
-        if plan is not None and prompt is not None and plan.own.state is not None:
+        if monitored is not None:
+            monitored.reserved_blocks = blocks
+        residency.monitored = monitored
+        is_keyed = prompt is not None and plan is not None and plan.own.state is not None
+        if prompt is not None and (is_keyed or monitored is not None):
             residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch, kinds=kinds)
+            if monitored is not None and is_keyed:
+                monitored.governed = KeyChain(
+                    prompt, single_group=groups == 1, epoch=self._epoch, kinds=kinds
+                )
         else:
             residency.publishes = False
         if groups > 1:
@@ -250,6 +279,29 @@ class EnginePort(Authority[ExternalPool]):
                 return self._forbidden(plan, request_id, decision)
         return plan
 
+    def _monitored_plan(
+        self,
+        principal: Principal | None,
+        model: ModelIdentity,
+        route: str | None,
+        hints: Hints,
+        request_id: Hashable,
+        moment: Moment,
+    ) -> Plan[ExternalPool] | None:
+        """The plan of a request that is let in whatever the policy says: None where nobody, or nobody known, asks."""
+        if principal is None:
+            return None
+        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        plan = self._plan(key, request_id, moment)
+        if not isinstance(plan, Plan):
+            return None
+        if not plan.admitted.permitted:
+            rule = plan.admitted.reasons[0]
+            counters = self._counters(plan.tenant)
+            counters.count(counters.would_deny, rule)
+            self._watched.denied(Action.ADMIT, plan.tenant, rule)
+        return plan
+
     def _forbidden(
         self, plan: Plan[ExternalPool], request_id: Hashable, decision: Decision
     ) -> AdmissionRefused:
@@ -263,8 +315,8 @@ class EnginePort(Authority[ExternalPool]):
         An engine that cannot ask for each request says so once (`copies_leave`): whoever may not offload is refused.
         """
         plan = residency.facts
-        if not isinstance(plan, Plan):
-            return False
+        if not isinstance(plan, Plan) or residency.monitored is not None:
+            return False  # a copy is kept under the policy's keys, or not at all
         try:
             return self.authorize(Action.OFFLOAD, plan, residency.trace).permitted
         except LedgerUnavailable:
@@ -284,6 +336,17 @@ class EnginePort(Authority[ExternalPool]):
         chain = residency.keys
         if not isinstance(chain, KeyChain):
             return NO_KEYS
+        monitored = self._judge(residency, chain, now_us)
+        if monitored is not None:
+            own = ReadPlan(monitored.chain)
+            keys = look_up(residency, chain, own, self.pool, find, now_us, lazily=lazily)
+            residency.expected = np.empty(
+                0, dtype=np.int32
+            )  # whoever wrote them: found by the blocks themselves
+            residency.publishes = keys.publishable
+            return keys
+        if residency.keys is None:
+            return NO_KEYS
         read = self._read(residency, chain, now_us)
         keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
         residency.publishes = keys.publishable
@@ -299,13 +362,99 @@ class EnginePort(Authority[ExternalPool]):
         chain = residency.keys
         if not isinstance(chain, KeyChain):
             return NO_PATH
-        read = self._read(residency, chain, now_us)
+        monitored = self._judge(residency, chain, now_us)
+        if residency.keys is None:
+            return NO_PATH
+        read = self._read(residency, chain, now_us) if monitored is None else ReadPlan(monitored.chain)
         path = look_up_tree(
             residency, chain.prompt, read, self.pool, tree, now_us, single_group=chain.single_group
         )
         residency.publishes = path.publishable
         fine = self.attachable(residency, path.blocks)
         return path if fine == len(path.blocks) else path._replace(blocks=path.blocks[:fine])
+
+    def _judge(self, residency: ExternalResidency, chain: KeyChain, now_us: int) -> MonitoredRequest | None:
+        """What the policy would let a monitored request read; None where the policy is enforced for it by now."""
+        monitored = residency.monitored
+        if not isinstance(monitored, MonitoredRequest):
+            return None
+        self._flush_deferred()  # what has begun or was computed by now may be found
+        plan = residency.facts
+        moment = Moment(now_us, now_us + self._clock.offset_us, residency.trace)
+        if chain.epoch != self._epoch or (
+            isinstance(plan, Plan) and moment.utc_us >= plan.valid_until_utc_us
+        ):
+            if not self._stands_again(residency, chain, monitored):
+                return None
+            plan = residency.facts
+        read: ReadPlan | None = None
+        reasons: tuple[str, ...] = (monitored.refusal,) if monitored.refusal else NO_IDENTITY
+        if isinstance(plan, Plan):
+            counters = self._counters(plan.tenant)
+            read, reasons = self._watched.read_plan(plan, chain.prompt, counters, moment)
+            if monitored.refusal:
+                read, reasons = None, (monitored.refusal,)
+        self._monitor.judge(monitored, read, reasons, now_us)
+        residency.reasons = (MONITORED, *reasons)
+        return monitored
+
+    def _stands_again(
+        self, residency: ExternalResidency, chain: KeyChain, monitored: MonitoredRequest
+    ) -> bool:
+        """After orders, policy or keys have changed: whether a request that waits is monitored still."""
+        chain.forget()
+        chain.epoch = self._epoch
+        old = residency.facts
+        plan = self._plan(old.key, residency.request_id, self._moment()) if isinstance(old, Plan) else None
+        if isinstance(plan, Plan):
+            residency.facts = plan
+        known = residency.facts if isinstance(residency.facts, Plan) else None
+        own = known.own.domain if known is not None else self._accounts.anonymous_domain(self.table)
+        principal = known.principal if known is not None else None
+        if self._is_monitored(principal, residency.request_id):
+            monitored.chain = self._monitor.chain(own, self.pool, monitored.model, monitored.salt)
+            residency.domain = monitored.chain.domain
+            return True
+        residency.monitored, residency.domain = None, own
+        residency.expected = 0
+        if (
+            known is None or monitored.refusal or known.own.state is None
+        ):  # it runs, reads nothing, leaves nothing
+            residency.keys, residency.publishes = None, False
+        return False
+
+    def _end_monitored(self, before: Enforcement) -> None:
+        """As `Authority`: holds lapse, keys go, and what runs leaves nothing."""
+        tenants = changed_tenants(self._monitor.tenants(), before, self.enforcement)
+        if not tenants:
+            return
+        self._flush_deferred()
+        now_us = self._clock.now_us()
+        tags = {domain.tag for domain in self._monitor.closed(tenants)}
+        for tag, domain in self.pool.domains.items():
+            label = label_of(domain)
+            if label.is_monitored and label.tenant in tenants:
+                domain.is_open = False
+                tags.add(tag)
+        for residency in self._running.values():
+            if residency.is_opened and residency.domain.tag in tags:
+                residency.publishes = False
+        forget: list[int] = []
+        for account in list(self.pool.accounts.values()):
+            for hold in list(self.pool.hold_table.of(account)):
+                if hold.domain.tag in tags:
+                    forget += self.pool.lapse(hold, "unreachable", now_us)
+        mine = np.flatnonzero(np.isin(self.pool.tag, list(tags)))
+        self._evict(forget + self.pool.end_cached(mine, "unreachable", now_us))
+
+    def _quota_of(self, tenant: str) -> QuotaBlocks:
+        """What the policy gives a tenant, whether it is enforced or not."""
+        entry, size = quotas_of(self.table).tenant(tenant), self.pool.partition.size
+        return (
+            QuotaBlocks(0, size)
+            if entry is None
+            else QuotaBlocks(int(entry.guaranteed * size), int(entry.cap * size))
+        )
 
     def _read(self, residency: ExternalResidency, chain: KeyChain, now_us: int) -> ReadPlan:
         """What the request may read now, by what the policy says at this instant."""
@@ -338,7 +487,9 @@ class EnginePort(Authority[ExternalPool]):
 
     def extend_keys(self, residency: ExternalResidency, tokens: Sequence[int]) -> list[bytes]:
         """The keys of blocks that `tokens`, accepted after those known, complete."""
-        chain = residency.keys
+        chain, monitored = residency.keys, residency.monitored
+        if isinstance(monitored, MonitoredRequest):
+            self._monitor.extend(monitored, tokens, self._clock.now_us())
         return chain.extend(tokens) if isinstance(chain, KeyChain) else []
 
     def may_start(self, residency: ExternalResidency) -> str | None:
@@ -349,13 +500,13 @@ class EnginePort(Authority[ExternalPool]):
         if residency.is_reserved:
             return None
         account, plan = residency.account, residency.facts
-        waits = isinstance(plan, Plan) and plan.waits_for_ledger
+        waits = isinstance(plan, Plan) and plan.waits_for_ledger and residency.monitored is None
         ledger = self._ledger
         is_over = residency.tenant in self._shares.over
         if is_over or not ledger.admitting or (waits and not ledger.recording):
             return self._defer(residency, "ledger")
         need = residency.reserved_blocks
-        if not self._accounts.fits(account, need):
+        if residency.monitored is None and not self._accounts.fits(account, need):
             self._flush_deferred()  # a release may wait to be told
             if not self._accounts.fits(account, need):
                 return self._defer(residency, "over-quota")
@@ -395,6 +546,15 @@ class EnginePort(Authority[ExternalPool]):
             return 0  # decided under what no longer holds: looked up again, or computed
         which = np.array(blocks, dtype=np.int64)
         expected, now_us = residency.expected, self._clock.now_us()
+        if residency.monitored is not None:
+            tags = self.pool.tag[which]
+            domains = {tag: self.pool.domains.get(tag) for tag in set(tags.tolist())}
+            fine_tags = [
+                tag
+                for tag, domain in domains.items()
+                if domain is not None and domain.is_open and label_of(domain).is_monitored
+            ]
+            return self.pool.attachable(which, np.where(np.isin(tags, fine_tags), tags, -1), now_us)
         if now_us >= self._reuse.expires_us:
             return 0
         if isinstance(expected, np.ndarray):
@@ -438,6 +598,8 @@ class EnginePort(Authority[ExternalPool]):
             return
         residency.prompt_tokens = 0
         now_us = self._clock.now_us() if at_us is None else at_us
+        if isinstance(residency.monitored, MonitoredRequest):
+            self._monitor.computed(residency.monitored, None, now_us)
         self.measures.first_token(
             max(0, prompt - attached_tokens),
             attached_tokens,
@@ -493,6 +655,11 @@ class EnginePort(Authority[ExternalPool]):
         """What became of copies off the device, for the ledger; it leaves with the next step."""
         self._outbox += leaves
 
+    def _prompt_blocks(self, residency: ExternalResidency) -> int:
+        chain = residency.keys
+        tokens = chain.prompt.tokens if isinstance(chain, KeyChain) else 0
+        return -(-tokens // self.block_tokens)
+
     def handed_out_each(self, residencies: Sequence[ExternalResidency], blocks: Sequence[int]) -> None:
         """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""
         if blocks:
@@ -518,8 +685,12 @@ class EnginePort(Authority[ExternalPool]):
             if residency.active_since_us < 0:
                 residency.active_since_us = now_us
             self._starting.append(residency)
-            plan = residency.facts
-            if isinstance(plan, Plan) and plan.active_us < NEVER_US:
+            plan, monitored = residency.facts, residency.monitored
+            if isinstance(monitored, MonitoredRequest):
+                self._monitor.begin(monitored, self._prompt_blocks(residency), now_us)
+                if self.indexes_at_once:
+                    self._monitor.computed(monitored, None, now_us)
+            elif isinstance(plan, Plan) and plan.active_us < NEVER_US:
                 self._active.push(residency.active_since_us + plan.active_us, residency)
 
     def published(
@@ -546,6 +717,10 @@ class EnginePort(Authority[ExternalPool]):
             )  # not in the owner's domain, and in nobody's without a decision
             return
         self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
+        if isinstance(residency.monitored, MonitoredRequest):
+            self._monitor.computed(
+                residency.monitored, _place(residency, int(blocks[-1])), self._clock.now_us()
+            )
         if keys:
             again = self.evicted_blocks.published([int(block) for block in blocks], keys)
             if again:
@@ -567,6 +742,7 @@ class EnginePort(Authority[ExternalPool]):
     def forget_keys(self, tenant: str | None) -> None:
         """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
         self.evicted_blocks.forget(tenant)
+        self._monitor.forecast.forget(lambda domain: tenant is None or label_of(domain).tenant == tenant)
 
     def unpublished(self, blocks: BlockIds, cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
@@ -600,6 +776,8 @@ class EnginePort(Authority[ExternalPool]):
             return False
         del self._running[residency.request_id]
         account = residency.account
+        if isinstance(residency.monitored, MonitoredRequest):
+            self._monitor.end(residency.monitored, self._clock.now_us())
         if residency.is_reserved:
             account.charge_active(-residency.reserved_blocks)
             residency.is_reserved = False
@@ -660,9 +838,26 @@ class EnginePort(Authority[ExternalPool]):
         again.priorities = residency.priorities
         if prompt is not None and isinstance(chain, KeyChain):
             again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1, kinds=chain.kinds)
+            again.monitored = self._monitored_again(residency, prompt, chain)
         else:
             again.publishes = False
         self._running[again.request_id] = again
+        return again
+
+    @staticmethod
+    def _monitored_again(
+        residency: ExternalResidency, prompt: Prompt, chain: KeyChain
+    ) -> MonitoredRequest | None:
+        before = residency.monitored
+        if not isinstance(before, MonitoredRequest):
+            return None
+        governed = before.governed
+        if governed is not None:
+            governed = KeyChain(prompt, single_group=chain.single_group, epoch=-1, kinds=chain.kinds)
+        again = MonitoredRequest(
+            before.chain, governed, before.model, before.salt, reader=before.reader, refusal=before.refusal
+        )
+        again.reserved_blocks = before.reserved_blocks
         return again
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -676,6 +871,7 @@ class EnginePort(Authority[ExternalPool]):
         if self._commands:
             self._run_commands()
         self._clock.look()
+        self._end_monitoring_in_time()
         now_us = self._clock.now_us()
         self._sweep(now_us)
         over = self._active.pop_expired(now_us)
@@ -762,6 +958,7 @@ class EnginePort(Authority[ExternalPool]):
             self._active.next_due_us(),
             self.erasures.next_due_us(),
             self.attempts.next_due_us(),
+            self._enforcement_until_us if self.enforcement.monitors else None,
         )
         return min((due for due in dues if due is not None), default=None)
 
@@ -897,7 +1094,8 @@ class EnginePort(Authority[ExternalPool]):
             charged,
             dict(self.attempts.totals),
             self._departed,
-            self._are_hits_leading,
+            are_hits_leading=self._are_hits_leading,
+            monitors=self.enforcement.monitors,
             serving=self.measures.figures(),
             tiers=self.tier_figures(),
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),
@@ -961,7 +1159,26 @@ class EnginePort(Authority[ExternalPool]):
         revision = self.table.revision
         for residency in starting:
             self._outbox.append(opened(residency, self.pool, revision))
-            self._count(residency)
+            if isinstance(residency.monitored, MonitoredRequest):
+                self._count_monitored(residency, residency.monitored)
+            else:
+                self._count(residency)
+
+    def _count_monitored(self, residency: ExternalResidency, monitored: MonitoredRequest) -> None:
+        domains = [self.pool.domains[tag] for tag in self.pool.tag[residency.attached].tolist()]
+        event = monitored_event(
+            residency,
+            monitored,
+            domains,
+            prompt_tokens=residency.prompt_tokens,
+            block_tokens=self.block_tokens,
+            revision=self.table.revision,
+            order=self.enforcement.order,
+            at_us=residency.began_us,
+            counters=self._counters(residency.tenant),
+        )
+        self._outbox.append(event)
+        self.measures.began(0, 0, residency.began_us - residency.asked_us)
 
     def _count(self, residency: ExternalResidency) -> None:
         counters, plan, chain = self._counters(residency.tenant), residency.facts, residency.keys
@@ -988,7 +1205,7 @@ class EnginePort(Authority[ExternalPool]):
     def _drain(self, now_us: int) -> None:
         self._record_starting()
         outbox, self._outbox = self._outbox, []
-        outbox += self._reuse.take_counts(now_us)
+        outbox += self._take_counts(now_us)
         if self.attempts.due_us <= now_us:
             outbox += self.attempts.events()
         sums = self.pool.sums
@@ -1005,6 +1222,12 @@ class EnginePort(Authority[ExternalPool]):
 
     def _emit(self, events: Sequence[Event]) -> None:
         self._outbox += events
+
+
+def _place(residency: ExternalResidency, block: int) -> int:
+    """How many of a residency's blocks end with this one."""
+    found = np.flatnonzero(residency.blocks() == block)
+    return int(found[-1]) + 1 if len(found) else 0
 
 
 def _nobody(_tenant: str) -> None:

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.accounting import Account, Domain
-from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
-from kvcustody.allocator.prefix.longest_prefix import PrefixMatch, Prompt, ReadPlan
+from kvcustody.allocator.prefix.longest_prefix import Chain, PrefixMatch, Prompt, ReadPlan
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
@@ -42,25 +42,37 @@ from kvcustody.governance.custody_events import (
     residency_released,
     scrub_receipts,
 )
-from kvcustody.governance.decisions.access_plan import Plan, plan_of
+from kvcustody.governance.decisions.access_plan import AdmissionFacts, DomainLabel, Plan, PlanKey, plan_of
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
-from kvcustody.governance.decisions.reuse_decision import via_reasons
+from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.external.accounts import ANONYMOUS
+from kvcustody.governance.external.block_keys import KeyChain
 from kvcustody.governance.governor.conservation_counts import pool_counts
+from kvcustody.governance.governor.end_monitored import end_monitored
 from kvcustody.governance.governor.erase_in_pools import GovernorErasure
 from kvcustody.governance.governor.offloading import Offloading
 from kvcustody.governance.governor.overdue_watch import OverdueWatch
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.governor.scan_books import GovernorScanSource
-from kvcustody.governance.governor.sequence_events import sequence_joined, sequence_opened, written
+from kvcustody.governance.governor.sequence_events import (
+    path_domains,
+    sequence_joined,
+    sequence_opened,
+    written,
+)
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
+from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
+from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
+from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.first_asked import FirstAsked
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.observability.stats import Stats, charged_blocks, pool_stats
@@ -81,8 +93,10 @@ from kvcustody.governance.request import (
 )
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_rules import TierRules
-from kvcustody.policies.document.model import Action
+from kvcustody.ids import TenantId
+from kvcustody.policies.document.model import Action, Effect
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import Decision
 
 _log = structlog.get_logger(__name__)
 
@@ -116,6 +130,8 @@ class Governor(Authority[BlockManager]):
         self._asked = FirstAsked()
         self._thrash = ThrashWatch()
         self._overdue = OverdueWatch()
+        self._nobodys: Domain | None = None
+        pools.is_unlimited = self._is_unlimited
         super().__init__(
             table,
             keyring,
@@ -139,6 +155,11 @@ class Governor(Authority[BlockManager]):
             self.erasures.tiers += opened
             pools.watch = self.offload.watch
         pools.boot(quotas_of(table))
+        for manager in pools.managers:
+            manager.filled = self._filled
+        first = pools.managers[0].pool.partitions[0]
+        room = Room(pools.blocks, first.reserve_low, first.reserve_high, furthest_first=True)
+        self._monitor = Monitor(ForecastCache(room, self._quota_of))
         self._keep_sums(table)
         self._drain(self._clock.now_us())
 
@@ -177,36 +198,41 @@ class Governor(Authority[BlockManager]):
         kinds = read_kinds(hints.kinds) if hints.kinds else ()
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = self._moment(check_trace(trace) if trace else trace)
-        plan = self._plan(key, request_id, moment)
+        plan = self._standing(key, request_id, moment)
         if not isinstance(plan, Plan):
             return self._without_plan(principal, plan)
         counters = self._counters(plan.tenant)
         numbered = request_id is None  # one counter for all tenants would tell each of the others' requests
-        if request_id is None:
-            counters.numbered += 1
-            request_id = ("request", counters.numbered)
+        counters.numbered += numbered
+        request_id = ("request", counters.numbered) if numbered else request_id
         handle = (plan.tenant, request_id)
         ledger = self._ledger
-        admits = prompt.tokens and plan.admitted.permitted and ledger.admitting
+        is_monitored = self._is_monitored(principal, request_id)
+        admits = prompt.tokens and (is_monitored or plan.admitted.permitted) and ledger.admitting
         if (
             not admits
             or plan.tenant in self._shares.over
             or handle in self._live
-            or (plan.waits_for_ledger and not ledger.recording)
+            or (plan.waits_for_ledger and not is_monitored and not ledger.recording)
         ):
             return self._kept_out(plan, handle, prompt, counters)
         manager, now_us = plan.manager, moment.now_us
         begun: RunningSequence | str = ""
         try:  # all that can fail, before the first book says that the request runs
-            read, reasons = self._reuse.read_plan(plan, prompt, counters, moment)
+            monitored = self._judge(plan, prompt, counters, moment) if is_monitored else None
+            read, reasons = (
+                self._reuse.read_plan(plan, prompt, counters, moment)
+                if monitored is None
+                else (ReadPlan(monitored.chain), (MONITORED, *monitored.reasons))
+            )
             found = self._match(manager, read, prompt, now_us)
             begun = manager.allocate(
                 handle,
                 found,
                 prompt,
-                manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us, trace),
+                manager.residency(plan.account, read.own.domain, plan.subject_key, plan, now_us, trace),
                 now_us,
-                active_us=plan.active_us,
+                active_us=NEVER_US if is_monitored else plan.active_us,
                 lookahead_tokens=lookahead_tokens,
                 can_preempt=can_preempt,
             )
@@ -216,8 +242,9 @@ class Governor(Authority[BlockManager]):
                 return self._without_room(
                     plan, handle, begun, found, prompt.tokens + lookahead_tokens, most, since_us
                 )
-            begun.priorities = self._book.priorities(plan, read.segment, kinds)
-            crossed = found.via if found.via is not plan.own.domain else None
+            begun.monitored = monitored
+            begun.priorities = () if is_monitored else self._book.priorities(plan, read.segment, kinds)
+            crossed = found.via if found.via is not read.own.domain else None
             if crossed is not None:
                 reasons = (*reasons, *via_reasons(plan, crossed))
             opening = sequence_opened(plan, begun, manager, reasons, self.table.revision, now_us)
@@ -230,14 +257,108 @@ class Governor(Authority[BlockManager]):
         self._live[handle] = begun
         begun.asked_us = self._asked.take(handle, now_us if asked_us is None else asked_us)
         begun.prompt_tokens = 0 if is_resumed else prompt.tokens
-        if crossed is not None:
-            self._reuse.crossed(plan, crossed)
         self._outbox.append(opening)
+        if monitored is not None:
+            self._begin_monitored(begun, monitored, prompt.tokens, counters, now_us)
+            return answer
         if self.offload is not None and self._restore(manager, begun, prompt, takes_partial, now_us):
             answer = _admission(begun, self.block_tokens)
-        counters.count_start(plan.session, prompt.tokens if plan.has_keys else None, begun.hit_blocks)
-        self._measure(begun, plan, found, counters, now_us)
+        self._measure(begun, plan, found, prompt, crossed, counters, now_us)
         return answer
+
+    # -- monitored ----------------------------------------------------------------------------------------------------
+
+    def _standing(
+        self, key: PlanKey, request_id: Hashable, moment: Moment
+    ) -> Plan[BlockManager] | AdmissionRefused | Deferred:
+        """The requester's plan; where it is monitored, and the policy knows no such tenant, that of nobody known."""
+        plan = self._plan(key, request_id, moment)
+        if not isinstance(plan, AdmissionRefused) or not self._is_monitored(key[0], request_id):
+            return plan
+        return self._plan_of_nobody(key)
+
+    def _plan_of_nobody(self, key: PlanKey) -> Plan[BlockManager]:
+        """What it leaves is charged to nobody's account, and is nobody's in the ledger."""
+        names = self.table.policy.classifications
+        manager, top = self._pools.managers[0], len(names) - 1
+        account = manager.account(ANONYMOUS)
+        plan = Plan(key[0], TenantId(ANONYMOUS), account, manager, top, names[top])
+        plan.key, plan.facts = key, AdmissionFacts(ANONYMOUS, None, None, False, names[top], "")
+        if self._nobodys is None or not self._nobodys.is_open:
+            label = DomainLabel(ANONYMOUS, names[top], top, "request", None, None, None)
+            self._nobodys = manager.domain(account, label=label, idle_us=0, absolute_us=0, verify_share=1.0)
+        plan.own = Chain(self._nobodys, None)
+        plan.own_plan = ReadPlan(plan.own)
+        plan.admitted = Decision(Effect.DENY, (NO_TENANT,), self.table.revision)
+        plan.subject_key = (TenantId(ANONYMOUS), None, None)
+        return plan
+
+    def _judge(
+        self,
+        plan: Plan[BlockManager],
+        prompt: Prompt,
+        counters: TenantCounters,
+        moment: Moment,
+    ) -> MonitoredRequest:
+        """What the policy would let a request read that it is not enforced for, and under which keys it goes."""
+        _, model, _, _, salt = plan.key
+        chain = self._monitor.chain(plan.own.domain, plan.manager, model, salt)
+        governed = None if plan.own.state is None else KeyChain(prompt, single_group=True, epoch=0)
+        rule = "" if plan.admitted.permitted else plan.admitted.reasons[0]
+        request = MonitoredRequest(chain, governed, model, salt, reader=plan.account.name, refusal=rule)
+        if rule:
+            counters.count(counters.would_deny, rule)
+            self._watched.denied(Action.ADMIT, plan.tenant, rule)
+            self._monitor.judge(request, None, (rule,), moment.now_us)
+        else:
+            read, reasons = self._watched.read_plan(plan, prompt, counters, moment)
+            self._monitor.judge(request, read, reasons, moment.now_us)
+        return request
+
+    def _begin_monitored(
+        self,
+        begun: RunningSequence,
+        request: MonitoredRequest,
+        prompt_tokens: int,
+        counters: TenantCounters,
+        now_us: int,
+    ) -> None:
+        self._monitor.begin(request, begun.block_count, now_us)
+        event = monitored_event(
+            begun.residency,
+            request,
+            path_domains(begun),
+            prompt_tokens=prompt_tokens,
+            block_tokens=self.block_tokens,
+            revision=self.table.revision,
+            order=self.enforcement.order,
+            at_us=now_us,
+            counters=counters,
+        )
+        self._outbox.append(event)
+        self.measures.began(0, 0, now_us - begun.asked_us)
+
+    def _filled(self, sequence: RunningSequence, tokens: list[int]) -> None:
+        """A monitored request filled a block while it decoded."""
+        if isinstance(sequence.monitored, MonitoredRequest):
+            self._monitor.extend(sequence.monitored, tokens, self._clock.now_us())
+
+    def _quota_of(self, tenant: str) -> QuotaBlocks:
+        """What the policy gives a tenant, whether it is enforced or not."""
+        entry, size = quotas_of(self.table).tenant(tenant), self._pools.blocks
+        return (
+            QuotaBlocks(0, size)
+            if entry is None
+            else QuotaBlocks(int(entry.guaranteed * size), int(entry.cap * size))
+        )
+
+    def _end_monitored(self, before: Enforcement) -> None:
+        """As `Authority`: holds lapse, keys go, and what runs leaves nothing."""
+        tenants = changed_tenants(self._monitor.tenants(), before, self.enforcement)
+        if tenants:
+            self._monitor.closed(tenants)
+            for manager in self._pools.managers:
+                end_monitored(manager, tenants, self._clock.now_us())
 
     def _restore(
         self, manager: BlockManager, begun: RunningSequence, prompt: Prompt, takes_partial: bool, now_us: int
@@ -262,9 +383,14 @@ class Governor(Authority[BlockManager]):
         begun: RunningSequence,
         plan: Plan[BlockManager],
         found: PrefixMatch,
+        prompt: Prompt,
+        crossed: Domain | None,
         counters: TenantCounters,
         now_us: int,
     ) -> None:
+        if crossed is not None:
+            self._reuse.crossed(plan, crossed)
+        counters.count_start(plan.session, prompt.tokens if plan.has_keys else None, begun.hit_blocks)
         if begun.hit_blocks and (plan.grants or plan.segments):
             counters.granted_hit_blocks += begun.foreign_blocks()
         counters.stale_blocks += found.stale_blocks
@@ -339,6 +465,8 @@ class Governor(Authority[BlockManager]):
             sequence = self._get(request_id)
             manager = self._pools.managers[sequence.pool]
             manager.commit(sequence, computed, now_us)
+            if isinstance(sequence.monitored, MonitoredRequest):
+                self._monitor.computed(sequence.monitored, computed // self.block_tokens, now_us)
             if 0 < sequence.prompt_tokens <= computed:
                 self._has_first_token(sequence, now_us)
             if manager.pool.attached:
@@ -396,6 +524,8 @@ class Governor(Authority[BlockManager]):
         residency = sequence.residency
         if not residency.may_hold:  # erased, and let finish
             return False
+        if sequence.monitored is not None:
+            return True
         crossed: dict[Domain, None] = {}
         node = sequence.leaf
         while node is not None:
@@ -437,18 +567,18 @@ class Governor(Authority[BlockManager]):
             return AdmissionRefused(
                 child_id, "fork: not all that its parent reads may be read anew; admit it"
             )
+        own = plan.own.domain if parent.monitored is None else parent.domain
         child = manager.fork(
             parent,
             key,
-            manager.residency(
-                plan.account, plan.own.domain, plan.subject_key, plan, now_us, parent.residency.trace
-            ),
+            manager.residency(plan.account, own, plan.subject_key, plan, now_us, parent.residency.trace),
             now_us,
         )
         if manager.pool.attached:
             self._record_joins(manager)
         self._live[key] = child
-        self._outbox.append(sequence_opened(plan, child, manager, ("fork",), self.table.revision, now_us))
+        why = ("fork",) if parent.monitored is None else (MONITORED, "fork")
+        self._outbox.append(sequence_opened(plan, child, manager, why, self.table.revision, now_us))
         return _admission(child, self.block_tokens)
 
     def blocks(self, request_id: Hashable) -> NDArray[np.int64]:
@@ -480,6 +610,8 @@ class Governor(Authority[BlockManager]):
         now_us = self._clock.now_us()
         manager = self._pools.managers[sequence.pool]
         runs = written(sequence, manager)
+        if isinstance(sequence.monitored, MonitoredRequest):
+            self._monitor.end(sequence.monitored, now_us)
         manager.release(sequence, now_us, cause)
         if manager.pool.attached:
             self._record_joins(manager)
@@ -534,6 +666,7 @@ class Governor(Authority[BlockManager]):
         self._clock.look()
         now_us = self._clock.now_us()
         self._run_commands()
+        self._end_monitoring_in_time()
         over: list[RunningSequence] = []
         for manager in self._pools.managers:
             over += manager.step(now_us)
@@ -552,7 +685,7 @@ class Governor(Authority[BlockManager]):
     def _drain(self, now_us: int) -> None:
         """Hand everything that happened to the ledger's queue, releases before the ends they explain."""
         outbox, self._outbox = self._outbox, []
-        outbox += self._reuse.take_counts(now_us)
+        outbox += self._take_counts(now_us)
         if self.attempts.due_us <= now_us:
             outbox += self.attempts.events()
         for number, manager in enumerate(self._pools.managers):
@@ -682,6 +815,7 @@ class Governor(Authority[BlockManager]):
         charged = charged_blocks(
             account for manager in self._pools.managers for account in manager.accounts.values()
         )
+        charged.pop(ANONYMOUS, None)
         room = self._pools.room_of()
         return Stats(
             dict(self.tenant_counters),
@@ -691,6 +825,7 @@ class Governor(Authority[BlockManager]):
             charged,
             dict(self.attempts.totals),
             self._departed,
+            monitors=self.enforcement.monitors,
             serving=self.measures.figures(),
             tiers={} if self.offload is None else self.offload.figures(),
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),

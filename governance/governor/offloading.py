@@ -116,6 +116,8 @@ class Offloading:
         due_us = min(node.deadline_us, node.ceiling_us)
         if not (node.keys and domain.cacheable and domain.is_open and due_us > now_us):
             return
+        if label_of(domain).is_monitored:
+            return  # a copy is kept under the policy's keys, or not at all
         memory = cast(CopyableMemory, manager.pool.memory)
         label, blocks = label_of(domain), node.blocks[keep:]
         run = PublishedRun(

@@ -63,6 +63,7 @@ class Pools:
         self._given_back: dict[str, BlockManager] = {}  # gone, and their partitions or pools are to be had
         self._changes: list[IndexChange] | None = None
         self.watch: Callable[[BlockManager], None] | None = None  # told of each pool when it is made
+        self.is_unlimited: Callable[[str], bool] = lambda _: False  # whom no quota binds now
 
     def boot(self, table: DecisionTable) -> None:
         """Make the pools of the policy's profile and zero every block in them."""
@@ -219,6 +220,8 @@ class Pools:
 
     def _limited(self, name: str, tenant: TenantPolicy, manager: BlockManager) -> Account:
         isolating = self._profile is not Profile.SHARED
+        if self.is_unlimited(name):
+            return manager.account(name, residencies=self._residencies_max)
         guaranteed = int(tenant.guaranteed * self.blocks)
         return manager.account(
             name,

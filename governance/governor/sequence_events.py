@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.records import AttachedBlocks
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.events import (
@@ -31,7 +32,10 @@ def sequence_opened(
     attached = _attached(sequence)
     domains: tuple[int, ...] = (residency.domain.tag,)
     leaf = sequence.leaf
-    if leaf is not None and leaf.domain is not residency.domain:
+    if sequence.monitored is not None:
+        others = {domain.tag for domain in path_domains(sequence)} - {residency.domain.tag}
+        domains = (residency.domain.tag, *sorted(others))
+    elif leaf is not None and leaf.domain is not residency.domain:
         domains = (residency.domain.tag, leaf.domain.tag)
     return residency_opened(
         plan.facts,
@@ -43,6 +47,16 @@ def sequence_opened(
         reasons,
         revision,
     )
+
+
+def path_domains(sequence: RunningSequence) -> list[Domain]:
+    """The domain of each block that it found, in token order; to be taken before it publishes its own."""
+    found: list[Domain] = []
+    node = sequence.leaf
+    while node is not None:
+        found[:0] = [node.domain] * node.length
+        node = node.parent
+    return found[: sequence.hit_blocks]
 
 
 def _attached(sequence: RunningSequence) -> NDArray[np.int64]:

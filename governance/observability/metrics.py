@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcustody.errors import ConfigError
@@ -112,6 +112,18 @@ MEASURES: tuple[Measure, ...] = (
     Measure("identities_refused_total", "counter", "Requests without an identity, with a false one, or of a tenant "
             "that policy does not admit, by reason.", ("worker", "reason"), "identity.{reason}"),
     Measure("credentials_refused_total", "counter", "Credentials that the service refused, by reason.", ("reason",)),
+    # enforcement that is not for everybody (adoption)
+    Measure("policy_monitored", "gauge", "1 while the policy is not enforced for everybody.", _WORKER, "monitors"),
+    Measure("monitored_requests_total", "counter", "Requests that it was not enforced for.", _WORKER,
+            "monitored_requests"),
+    Measure("monitored_reused_tokens_total", "counter", "Prompt tokens that these attached, in no other "
+            "figure of hits.", _WORKER, "monitored_tokens"),
+    Measure("monitored_refused_tokens_total", "counter", "Of them, those that the policy would not have let them read.",
+            _WORKER, "would_refuse_tokens"),
+    Measure("monitored_forecast_tokens_total", "counter", "Prompt tokens that they would have found, had it been "
+            "enforced.", _WORKER, "forecast_tokens"),
+    Measure("monitored_denials_total", "counter", "Denials that were recorded of them and not enforced, by rule.",
+            ("worker", "reason"), "would_deny.{reason}"),
     # retention and deletion (RET-1 to RET-4)
     Measure("kv_cache_age_seconds", "gauge", "Mean age of cached blocks; in our own pools, of the first 4,096 runs.",
             _WORKER, "cached_age_seconds"),
@@ -219,6 +231,7 @@ _TALLIES = (
     "first_requests",
     "first_request_hits",
     "granted_hit_blocks",
+    "monitored_requests",
 )
 Sample = tuple[str, tuple[str, ...], float]
 
@@ -359,8 +372,20 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
         found["fragmentation"] = found["waste_tokens"] / slots
     if aged:
         found["cached_age_seconds"] = ages / aged
+    found["monitors"] = float(stats.monitors)
     found |= stats.tiers
     found |= {name: value for name, value in stats.serving.items() if value or name != "look_up_seconds"}
+    _count_tenants(stats, block_tokens, add)
+    for reason, count in stats.attempts.items():
+        add(f"identity.{reason}", count)
+    total = found.get("blocks.total", 0)
+    if total:
+        found["usage_ratio"] = (found.get("blocks.active", 0) + found.get("blocks.cached", 0)) / total
+    return found
+
+
+def _count_tenants(stats: Any, block_tokens: int, add: Callable[[str, float], None]) -> None:
+    """What was counted by tenant, added up."""
     for tally in (stats.departed, *stats.tenants.values()):
         add("hit_blocks.present", tally.verified_blocks)
         add("hit_blocks.unverified", tally.hit_blocks - tally.verified_blocks)
@@ -369,18 +394,16 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
         add("requests", tally.looked_up)
         for name in _TALLIES:
             add(name, getattr(tally, name))
+        for name in ("monitored", "would_refuse", "forecast"):
+            add(f"{name}_tokens", getattr(tally, f"{name}_blocks") * block_tokens)
+        for rule, count in list(tally.would_deny.items()):
+            add(f"would_deny.{_word(rule)}", count)
         if stats.are_hits_leading:
             add("hit_tokens", tally.hit_blocks * block_tokens)
         for reason, count in list(tally.deferred.items()):  # the engine goes on counting
             add(f"deferred.{reason}", count)
         for reason, count in list(tally.refused.items()):
             add(f"refused.{_word(reason)}", count)
-    for reason, count in stats.attempts.items():
-        add(f"identity.{reason}", count)
-    total = found.get("blocks.total", 0)
-    if total:
-        found["usage_ratio"] = (found.get("blocks.active", 0) + found.get("blocks.cached", 0)) / total
-    return found
 
 
 def metrics_table() -> str:

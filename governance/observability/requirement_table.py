@@ -12,6 +12,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _METRICS = "governance/observability/test_worker_metrics.py::test_"
+_MONITORED = (
+    "governance/monitoring/test_monitored_metrics.py::"
+    "test_every_figure_of_monitored_requests_is_what_a_recount_says"
+)
 _RECOUNT = f"{_METRICS}every_metric_of_an_engine_is_what_a_recount_says"
 _CYCLE = f"{_METRICS}a_cycle_that_does_not_fit_is_named_with_the_pool_that_would_hold_it"
 _AVOIDED = f"{_METRICS}prefill_time_avoided_is_what_the_prefills_cost"
@@ -133,7 +137,10 @@ ROWS: tuple[RequirementRow, ...] = (
                    "tenant_cache_thrashing", "tenant_recomputed_blocks"), (_CYCLE, _RECOUNT)),
     RequirementRow("ISO-1", "blocks by grant or segment, refused identities",
                    ("governance/observability/tenant_counters.py", "governance/observability/attempts.py"),
-                   ("prefix_cache_granted_hit_blocks_total", "identities_refused_total"), (_RECOUNT,)),
+                   ("prefix_cache_granted_hit_blocks_total", "identities_refused_total", "policy_monitored",
+                    "monitored_requests_total", "monitored_reused_tokens_total", "monitored_refused_tokens_total",
+                    "monitored_forecast_tokens_total", "monitored_denials_total"),
+                   (_RECOUNT, _MONITORED)),
     RequirementRow("LIF-1", "cancel to release", ("governance/observability/serving_measures.py",),
                    ("request_cancel_to_release_seconds",), (_CANCEL, _RECOUNT)),
     RequirementRow("LIF-1", "releases are idempotent", ("allocator/manager/block_manager.py",), (),

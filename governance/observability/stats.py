@@ -63,6 +63,7 @@ class Stats(NamedTuple):
     charged: Mapping[str, int] = MappingProxyType({})  # blocks by the tenant that pays for them
     attempts: Mapping[str, int] = MappingProxyType({})  # identities that proved nobody, by reason
     departed: TenantCounters = TenantCounters()  # of tenants that have left, added up
+    monitors: bool = False  # the policy is not enforced for everybody
     are_hits_leading: bool = True  # False: hit blocks are of several layer groups, not of so many tokens
     serving: Mapping[str, float] = MappingProxyType({})  # `ServingMeasures.figures`
     tiers: Mapping[str, float] = MappingProxyType({})  # `Offloading.figures`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-_TABLES = ("deferred", "refused", "denials")
+_TABLES = ("deferred", "refused", "denials", "would_deny")
 SESSIONS_MAX = (
     4096  # of one tenant that are remembered: one that comes back after as many others is a new one
 )
@@ -18,10 +18,13 @@ class TenantCounters:
         "denials",
         "first_request_hits",
         "first_requests",
+        "forecast_blocks",
         "granted_hit_blocks",
         "hit_blocks",
         "hit_requests",
         "looked_up",
+        "monitored_blocks",
+        "monitored_requests",
         "numbered",
         "prompt_tokens",
         "recomputed_blocks",
@@ -30,6 +33,8 @@ class TenantCounters:
         "sessions",
         "stale_blocks",
         "verified_blocks",
+        "would_deny",
+        "would_refuse_blocks",
     )
 
     def __init__(self) -> None:
@@ -45,12 +50,19 @@ class TenantCounters:
             0  # found under their keys, and not attached: past their time, or no longer in reach
         )
         self.granted_hit_blocks = 0
+        self.monitored_requests = (
+            0  # of them, those that the policy was not enforced for: no other figure has their hits
+        )
+        self.monitored_blocks = 0  # that these attached
+        self.would_refuse_blocks = 0  # of those, what the policy would not have let them read
+        self.forecast_blocks = 0  # that they would have attached, had it been enforced
         self.first_requests = 0
         self.first_request_hits = 0
         self.sessions: dict[int, None] = {}  # digests of them, the one that asked last at the end
         self.deferred: dict[str, int] = {}
         self.refused: dict[str, int] = {}
         self.denials: dict[str, int] = {}
+        self.would_deny: dict[str, int] = {}  # denials that were recorded and not enforced
 
     def count(self, table: dict[str, int], reason: str, by: int = 1) -> None:
         """Add to one of the tables of reasons."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from kvcustody.audit.processes.enforcement import ENFORCE, WorkerEnforcement
 from kvcustody.audit.processes.running_policies import RunningPolicy
 from kvcustody.errors import PolicyError
 from kvcustody.governance.decisions.staged_table import StagedTable
@@ -70,12 +71,14 @@ class EffectivePolicy:
 class PoliciesInEffect(NamedTuple):
     """All of them, those for everybody first; `at_work`: they are what workers run (rule 3).
 
-    `unsaid` are workers at work of which no leaf says what they run.
+    `unsaid` are workers at work of which no leaf says what they run, `monitoring` those that do not enforce it for
+    everybody: whatever is proved of a policy holds for whom it is enforced.
     """
 
     policies: tuple[EffectivePolicy, ...]
     at_work: bool
     unsaid: tuple[str, ...] = ()
+    monitoring: tuple[WorkerEnforcement, ...] = ()
 
     @property
     def unknown(self) -> tuple[EffectivePolicy, ...]:
@@ -85,7 +88,13 @@ class PoliciesInEffect(NamedTuple):
     def data(self) -> dict[str, Any]:
         """As JSON data."""
         items = [one.data() for one in self.policies]
-        return {"items": items, "at_work": self.at_work, "unsaid": list(self.unsaid)}
+        monitoring = [one._asdict() for one in self.monitoring]
+        return {
+            "items": items,
+            "at_work": self.at_work,
+            "unsaid": list(self.unsaid),
+            "monitoring": monitoring,
+        }
 
     def run_by(self, digest: str) -> tuple[str, ...]:
         """The workers at work that run the policy of this digest, for everybody or a stage."""
@@ -132,8 +141,13 @@ class PoliciesInEffect(NamedTuple):
         return tuple(sorted(found))
 
 
-def policies_in_effect(running: Iterable[RunningPolicy], state: ReleaseState | None) -> PoliciesInEffect:
-    """From what workers run, and the release (None: nothing is released here)."""
+def policies_in_effect(
+    running: Iterable[RunningPolicy],
+    state: ReleaseState | None,
+    enforcement: Iterable[WorkerEnforcement] = (),
+) -> PoliciesInEffect:
+    """From what workers run and for whom they enforce it, and the release (None: nothing is released here)."""
+    monitoring = tuple(one for one in enforcement if one.mode != ENFORCE)
     every = tuple(running)
     unsaid = tuple(one.worker for one in every if not one.digest)
     groups: dict[tuple[str, str, int], list[RunningPolicy]] = {}
@@ -141,9 +155,9 @@ def policies_in_effect(running: Iterable[RunningPolicy], state: ReleaseState | N
         if one.digest:
             groups.setdefault((one.stage, one.digest, one.revision), []).append(one)
     if not groups:
-        return PoliciesInEffect(_released(state), False, unsaid)
+        return PoliciesInEffect(_released(state), False, unsaid, monitoring)
     found = [_effective(group, state) for group in groups.values()]
-    return PoliciesInEffect(tuple(sorted(found, key=_order)), True, unsaid)
+    return PoliciesInEffect(tuple(sorted(found, key=_order)), True, unsaid, monitoring)
 
 
 def _order(one: EffectivePolicy) -> tuple[bool, int, str, tuple[str, ...]]:

@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Event
+from kvcustody.audit.processes.enforcement import worker_enforcement
 from kvcustody.audit.processes.marked_processes import Marked, read_marked
 from kvcustody.audit.processes.running_policies import read_running_policies
 from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
@@ -342,7 +343,8 @@ class Service:
         """Which policies workers run, by their leaves; else what is released. No wall, as `work_periods`."""
         with self.reading() as connection:
             running = read_running_policies(connection)
-        return policies_in_effect(running, self.policies.released())
+            enforcement = worker_enforcement(connection)
+        return policies_in_effect(running, self.policies.released(), enforcement)
 
     def inbox(self, effect: PoliciesInEffect | None = None) -> InboxContents:
         """Everything that waits for anybody, the most urgent first. No wall: it is filtered by whom it is for.

@@ -174,6 +174,7 @@ def open_engine_worker(
             eviction=eviction,
             can_sum=plan.can_sum,
         )
+        port.may_monitor = settings.monitoring == "allowed"
         port.erasures.tiers += plugins.open_tiers(settings)
         inbox.look(port)
         inbox.start(port, settings.erasure_poll_ms / 1000)

@@ -144,6 +144,7 @@ def open_worker(
         governor.erasures.tiers += plugins.open_tiers(settings, tier_names(settings))
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
+        governor.may_monitor = settings.monitoring == "allowed"
         inbox.recover_pending(governor)
         if settings.scan_online:
             governor.scan_online()

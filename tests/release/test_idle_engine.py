@@ -24,6 +24,7 @@ from kvcustody.errors import LedgerError
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.monitoring.ordering import enforcement_order
 
 CLOCK = SystemClock()
 HOLDER = tenant_owner("idp", "holder")
@@ -58,6 +59,12 @@ def order_keys(action: str) -> Callable[[Desk, Release], None]:
     return lambda desk, release: desk.put(KeysOrdered(CLOCK.now_us(), "holder", action, "carl", "test"))
 
 
+def monitor(desk: Desk, release: Release) -> None:
+    until_us = CLOCK.utc_us() + 3_600_000_000
+    now = {"at_us": CLOCK.now_us(), "now_utc_us": CLOCK.utc_us(), "until_us": until_us}
+    desk.put(enforcement_order(None, "monitor", **now, actor="olga", reason="test"))
+
+
 def narrow(desk: Desk, release: Release) -> None:
     release.release(policy())
 
@@ -73,6 +80,7 @@ ORDERS: dict[
     "rotation of keys": (order_keys("rotate"), lambda engine, desk: epochs(engine) == (1, 2)),
     "destruction of keys": (order_keys("destroy"), lambda engine, desk: epochs(engine) == (2,)),
     "activation": (narrow, lambda engine, desk: engine.port.table.revision == 2),
+    "monitoring": (monitor, lambda engine, desk: engine.port.enforcement.mode == "monitor"),
     "revocation": (revoke, lambda engine, desk: "reads" in engine.port.revoked),
 }
 
@@ -90,7 +98,11 @@ def opened_release(release: Release, tmp_path: Path) -> Release:
 
 def engine(folder: Path, **more: bool) -> IdleEngine:
     asked = worker_settings(
-        folder, policy_release=str(folder / "release"), policy_lease_seconds=1, erasure_poll_ms=10
+        folder,
+        policy_release=str(folder / "release"),
+        policy_lease_seconds=1,
+        erasure_poll_ms=10,
+        monitoring="allowed",
     )
     return IdleEngine(asked, MODEL, **more)
 

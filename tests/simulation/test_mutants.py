@@ -203,7 +203,9 @@ def test_the_domain_is_compared_even_where_two_keys_are_equal(mutate, monkeypatc
     """A forced key collision between two domains: only the comparison keeps them apart (A10 in small)."""
     if mutate:
         apply(
-            Mutant("domain not compared", PrefixTree, "attachable", "node.domain is domain", "True"),
+            Mutant(
+                "domain not compared", PrefixTree, "attachable", "node.domain.realm == domain.realm", "True"
+            ),
             monkeypatch,
         )
     world = World(64)

@@ -37,6 +37,7 @@ def show(visit: PageRequest) -> Response:
         "Health",
         health=health_api.health(visit.service),
         witnesses=witnesses(visit),
+        effect=visit.service.policies_in_effect(),
         workers=workers,
         serving=serving,
         orders=orders,

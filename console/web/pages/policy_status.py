@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from kvcustody.audit.processes.enforcement import WorkerEnforcement
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release.policies_in_effect import EffectivePolicy, PoliciesInEffect
@@ -29,11 +30,12 @@ class ProvedPolicy(NamedTuple):
 
 
 class PolicyStatus(NamedTuple):
-    """Everything that is in effect; `at_work` and `unsaid` as `PoliciesInEffect` has them."""
+    """Everything that is in effect; `at_work`, `unsaid` and `monitoring` as `PoliciesInEffect` has them."""
 
     proved: tuple[ProvedPolicy, ...]
     at_work: bool
     unsaid: tuple[str, ...]
+    monitoring: tuple[WorkerEnforcement, ...] = ()
 
 
 def release_of(visit: PageRequest) -> ReleaseState | None:
@@ -49,7 +51,7 @@ def read_policy_status(visit: PageRequest) -> PolicyStatus:
 def policy_status(found: PoliciesInEffect) -> PolicyStatus:
     """The same of what was read before."""
     proved = tuple(ProvedPolicy(one, _proof_of(one)) for one in found.policies)
-    return PolicyStatus(proved, found.at_work, found.unsaid)
+    return PolicyStatus(proved, found.at_work, found.unsaid, found.monitoring)
 
 
 def known_policy(effect: PoliciesInEffect) -> tuple[EffectivePolicy | None, str]:

@@ -6,11 +6,39 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvcustody.audit.processes.enforcement import (
+    EnforcementOrder,
+    Forecast,
+    MonitoredPeriod,
+    WorkerEnforcement,
+)
 from kvcustody.governance.api.models.base import LARGE, Model, TenantName, Utc, Whole, example
+from kvcustody.governance.api.models.shown import shown
 
 SOURCE = "schema: kvcustody/policy@1\nname: example\n…"
 Source = Annotated[str, Field(min_length=1, max_length=1 << 20)]
 Ids = Annotated[list[Annotated[str, Field(min_length=1, max_length=160)]], Field(max_length=1000)]
+_ENFORCEMENT_ORDER: dict[str, Any] = {
+    "order": 4711, "at_us": 1_780_000_000_000_000, "mode": "canary", "tenants": ["acme"], "share_millionths": 50_000,
+    "seed": "0f" * 16, "until_us": 1_781_000_000_000_000, "actor": "olga", "reason": "first week",
+}  # fmt: skip
+_WORKER_ENFORCEMENT: dict[str, Any] = {
+    "worker": "gpu-0", "incarnation": "ab" * 16, "mode": "canary", "tenants": ["acme"], "share_millionths": 50_000,
+    "until_us": 1_781_000_000_000_000, "since_us": 1_780_000_000_000_000, "order": 4711, "actor": "olga", "refused": "",
+}  # fmt: skip
+_MONITORED_PERIOD: dict[str, Any] = {
+    "worker": "gpu-0", "incarnation": "ab" * 16, "mode": "monitor", "tenants": [], "share_millionths": 0,
+    "from_us": 1_779_000_000_000_000, "until_us": 1_780_000_000_000_000, "order": 4700, "actor": "olga",
+}  # fmt: skip
+_FORECAST: dict[str, Any] = {
+    "tenant": "acme", "requests": 900, "would_deny": 12, "prompt_tokens": 90_000, "reused_tokens": 60_000,
+    "refused_tokens": 4_000, "forecast_tokens": 55_000,
+}  # fmt: skip
+
+EnforcementOrderModel = shown(EnforcementOrder, "EnforcementOrder", _ENFORCEMENT_ORDER)
+WorkerEnforcementModel = shown(WorkerEnforcement, "WorkerEnforcement", _WORKER_ENFORCEMENT)
+MonitoredPeriodModel = shown(MonitoredPeriod, "MonitoredPeriod", _MONITORED_PERIOD)
+
 _REVISION = {
     "revision": 3,
     "name": "regulated-saas",
@@ -278,14 +306,15 @@ class PoliciesInEffectModel(Model):
     """Which policies are in effect, those for everybody first; workers may run several.
 
     `at_work`: it is what workers run, by their signed leaves; else nobody is at work, and it is what is released.
-    `unsaid`: workers at work of which no leaf says what they run.
+    `unsaid`: workers at work of which no leaf says what they run. `monitoring`: those that do not enforce it for all.
     """
 
-    model_config = example({"items": [EFFECTIVE], "at_work": True, "unsaid": []})
+    model_config = example({"items": [EFFECTIVE], "at_work": True, "unsaid": [], "monitoring": []})
 
     items: list[EffectivePolicyModel]
     at_work: bool
     unsaid: list[str]
+    monitoring: list[WorkerEnforcementModel]  # type: ignore[valid-type]
 
 
 class Release(Model):
@@ -330,3 +359,73 @@ class SignedStep(Model):
     model_config = example({"record": '{"action":"proposed","number":1}'})
 
     record: Annotated[str, Field(min_length=2, max_length=2 << 20)]
+
+
+class ForecastModel(Model):
+    """What was monitored of a tenant: `refused_tokens` of `reused_tokens` the policy would not have let them read.
+
+    Enforced, `forecast_tokens` would have been found, and `prefilled_again_tokens` computed.
+    """
+
+    model_config = example(_FORECAST | {"prefilled_again_tokens": 5_000})
+
+    tenant: str
+    requests: Whole
+    would_deny: Whole
+    prompt_tokens: Whole
+    reused_tokens: Whole
+    refused_tokens: Whole
+    forecast_tokens: Whole
+    prefilled_again_tokens: Whole
+
+
+assert set(Forecast._fields) < set(ForecastModel.model_fields)
+
+
+class EnforcementModel(Model):
+    """The newest order, what each process at work does, when anybody was monitored, and what was foreseen then."""
+
+    model_config = example(
+        {
+            "order": _ENFORCEMENT_ORDER,
+            "workers": [_WORKER_ENFORCEMENT],
+            "periods": [_MONITORED_PERIOD],
+            "forecasts": [_FORECAST | {"prefilled_again_tokens": 5_000}],
+        }
+    )
+
+    order: EnforcementOrderModel | None  # type: ignore[valid-type]
+    workers: list[WorkerEnforcementModel]  # type: ignore[valid-type]
+    periods: list[MonitoredPeriodModel]  # type: ignore[valid-type]
+    forecasts: list[ForecastModel]
+
+
+class EnforcementAsked(Model):
+    """For whom to enforce: nobody (`monitor`), named tenants and a share of the others' sessions (`canary`), or all.
+
+    `until_us` is needed unless the mode is `enforce`, at most three months ahead; `share` is written `5%`.
+    """
+
+    model_config = example(
+        {
+            "mode": "canary",
+            "tenants": ["acme"],
+            "share": "5%",
+            "until_us": 1_781_000_000_000_000,
+            "reason": "first week",
+        }
+    )
+
+    mode: Literal["monitor", "canary", "enforce"]
+    tenants: Annotated[list[TenantName], Field(max_length=256, default_factory=list)]
+    share: Annotated[str, Field(max_length=12, pattern=r"^([0-9.]+%)?$")] = ""
+    until_us: Utc | None = None
+    reason: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class EnforcingAsked(Model):
+    """Why the policy is enforced for everybody from now on."""
+
+    model_config = example({"reason": "the canary is over"})
+
+    reason: Annotated[str, Field(min_length=1, max_length=200)]

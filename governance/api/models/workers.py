@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvcustody.governance.api.models.base import LARGE, Model, TenantName, Utc, Whole, example
+from kvcustody.governance.api.models.policies import EnforcementOrderModel
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.observability.attempts import REASONS
 from kvcustody.governance.service.fleet.workers import WorkerRun
@@ -115,12 +116,13 @@ class WorkerKeyOrder(Model):
 
 
 class Orders(Model):
-    """Erasures that the worker owes an answer for, and the last orders on each tenant's keys."""
+    """Erasures that the worker owes an answer for, the last orders on each tenant's keys, and for whom it enforces."""
 
-    model_config = example({"items": [_ORDER], "keys": [_KEY_ORDER]})
+    model_config = example({"items": [_ORDER], "keys": [_KEY_ORDER], "enforcement": None})
 
     items: list[ErasureOrderModel]
     keys: list[WorkerKeyOrder]
+    enforcement: EnforcementOrderModel | None = None  # type: ignore[valid-type]
 
 
 class IncarnationModel(Model):

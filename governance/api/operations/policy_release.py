@@ -22,6 +22,10 @@ from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceD
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import (
     Consents,
+    EnforcementAsked,
+    EnforcementModel,
+    EnforcementOrderModel,
+    EnforcingAsked,
     PoliciesInEffectModel,
     Records,
     Release,
@@ -36,6 +40,7 @@ from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.fleet import enforcement_orders
 from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
@@ -97,6 +102,33 @@ def add_policies(api: Api) -> None:
         also=_STEPPERS,
     )
     api.add(effect, in_effect, answers=PoliciesInEffectModel)
+    enforcement_ = Operation(
+        "getEnforcement",
+        "GET",
+        "/v1/policies/enforcement",
+        Permission.READ_POLICY,
+        "policies",
+        also=_STEPPERS,
+    )
+    api.add(enforcement_, enforcement, answers=EnforcementModel)
+    ordering = Operation(
+        "orderEnforcement",
+        "POST",
+        "/v1/policies/enforcement:order",
+        Permission.ACTIVATE_POLICY,
+        "policies",
+        keyed=True,
+    )
+    api.add(ordering, order_enforcement, answers=EnforcementOrderModel, status=202, problems=("conflict",))
+    enforcing = Operation(
+        "enforcePolicy",
+        "POST",
+        "/v1/policies/enforcement:enforce",
+        Permission.NARROW_POLICY,
+        "policies",
+        keyed=True,
+    )
+    api.add(enforcing, enforce_policy, answers=EnforcementOrderModel, status=202)
     records_ = Operation(
         "listReleaseRecords",
         "GET",
@@ -143,6 +175,34 @@ def release(caller: CallerDep, service: ServiceDep) -> Response:
 def in_effect(service: ServiceDep) -> dict[str, Any]:
     """Which policies workers run, released or from a file, by their leaves; where none is at work, the release's."""
     return service.policies_in_effect().data()
+
+
+def enforcement(service: ServiceDep) -> dict[str, Any]:
+    """For whom workers enforce: the order, what each does, and what was foreseen of whom they monitor."""
+    return enforcement_orders.show(service)
+
+
+def order_enforcement(caller: CallerDep, service: ServiceDep, what: EnforcementAsked) -> dict[str, Any]:
+    """Order for whom every worker enforces its policy, and until when; of the others it only records what it would do.
+
+    A worker follows where its setting `monitoring` allows it and its policy's profile is `shared`; else it enforces.
+    """
+    return enforcement_orders.order(
+        service,
+        what.mode,
+        tenants=what.tenants,
+        share=what.share,
+        until_us=what.until_us,
+        actor=caller.name,
+        reason=what.reason,
+    )
+
+
+def enforce_policy(caller: CallerDep, service: ServiceDep, why: EnforcingAsked) -> dict[str, Any]:
+    """Order that every worker enforce its policy for everybody, at once."""
+    return enforcement_orders.order(
+        service, "enforce", tenants=[], share="", until_us=None, actor=caller.name, reason=why.reason
+    )
 
 
 def consents(

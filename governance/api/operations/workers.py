@@ -14,6 +14,7 @@ from anyio.to_thread import run_sync
 from fastapi import Path, Query, Request
 
 from kvcustody.audit.erasure.requests_and_answers import names, pending
+from kvcustody.audit.processes.enforcement import newest_order
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_table import unknown_pseudonyms, unlinkings
@@ -117,6 +118,9 @@ async def erasures(
     keys: Annotated[
         int | None, Query(ge=0, lt=LARGE, description="The newest order on keys that it has; 0: none.")
     ] = None,
+    enforcement: Annotated[
+        int | None, Query(ge=-1, lt=LARGE, description="The order on enforcement that it has; -1: none.")
+    ] = None,
 ) -> dict[str, Any]:
     """Erasures that this worker owes an answer for, and orders on keys; held open up to `wait` seconds for news."""
     taken = set(known.split(","))
@@ -128,6 +132,11 @@ async def erasures(
         lambda answer: (
             any(item["erasure"] not in taken for item in answer["items"])
             or (keys is not None and any(item["order"] > keys for item in answer["keys"]))
+            or (
+                enforcement is not None
+                and answer["enforcement"] is not None
+                and answer["enforcement"]["order"] > enforcement
+            )
         ),
     )
 
@@ -272,6 +281,8 @@ def _owed(service: Service, worker: str) -> dict[str, Any]:
             }
             made.append(asked._asdict() | named)
         last = {(order.tenant, order.action): order for order in key_orders(connection)}
+        enforced = newest_order(connection)
     names_ = ("order", "tenant", "action", "at_us")
     asked_keys = [{name: getattr(order, name) for name in names_} for order in last.values()]
-    return {"items": made, "keys": asked_keys}
+    order = None if enforced is None else enforced._asdict()
+    return {"items": made, "keys": asked_keys, "enforcement": order}

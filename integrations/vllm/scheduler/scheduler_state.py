@@ -91,6 +91,7 @@ class SchedulerState:
     def port(self, port: EnginePort) -> None:
         self._port = self.deferred.port = port
         port.defer_calls(self.deferred.flush_unchecked)
+        port.indexes_at_once = True
 
     # -- look-up ------------------------------------------------------------------------------------------------------
 

@@ -558,7 +558,7 @@ class SchedulerTiers:
 
     def _name(self, tier: str, label: DomainLabel, last: bytes) -> bytes | None:
         layout = self._layout.get(tier)
-        if layout is None or label.spec is None:
+        if layout is None or label.spec is None or label.is_monitored:
             return None
         try:
             return self._keys.name(label.spec, last, shard=0, layout=layout)

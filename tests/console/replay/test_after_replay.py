@@ -227,7 +227,7 @@ ACTS = {  # commands on a ledger that show nothing of what processes recorded
     "replay", "db upgrade", "db roles", "db partitions", "audit timestamp", "audit sign", "audit rotate-key",
     "audit redact", "audit purge", "audit hold place", "audit hold lift", "audit sink detach", "audit sink attach",
     "audit sink retry", "audit push", "audit confirm-break", "erasure request", "scan close-dead", "clock confirm",
-    "worker close", "observe", "report enrol-key", "report rotate-key",
+    "worker close", "policy enforce", "observe", "report enrol-key", "report rotate-key",
 }  # fmt: skip
 POLICY = "policies/library/regulated-saas.yaml"
 
@@ -254,6 +254,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
     return {
         "policy lint": (policy, "--ledger", "kvcustody.db"),
         "policy simulate": (policy, policy, "--ledger", "kvcustody.db"),
+        "policy enforcement": (),
         "audit status": (),
         "audit tail": (),
         "audit query": (),

@@ -67,6 +67,7 @@ class Deployment:
     folder: Path
     policy: str = POLICY
     identity: str = IDENTITY
+    monitoring: str = "refused"
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -94,6 +95,7 @@ class Deployment:
             "KVCUSTODY_SHRED_KEYS_PATH": str(folder / "shred.keys"),
             "KVCUSTODY_IDENTITY_PATH": str(folder / "identity.yaml"),
             "KVCUSTODY_SCOPE_TOKEN_KEY_PATH": str(folder / "scope.key"),
+            "KVCUSTODY_MONITORING": self.monitoring,
             "KVCUSTODY_LOG_FORMAT": "json",
             "KVCUSTODY_LOG_LEVEL": "debug",
         }

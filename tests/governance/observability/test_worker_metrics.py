@@ -52,6 +52,11 @@ OF_THE_SERVICE = {"worker_up", "worker_policy_revision", "worker_received_sequen
 OURS_ALONE = {"nodes", "depth_blocks", "shared_tokens"}
 # Of tiers, which these engines do not have: recounted in tests/governance/offload/test_tier_metrics.py.
 OF_TIERS = {measure.key for measure in MEASURES if "tier" in measure.labels}
+# Of requests that are monitored: recounted in tests/governance/monitoring/test_monitored_metrics.py.
+OF_MONITORED = {
+    *("monitors", "monitored_requests", "monitored_tokens", "would_refuse_tokens", "forecast_tokens"),
+    "would_deny.{reason}",
+}
 # Of real time, or derived from what is recounted here; each has a test of its own below.
 UNSURE = {
     "overdue_seconds",
@@ -437,7 +442,7 @@ def test_every_metric_of_a_worker_has_a_recount(world: Counted) -> None:
         world.engine.step()
     said |= world.said()
     hand |= world.recount()
-    for key in keys - absent - UNSURE - OF_TIERS:
+    for key in keys - absent - UNSURE - OF_TIERS - OF_MONITORED:
         assert any(_names(key, name) for name in hand), f"`{key}` has no recount here"
         assert any(_names(key, name) for name in said), f"`{key}` is not said"
     for name in said:

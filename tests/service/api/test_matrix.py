@@ -95,6 +95,16 @@ ROWS = {
         body={"tenant": "acme", "reason": "test"},
         ok=202,
     ),
+    "getEnforcement": Row("/v1/policies/enforcement", every=POLICY_STEPPERS),
+    "orderEnforcement": Row(
+        "/v1/policies/enforcement:order",
+        every="approver",
+        body={"mode": "enforce", "reason": "test"},
+        ok=202,
+    ),
+    "enforcePolicy": Row(
+        "/v1/policies/enforcement:enforce", every="approver break-glass", body={"reason": "test"}, ok=202
+    ),
     "listKeyOrders": Row("/v1/keys/tenants", every="key-custodian"),
     "listResidencies": Row("/v1/custody/residencies?tenant={tenant}&subject=user-1", **READERS),
     "getSubject": Row("/v1/custody/subject?tenant={tenant}&subject=user-1", **READERS),

@@ -37,7 +37,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def idle(plane: ControlPlane) -> Iterator[IdleEngine]:
-    with IdleEngine(plane.settings(), MODEL) as engine:
+    with IdleEngine(plane.settings(monitoring="allowed"), MODEL) as engine:
         yield engine
 
 
@@ -73,6 +73,34 @@ def test_a_rotation_and_a_destruction_of_keys(plane: ControlPlane, idle: IdleEng
             custodian.post(f"/v1/keys/tenants:{action}", body)
             until(lambda at=at: max(keyring.epochs(HOLDER)) == before + at)
         assert keyring.epochs(HOLDER) == (before + 2,)
+
+
+def test_for_whom_it_enforces(plane: ControlPlane, idle: IdleEngine) -> None:
+    service = plane._service
+    assert service is not None
+    service.principals.enrol("gail", [Role.APPROVER], by="test")
+    key = service.principals.issue_key("gail", days=1, by="test").key
+    place = "/v1/policies/enforcement"
+    with ControlPlaneConnection(plane.address, key) as approver:
+        until_us = service.clock.utc_us() + 3_600_000_000
+        body: dict[str, Any] = {"reason": "test", "until_us": until_us}
+        approver.post(f"{place}:order", body | {"mode": "monitor"})
+        until(lambda: idle.port.enforcement.mode == "monitor")
+        until(lambda: [one["mode"] for one in approver.get(place)["workers"]] == ["monitor"])
+        assert [one["mode"] for one in approver.get("/v1/policies/in-effect")["monitoring"]] == ["monitor"]
+        canary = body | {"mode": "canary", "tenants": ["holder"], "share": "2.5%"}
+        order = approver.post(f"{place}:order", canary)
+        until(lambda: idle.port.enforcement.mode == "canary")
+        assert idle.port.enforcement.order == order["order"] and idle.port.enforcement.actor == "gail"
+        approver.post(f"{place}:enforce", {"reason": "test"})
+        until(lambda: idle.port.enforcement.mode == "enforce")
+        until(lambda: approver.get("/v1/policies/in-effect")["monitoring"] == [])
+        periods = approver.get(place)["periods"]
+        assert [(one["worker"], one["mode"]) for one in periods] == [
+            ("gpu-0", "monitor"),
+            ("gpu-0", "canary"),
+        ]
+        assert periods[0]["until_us"] == periods[1]["from_us"] < periods[1]["until_us"]
 
 
 def test_its_counters_are_fresh(plane: ControlPlane, idle: IdleEngine) -> None:

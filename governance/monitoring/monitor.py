@@ -1,0 +1,235 @@
+"""Requests that the policy is not enforced for: under which keys they go, and what the policy would have done.
+
+    chain = monitor.chain(own_domain, pool, model, salt)     # the engine's own keys, in a domain of the tenant's own
+    request = MonitoredRequest(chain, prompt, ...)
+    monitor.judge(request, read, reasons, now_us)            # what enforcing would have found
+    monitor.begin(request, blocks, now_us); monitor.computed(request, blocks, now_us); monitor.end(request, now_us)
+
+- What a monitored request reads and leaves is keyed as an engine without governance keys it: by tokens, model and the
+  caller's own salt, under one random key of this process that no enforced chain derives from. So no enforced request
+  can compute the key of a monitored block, nor a monitored one that of an enforced block.
+- Whose a block is stays true: each tenant's monitored blocks are in domains of its own (twins of those that the policy
+  gives it), under its account, and end with its erasures.
+- A twin that is closed serves nobody; the next request gets another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from kvcustody.allocator.pool.accounting import Domain, OwnerData
+from kvcustody.allocator.prefix.key_chain import HashState
+from kvcustody.allocator.prefix.longest_prefix import Chain, ReadPlan
+from kvcustody.governance.decisions.access_plan import DomainPool, label_of
+from kvcustody.governance.external.block_keys import KeyChain, look_up
+from kvcustody.governance.monitoring.enforcement import ORDER_DAYS_MAX
+from kvcustody.governance.monitoring.forecast_cache import ForecastCache, ForecastEntry
+
+NO_TENANT = "unknown-tenant"
+WOULD_PERMIT, WOULD_DENY = "would-permit", "would-deny"
+_REALM = -1  # of every twin: their keys are common, by model and salt
+_ANY_TIME_US = 2 * ORDER_DAYS_MAX * 86_400_000_000  # longer than any order: the engine's own eviction ends it
+
+
+class MonitoredRequest(OwnerData):
+    """One request's standing: its chain under the engine's own keys, and what the policy would have let it read."""
+
+    __slots__ = (
+        "chain",
+        "domains",
+        "entries",
+        "expected",
+        "forecast_blocks",
+        "governed",
+        "granted_blocks",
+        "is_reserved",
+        "keys",
+        "model",
+        "private",
+        "published",
+        "read",
+        "reader",
+        "reasons",
+        "refusal",
+        "reserved_blocks",
+        "salt",
+        "segment_blocks",
+        "segment_domain",
+    )
+
+    def __init__(
+        self,
+        chain: Chain,
+        governed: KeyChain | None,
+        model: bytes,
+        salt: str | None,
+        *,
+        reader: str,
+        refusal: str = "",
+    ) -> None:
+        self.chain = chain
+        self.governed = governed  # its keys under the policy; None where it would have none
+        self.model = model
+        self.salt = salt
+        self.refusal = refusal  # the rule by which it would not be admitted
+        self.read: ReadPlan | None = None
+        self.reasons: tuple[str, ...] = ()
+        self.keys: list[bytes] = []
+        self.forecast_blocks = 0
+        self.entries: list[ForecastEntry] = []
+        self.domains: dict[int, Domain] = {}  # of its keys under the policy, by tag
+        self.published = 0  # of its keys
+        self.reserved_blocks = 0  # for its whole length
+        self.is_reserved = False
+        self.private: int | None = None  # blocks without a key that it would have; None: it has not begun
+        self.reader = reader  # the tenant that is charged
+        # What a look-up tells whoever attaches (`ExternalResidency`).
+        self.expected: np.ndarray[tuple[int, ...], np.dtype[np.int32]] | int = 0
+        self.segment_blocks = 0
+        self.segment_domain: Domain | None = None
+        self.granted_blocks = 0
+
+    def would_serve(self, domains: Iterable[Domain]) -> list[bool]:
+        """By leading block, given the domain that it is in: whether the policy would let it be read."""
+        read = self.read
+        if read is None or read.own.state is None:
+            return [False for _ in domains]
+        opened = [
+            label_of(chain.domain).spec for chain in (read.own, *read.grants) if chain.state is not None
+        ]
+        segment = self.segment_blocks if read.segment is not None else 0
+        return [
+            at < segment or ((spec := label_of(domain).spec) is not None and spec in opened)
+            for at, domain in enumerate(domains)
+        ]
+
+
+class Monitor:
+    """What one pool's monitored requests share. Belongs to the thread that owns the state."""
+
+    def __init__(self, forecast: ForecastCache) -> None:
+        self.forecast = forecast
+        self._secret = os.urandom(32)
+        self._twins: WeakKeyDictionary[Domain, Domain] = WeakKeyDictionary()
+
+    def chain(self, own: Domain, pool: DomainPool, model: bytes, salt: str | None) -> Chain:
+        """The engine's own keys for a model and salt, in the twin of a domain."""
+        return Chain(self._twin(own, pool), self._state(model, salt))
+
+    def closed(self, tenants: Collection[str]) -> list[Domain]:
+        """Close the twins of these tenants, those without a block too."""
+        twins = [twin for twin in self._twins.values() if label_of(twin).tenant in tenants]
+        for twin in twins:
+            twin.is_open = False
+        return twins
+
+    def tenants(self) -> set[str]:
+        """Whoever has a twin."""
+        return {label_of(twin).tenant for twin in self._twins.values()}
+
+    def judge(
+        self, request: MonitoredRequest, read: ReadPlan | None, reasons: tuple[str, ...], now_us: int
+    ) -> None:
+        """Find what the policy would have let it read, of what would be cached if it were enforced."""
+        request.read, request.reasons, request.forecast_blocks = read, reasons, 0
+        request.keys, request.segment_blocks, request.granted_blocks = [], 0, 0
+        chain = request.governed
+        if chain is None or read is None:
+            return
+        chain.forget()
+        if request.private is None and not request.is_reserved:
+            request.is_reserved = True
+            self.forecast.make_room(request.reader, request.reserved_blocks)
+        found = look_up(request, chain, read, self.forecast, self.forecast.find, now_us, lazily=False)
+        request.keys = list(found.keys)
+        chains = (read.own, *read.grants, *(() if read.segment is None else (read.segment,)))
+        request.domains = {chain.domain.tag: chain.domain for chain in chains}
+        numbers: list[int] = []
+        for key in request.keys[: found.readable]:
+            number = self.forecast.find(key)
+            if number < 0:
+                break
+            numbers.append(number)
+        if numbers:
+            expected = request.expected
+            expected = expected if isinstance(expected, int) else expected[: len(numbers)]
+            fine = self.forecast.attachable(np.array(numbers, dtype=np.int64), expected, now_us)
+            request.forecast_blocks = fine
+
+    def begin(self, request: MonitoredRequest, blocks: int, now_us: int) -> None:
+        """It has so many blocks: of these, what it would have found is in use."""
+        request.entries = self.forecast.attach(
+            [self.forecast.find(key) for key in request.keys[: request.forecast_blocks]]
+        )
+        request.published = len(request.entries)
+        request.private = max(0, blocks - len(request.entries))
+        self.forecast.charge(request.reader, request.private)
+
+    def computed(self, request: MonitoredRequest, blocks: int | None, now_us: int) -> None:
+        """So many leading blocks (None: all that have keys) are computed: they would be published."""
+        until = len(request.keys) if blocks is None else min(blocks, len(request.keys))
+        if until > request.published and request.private is not None:
+            fresh = self._publish(request, until, now_us)
+            spent = min(request.private, fresh)
+            request.private -= spent
+            self.forecast.charge(request.reader, -spent)
+
+    def extend(self, request: MonitoredRequest, tokens: Iterable[int], now_us: int) -> None:
+        """Tokens that it was given completed blocks; as many are begun."""
+        if request.governed is not None and request.keys and request.private is not None:
+            request.keys += request.governed.extend(list(tokens))
+            fresh = self._publish(request, len(request.keys), now_us)
+            left = max(request.private - fresh, 1)
+            self.forecast.charge(request.reader, left - request.private)
+            request.private = left
+
+    def end(self, request: MonitoredRequest, now_us: int) -> None:
+        """It ended; a second time changes nothing."""
+        if request.private is None:
+            return
+        self.computed(request, None, now_us)
+        self.forecast.charge(request.reader, -request.private)
+        request.private = None
+        entries, request.entries = request.entries, []
+        self.forecast.release(entries, request.reader, now_us)
+
+    def _publish(self, request: MonitoredRequest, until: int, now_us: int) -> int:
+        first, granted, own = request.published, request.granted_blocks, request.read
+        if first >= until or own is None or granted > request.forecast_blocks:
+            return 0
+        tags = [] if isinstance(request.expected, int) else request.expected.tolist()
+        domains = [
+            request.domains.get(tags[at], own.own.domain) if at < len(tags) else own.own.domain
+            for at in range(first, until)
+        ]
+        before = request.entries[-1] if request.entries else None
+        made, fresh = self.forecast.publish(request.keys[first:until], domains, before, now_us)
+        request.entries += made
+        request.published = until
+        return fresh
+
+    def _twin(self, own: Domain, pool: DomainPool) -> Domain:
+        twin = self._twins.get(own)
+        if twin is None or not twin.is_open:
+            twin = self._twins[own] = pool.domain(
+                own.owner,
+                label=replace(label_of(own), is_monitored=True),
+                idle_us=_ANY_TIME_US,
+                absolute_us=_ANY_TIME_US,
+                scrub_within_us=own.scrub_within_us,
+                verify_share=own.verify_share,
+                realm=_REALM,
+            )
+        return twin
+
+    def _state(self, model: bytes, salt: str | None) -> HashState:
+        state = hashlib.blake2b(key=self._secret, digest_size=32)
+        name = b"" if salt is None else b"\x01" + salt.encode()
+        state.update(len(model).to_bytes(4, "little") + model + len(name).to_bytes(4, "little") + name)
+        return state

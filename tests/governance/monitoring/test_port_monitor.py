@@ -1,0 +1,260 @@
+"""An engine on the port, adopted step by step: monitored, a canary, enforced, and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.governance.monitoring.workload import POLICY, reader, requests, serve
+
+from kvcustody.allocator.external.residency import ExternalResidency
+from kvcustody.allocator.prefix.key_chain import HashState
+from kvcustody.allocator.prefix.longest_prefix import Chain
+from kvcustody.audit.events import EnforcementChanged, HitCounted, RequestMonitored, ResidencyOpened
+from kvcustody.clock import VirtualClock
+from kvcustody.governance.decisions.access_plan import label_of
+from kvcustody.governance.decisions.staged_table import Stage
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.monitoring.enforcement import CANARY, ENFORCE, MONITOR, Enforcement, Requester
+from kvcustody.governance.request import NO_HINTS
+from kvcustody.testkit.conformance.engine_protocol import FINISHED, RequestSpec, Setup
+from kvcustody.testkit.conformance.engines.reference_engine import _MODEL, ReferenceEngine
+from kvcustody.testkit.conformance.engines.toy_engine import BLOCK_TOKENS
+
+SEED = "5eed" * 8
+WORDS = tuple(range(10, 42))
+
+
+def engine(blocks: int = 400, policy: str = POLICY) -> ReferenceEngine:
+    made = ReferenceEngine(Setup(policy, VirtualClock(), blocks=blocks))
+    made.port.may_monitor = True
+    return made
+
+
+def order(
+    one: ReferenceEngine, mode: str, *, tenants: frozenset[str] = frozenset(), share: str = "0"
+) -> None:
+    until_us = one.clock.utc_us() + 3_600_000_000
+    stage = Stage(tenants, Fraction(share))
+    one.port.order_enforcement(Enforcement(mode, stage, SEED, until_us, "olga", 5, "adoption"))
+
+
+def monitored(one: ReferenceEngine) -> list[RequestMonitored]:
+    one.port.stats()
+    one.port.counts()
+    return [event for event in one.ledger() if isinstance(event, RequestMonitored)]
+
+
+def ask(
+    one: ReferenceEngine, tenant: str, subject: str, tokens: tuple[int, ...] = WORDS, session: str = "s"
+) -> int:
+    return serve(one, [RequestSpec(reader(tenant, subject, session), tokens)])[0]
+
+
+@pytest.mark.parametrize("blocks", [400, 120])
+def test_the_forecast_is_what_enforcing_then_gives(blocks: int) -> None:
+    asks = requests(300)
+    watched, enforced = engine(blocks), engine(blocks)
+    order(watched, MONITOR)
+    reused = sum(serve(watched, asks))
+    forecast = monitored(watched)
+    given = sum(serve(enforced, asks))
+    predicted = sum(event.forecast_tokens for event in forecast)
+    assert len(forecast) == len(asks)
+    assert reused == sum(event.reused_tokens for event in forecast) > given
+    assert abs(predicted - given) <= 0.02 * given, (predicted, given, reused)
+    would = Counter[str]()
+    did = Counter[str]()
+    for tally in watched.port.stats().tenants.values():
+        would.update(tally.would_deny)
+        assert not tally.denials and not tally.hit_blocks
+    for tally in enforced.port.stats().tenants.values():
+        did.update(tally.denials)
+    assert did["no-gamma"] and would == did
+    assert watched.check() == watched.scan() == []
+    watched.close()
+    enforced.close()
+
+
+def test_a_hit_that_the_policy_refuses_is_recorded_as_one_and_as_no_reuse() -> None:
+    one = engine()
+    order(one, MONITOR)
+    assert ask(one, "alpha", "ann") == 0
+    assert ask(one, "gamma", "eve") > 0, "the engine's own keys know no tenant"
+    first, second = monitored(one)
+    assert (first.effect, first.refused_tokens) == ("would-permit", 0)
+    assert second.effect == "would-deny" and second.reasons == ("no-gamma",)
+    assert second.refused_tokens == second.reused_tokens > 0 == second.forecast_tokens
+    opened = [event for event in one.ledger() if isinstance(event, ResidencyOpened)]
+    assert all(event.reasons[0] == "(monitored)" for event in opened)
+    attached = opened[1].attached
+    assert attached and len(opened[1].domains) == 2, "whose they are stands in the leaf"
+    counted = [event for event in one.ledger() if isinstance(event, HitCounted)]
+    assert {event.effect for event in counted} == {"would-deny"}
+    one.close()
+
+
+def test_a_request_whom_the_policy_does_not_admit_is_served_and_recorded() -> None:
+    one = engine()
+    order(one, MONITOR)
+    ask(one, "nobody-knows", "x")
+    serve(one, [RequestSpec(None, WORDS)])
+    found = monitored(one)
+    assert [(event.tenant, event.effect) for event in found] == [("(anonymous)", "would-deny")] * 2
+    assert [event.reasons for event in found] == [("unknown-tenant",), ("no-identity",)]
+    one.close()
+
+
+def test_blocks_of_the_two_sides_never_meet() -> None:
+    one = engine()
+    order(one, MONITOR)
+    ask(one, "alpha", "ann")
+    ask(one, "beta", "bob")
+    order(one, CANARY, tenants=frozenset({"alpha"}))
+    assert ask(one, "alpha", "ann") == 0, "what it left while it was monitored is out of its reach"
+    assert ask(one, "alpha", "ann") > 0, "its own"
+    indexed = np.flatnonzero(one.pool.indexed)
+    sides = {label_of(one.pool.domains[tag]).is_monitored for tag in one.pool.tag[indexed].tolist()}
+    assert sides == {False}, "alpha's monitored blocks, and what stood behind them, have ended"
+    assert ask(one, "gamma", "eve") == 0, "an enforced tenant's blocks are out of a monitored one's reach"
+    assert ask(one, "gamma", "eva") > 0
+    order(one, ENFORCE)
+    assert ask(one, "gamma", "eve") == 0
+    assert ask(one, "alpha", "ann") > 0, "whoever was enforced before keeps what it had"
+    order(one, MONITOR)
+    assert ask(one, "gamma", "eve") == 0, "nothing of alpha's is reached under the engine's own keys"
+    assert one.check() == one.scan() == []
+    one.close()
+
+
+def _keyed_by(state: HashState, chain: Callable[..., Chain], *which: Any) -> Chain:
+    return chain(*which)._replace(state=state)
+
+
+def test_a_monitored_key_is_none_that_an_enforced_request_can_ask_for() -> None:
+    """With a control: were the keys the policy's own, the very same look-up would find the block."""
+    for keyed_alike in (False, True):
+        one = engine()
+        order(one, MONITOR)
+        plan = one.port.plan_of(reader("alpha", "ann"), _MODEL, None, NO_HINTS)
+        assert plan is not None and plan.own.state is not None
+        if keyed_alike:
+            keyed = partial(_keyed_by, plan.own.state, one.port._monitor.chain)
+            one.port._monitor.chain = keyed  # type: ignore[method-assign]
+        one.port._end_monitored = lambda before: None  # type: ignore[method-assign]
+        ask(one, "alpha", "ann")
+        order(one, ENFORCE)
+        residency = one.port.admit(reader("alpha", "ann"), _MODEL, list(WORDS), request_id="probe")
+        assert isinstance(residency, ExternalResidency)
+        found = [one.blocks.find(key) for key in one.port.look_up(residency, one.blocks.find).keys]
+        assert any(block >= 0 for block in found) is keyed_alike
+        there = [block for block in found if block >= 0]
+        assert one.port.attachable(residency, there) == 0, (
+            "and its domain is another one, whatever its key is"
+        )
+        one.close()
+
+
+def test_what_was_monitored_ends_with_the_order_that_enforces() -> None:
+    """With a control: where nothing ends it, it stays."""
+    for is_ended in (True, False):
+        one = engine()
+        if not is_ended:
+            one.port._end_monitored = lambda before: None  # type: ignore[method-assign]
+        order(one, MONITOR)
+        ask(one, "alpha", "ann")
+        order(one, ENFORCE)
+        assert bool(one.pool.indexed.any()) is not is_ended
+        one.close()
+
+
+def test_a_canary_of_sessions_is_steady_and_only_grows() -> None:
+    small = Enforcement(CANARY, Stage(frozenset(), Fraction(1, 10)), SEED, 1, "olga")
+    large = replace(small, stage=Stage(frozenset(), Fraction(3, 10)))
+    who = [Requester("alpha", "ann", f"s{number}") for number in range(4_000)]
+    first = {one for one in who if small.enforces(one, object())}
+    assert first == {one for one in who if small.enforces(one, object())}, "whatever the request is called"
+    assert first <= {one for one in who if large.enforces(one, 1)}
+    assert 300 < len(first) < 500
+    other = replace(small, seed="0123" * 8)
+    assert first != {one for one in who if other.enforces(one, 1)}
+
+
+def test_a_share_of_sessions_is_enforced_and_the_others_are_not() -> None:
+    one = engine()
+    order(one, CANARY, share="1/2")
+    for number in range(40):
+        ask(one, "alpha", "ann", session=f"s{number}")
+    assert 8 < len(monitored(one)) < 32
+    assert one.check() == one.scan() == []
+    one.close()
+
+
+def test_an_order_ends_by_itself_and_reaches_an_engine_that_sleeps() -> None:
+    one = engine()
+    one.port.call(lambda port: order(one, MONITOR))
+    one.idle(1_000_000)
+    assert one.port.enforcement.mode == MONITOR
+    ask(one, "alpha", "ann")
+    one.idle(3_600_000_000)
+    assert one.port.enforcement.mode == ENFORCE and one.port.enforcement_refused == "its time is over"
+    assert not one.pool.indexed.any()
+    assert ask(one, "gamma", "eve") == 0
+    changes = [event for event in one.ledger() if isinstance(event, EnforcementChanged)]
+    assert [(event.mode, event.actor, event.refused) for event in changes] == [
+        ("monitor", "olga", ""),
+        ("enforce", "olga", "its time is over"),
+    ]
+    one.close()
+
+
+def test_nothing_is_monitored_by_accident() -> None:
+    one = engine()
+    one.port.may_monitor = False
+    order(one, MONITOR)
+    assert one.port.enforcement.mode == ENFORCE and one.port.enforcement_refused == "not allowed here"
+    ask(one, "alpha", "ann")
+    assert ask(one, "gamma", "eve") == 0 and not monitored(one)
+    one.close()
+    dedicated = engine(
+        policy=POLICY.replace("profile: shared", "profile: strict")
+        .replace(POLICY[POLICY.index("grants:") : POLICY.index("rules:")], "")
+        .replace("guaranteed: 0%, cap: 40%", "guaranteed: 20%, cap: 20%")
+        .replace("guaranteed: 10%, cap: 60%", "guaranteed: 30%, cap: 30%")
+    )
+    order(dedicated, MONITOR)
+    assert dedicated.port.enforcement_refused == "profile strict"
+    dedicated.close()
+
+
+def test_a_monitored_tenants_blocks_end_with_its_erasure() -> None:
+    one = engine()
+    order(one, MONITOR)
+    ask(one, "alpha", "ann")
+    one.erase(Selector(tenant="alpha"))
+    assert not one.pool.indexed.any()
+    assert ask(one, "gamma", "eve") == 0
+    one.close()
+
+
+def test_what_runs_when_its_tenant_is_enforced_leaves_nothing() -> None:
+    one = engine()
+    order(one, MONITOR)
+    running = one.submit(RequestSpec(reader("alpha", "ann"), WORDS, max_tokens=8))
+    waiting = one.submit(RequestSpec(reader("alpha", "ann"), WORDS, max_tokens=8))
+    one.step()
+    order(one, ENFORCE)
+    late = one.submit(RequestSpec(reader("alpha", "ann"), WORDS))
+    while one.step():
+        one.clock.advance(1_000)
+    assert {one.outcome(each).state for each in (running, waiting, late)} == {FINISHED}
+    sides = [label_of(one.pool.domains[tag]).is_monitored for tag in one.pool.tag[one.pool.indexed].tolist()]
+    assert sides and not any(sides)
+    assert BLOCK_TOKENS and one.check() == one.scan() == []
+    one.close()
