@@ -65,9 +65,7 @@ def hold_leaves(connection: Connection, tenant: str | None, subject: str | None)
     about = {place for place, hold in placed.items() if _is_about(hold, tenant, subject)}
     names = {placed[place].hold for place in about}
     return [
-        leaf
-        for leaf in every
-        if leaf[:2] in about or (leaf[:2] not in placed and leaf.body["hold"] in names)
+        leaf for leaf in every if leaf[:2] in about or (leaf[:2] not in placed and leaf.body["hold"] in names)
     ]
 
 

@@ -107,9 +107,7 @@ def holds_on(connection: Connection, tenant: str | None, subjects: Sequence[str]
     )
 
 
-def check_no_hold(
-    connection: Connection, tenant: str | None, subjects: Sequence[str] | None = None
-) -> None:
+def check_no_hold(connection: Connection, tenant: str | None, subjects: Sequence[str] | None = None) -> None:
     """Raise `RetentionError` under a hold on this tenant or its subject (`holds_on`), or on everything."""
     for hold in holds_on(connection, tenant, subjects):
         raise RetentionError(f"legal hold `{hold.hold}` ({hold.reason}) forbids it", hold=hold.hold)

@@ -131,7 +131,7 @@ def named_row(connection: Connection, pseudonym: str) -> Row | None:
 
 
 def subject_behind(connection: Connection, pseudonym: str, keys: SubjectKeys | None = None) -> str | None:
-    """The name of the subject of a pseudonym; None where its link is gone, or is a tag and `keys` does not say whose."""
+    """The name of the subject of a pseudonym; None where its link is gone, or `keys` does not say whose tag."""
     row = named_row(connection, pseudonym)
     name = None if row is None else row[2]
     if name is None or not is_tag(name):

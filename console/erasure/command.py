@@ -168,7 +168,9 @@ def show_status(
         table.add_row(one.worker, answer, one.reason, *counts)
     stdout().print(table)
     for hold in holds:
-        on = "everything" if hold.tenant is None else f"{'a subject of ' if hold.subject else ''}{hold.tenant}"
+        on = (
+            "everything" if hold.tenant is None else f"{'a subject of ' if hold.subject else ''}{hold.tenant}"
+        )
         print(f"legal hold {hold.hold} on {on} since {readable(hold.at_us)}: {hold.reason}")
 
 

@@ -28,7 +28,6 @@ from kvcustody.governance.cases.take_step import contradictions, first_residency
 from kvcustody.governance.release.replay_records import ReleaseState
 
 
-
 class CaseErasure(NamedTuple):
     """An erasure that a case names, and how it stands."""
 
@@ -95,10 +94,10 @@ class CaseView(NamedTuple):
         """As JSON data, the summary's fields beside the others."""
         made = self._asdict()
         summary = made.pop("summary")._asdict()
-        for name in ("steps", "erasures", "holds", "recipients"):
-            made[name] = [one._asdict() for one in made[name]]
-        lists = {name: list(value) for name, value in made.items() if isinstance(value, tuple)}
-        return summary | made | lists
+        for name, value in made.items():
+            if isinstance(value, tuple):
+                made[name] = [one._asdict() if hasattr(one, "_asdict") else one for one in value]
+        return summary | made
 
 
 def summary_of(case: Case, now_us: int) -> CaseSummary:

@@ -131,7 +131,16 @@ class InboxItemModel(Model):
 
     id: str
     kind: Literal[
-        "approval", "activation", "consent", "erasure", "grant", "policy", "key", "certificate", "witness"
+        "approval",
+        "activation",
+        "consent",
+        "erasure",
+        "case",
+        "grant",
+        "policy",
+        "key",
+        "certificate",
+        "witness",
     ]
     about: str
     state: Literal["waiting", "soon", "overdue"]
