@@ -130,7 +130,7 @@ class CaseStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SubjectCase:
     """A case with what its steps came to."""
 
     opened: OpenedCase
@@ -198,7 +198,7 @@ class Case:
             return CaseState.MISSED
         return CaseState.NEAR if until_us - now_us < NEAR_US else CaseState.OPEN
 
-    def as_of(self, until_us: int) -> Case:
+    def as_of(self, until_us: int) -> SubjectCase:
         """The case without what was recorded from a moment on."""
         return replay(self.opened, (step for step in self.steps if step.at_us < until_us))
 
@@ -208,21 +208,21 @@ class Case:
         return tuple(sorted(set(recipients) - told))
 
 
-def replay(opened: OpenedCase, steps: Iterable[CaseStep]) -> Case:
+def replay(opened: OpenedCase, steps: Iterable[CaseStep]) -> SubjectCase:
     """The case that these steps, in the order of their leaves, make of a request (rule 1)."""
-    case = Case(opened)
+    case = SubjectCase(opened)
     for step in steps:
         taken = step._replace(void=refusal(case, step._replace(void="")) or "")
         case = replace(case, steps=(*case.steps, taken))
     return case
 
 
-def refusal(case: Case, step: CaseStep) -> str | None:
+def refusal(case: SubjectCase, step: CaseStep) -> str | None:
     """Why a step may not be taken now, by the case alone; None where it may."""
     return next((why for check in (_form, _order, _clock, _decision) for why in check(case, step)), None)
 
 
-def _form(case: Case, step: CaseStep) -> Iterator[str]:
+def _form(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if step.step not in set(StepKind):
         yield f"there is no step `{step.step}`: it is one of {', '.join(StepKind)}"
         return
@@ -242,7 +242,7 @@ def _form(case: Case, step: CaseStep) -> Iterator[str]:
         yield f"a reason has at most {REASON_CHARACTERS_MAX} characters, `about` {ABOUT_CHARACTERS_MAX}"
 
 
-def _order(case: Case, step: CaseStep) -> Iterator[str]:
+def _order(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if case.answered_us is not None and step.step not in AFTERWARDS:
         yield "the person was answered: what is asked after that is a case of its own"
     if step.step == StepKind.LIFT and not case.is_restricted:
@@ -259,7 +259,7 @@ def _order(case: Case, step: CaseStep) -> Iterator[str]:
 _GIVING = ("erased", "partly", "given", "restricted")
 
 
-def _clock(case: Case, step: CaseStep) -> Iterator[str]:
+def _clock(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if step.step != StepKind.EXTEND:
         return
     if not step.ground:
@@ -270,7 +270,7 @@ def _clock(case: Case, step: CaseStep) -> Iterator[str]:
         yield f"the first month ended with {case.first_due.day.isoformat()}: it can be extended within it alone"
 
 
-def _decision(case: Case, step: CaseStep) -> Iterator[str]:
+def _decision(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if step.step != StepKind.DECIDE:
         return
     right = SubjectRight(case.opened.subject_right)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import orjson
 from sqlalchemy import ColumnElement, Connection, and_, select, true
 
-from kvcustody.audit.cases.case_record import Case, CaseStep, OpenedCase, replay
+from kvcustody.audit.cases.case_record import SubjectCase, CaseStep, OpenedCase, replay
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.schema.cases import case_steps, cases
@@ -39,7 +39,7 @@ class PrincipalPeriods(NamedTuple):
 
 def read_cases(
     connection: Connection, *, tenant: str | None = None, as_of: AsOf | None = None
-) -> tuple[Case, ...]:
+) -> tuple[SubjectCase, ...]:
     """Every case, newest first; of one tenant, or as a checkpoint left them."""
     mine: ColumnElement[bool] = true() if tenant is None else cases.c.tenant == tenant
     steps: dict[str, list[CaseStep]] = {}
@@ -58,7 +58,7 @@ def read_cases(
     return tuple(replay(one, steps.get(one.case_id, ())) for one in found)
 
 
-def read_case(connection: Connection, case_id: str) -> Case:
+def read_case(connection: Connection, case_id: str) -> SubjectCase:
     """One case; raises `LedgerError` where the ledger has none of this id."""
     row = connection.execute(select(*_CASE).where(cases.c.case_id == case_id)).first()
     if row is None:
@@ -85,7 +85,7 @@ def principal_periods(connection: Connection) -> PrincipalPeriods:
     return PrincipalPeriods({name: tuple(sorted(made)) for name, made in changes.items()})
 
 
-def strangers(case: Case, known: PrincipalPeriods, issuers: Iterable[str] = ()) -> tuple[str, ...]:
+def strangers(case: SubjectCase, known: PrincipalPeriods, issuers: Iterable[str] = ()) -> tuple[str, ...]:
     """Actors of a case whom no leaf had enrolled by then; those that an issuer of tokens keeps are the issuer's."""
     marks = tuple(f"{name}:" for name in issuers)
     acts = [(case.opened.actor, case.opened.at_us)]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from kvcustody.audit.cases.case_clock import received_day
-from kvcustody.audit.cases.case_record import Case, CaseState, CaseStep, StepKind
+from kvcustody.audit.cases.case_record import SubjectCase, CaseState, CaseStep, StepKind
 from kvcustody.audit.cases.read_cases import principal_periods, strangers
 from kvcustody.audit.erasure.requests_and_answers import status
 from kvcustody.audit.processes.policies_in_period import read_policies_in_period
@@ -100,7 +100,7 @@ class CaseView(NamedTuple):
         return summary | made
 
 
-def summary_of(case: Case, now_us: int) -> CaseSummary:
+def summary_of(case: SubjectCase, now_us: int) -> CaseSummary:
     """The case in a list."""
     opened, due = case.opened, case.due
     return CaseSummary(
@@ -123,7 +123,7 @@ def summary_of(case: Case, now_us: int) -> CaseSummary:
 
 def view_case(
     connection: Connection,
-    case: Case,
+    case: SubjectCase,
     now_us: int,
     *,
     keys: SubjectKeys | None = None,
@@ -164,7 +164,7 @@ def view_case(
 
 
 def _erasures(
-    connection: Connection, case: Case, now_us: int, periods: Mapping[str, WorkPeriod] | None
+    connection: Connection, case: SubjectCase, now_us: int, periods: Mapping[str, WorkPeriod] | None
 ) -> Iterator[CaseErasure]:
     for erasure in case.erasures:
         try:
@@ -180,7 +180,7 @@ def _erasures(
 
 
 def _recipients(
-    connection: Connection, case: Case, names: list[str], now_us: int, release: ReleaseState | None
+    connection: Connection, case: SubjectCase, names: list[str], now_us: int, release: ReleaseState | None
 ) -> tuple[tuple[GrantedRecipient, ...], tuple[str, ...]]:
     """Who they are (rule 3), and the digests of policies of which nobody has the document."""
     first_us = first_residency_us(connection, case, names)
@@ -192,7 +192,7 @@ def _recipients(
 
 
 def _duties(
-    case: Case, now_us: int, recipients: Iterable[CaseRecipient], erasures: Iterable[CaseErasure]
+    case: SubjectCase, now_us: int, recipients: Iterable[CaseRecipient], erasures: Iterable[CaseErasure]
 ) -> Iterator[str]:
     """What is still to be done, in the order in which it is due."""
     state = case.state(now_us)

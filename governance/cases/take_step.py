@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.cases.case_clock import WorkingCalendar
-from kvcustody.audit.cases.case_record import Case, CaseStep, StepKind, SubjectRight, refusal
+from kvcustody.audit.cases.case_record import SubjectCase, CaseStep, StepKind, SubjectRight, refusal
 from kvcustody.audit.cases.read_cases import principal_periods
 from kvcustody.audit.erasure.requests_and_answers import Status, status
 from kvcustody.audit.events import CaseOpened, CaseStepped
@@ -78,7 +78,7 @@ def opened_event(
     )
 
 
-def step_event(at_us: int, case: Case, step: CaseStep, trace: str = "") -> CaseStepped:
+def step_event(at_us: int, case: SubjectCase, step: CaseStep, trace: str = "") -> CaseStepped:
     """The event of a step that was checked, at boot-time `at_us`."""
     return CaseStepped(
         at_us,
@@ -106,7 +106,7 @@ def check_actor(connection: Connection, actor: str, now_us: int) -> None:
 
 def check_step(
     connection: Connection,
-    case: Case,
+    case: SubjectCase,
     step: CaseStep,
     *,
     keys: SubjectKeys | None = None,
@@ -123,7 +123,7 @@ def check_step(
 
 def contradictions(
     connection: Connection,
-    case: Case,
+    case: SubjectCase,
     now_us: int,
     *,
     keys: SubjectKeys | None = None,
@@ -136,7 +136,7 @@ def contradictions(
     return tuple(found)
 
 
-def pseudonyms_of(connection: Connection, case: Case, keys: SubjectKeys | None) -> list[str]:
+def pseudonyms_of(connection: Connection, case: SubjectCase, keys: SubjectKeys | None) -> list[str]:
     """Every pseudonym of the person; the case's own alone where the link to them is gone, or not known here."""
     opened = case.opened
     if opened.subject is None:
@@ -148,7 +148,7 @@ def pseudonyms_of(connection: Connection, case: Case, keys: SubjectKeys | None) 
 
 def _against_ledger(
     connection: Connection,
-    case: Case,
+    case: SubjectCase,
     step: CaseStep,
     keys: SubjectKeys | None,
     periods: Mapping[str, WorkPeriod] | None,
@@ -165,7 +165,7 @@ def _against_ledger(
 
 def _linked(
     connection: Connection,
-    case: Case,
+    case: SubjectCase,
     step: CaseStep,
     keys: SubjectKeys | None,
     periods: Mapping[str, WorkPeriod] | None,
@@ -185,7 +185,7 @@ def _linked(
 
 def _decided(
     connection: Connection,
-    case: Case,
+    case: SubjectCase,
     step: CaseStep,
     keys: SubjectKeys | None,
     periods: Mapping[str, WorkPeriod] | None,
@@ -214,12 +214,12 @@ def _status(
         return None
 
 
-def _residencies(connection: Connection, case: Case, names: list[str]) -> int:
+def _residencies(connection: Connection, case: SubjectCase, names: list[str]) -> int:
     where = of_subjects(connection, case.opened.tenant, names)
     return connection.scalar(select(func.count()).select_from(residencies).where(*where)) or 0
 
 
-def first_residency_us(connection: Connection, case: Case, names: list[str]) -> int | None:
+def first_residency_us(connection: Connection, case: SubjectCase, names: list[str]) -> int | None:
     """When the first residency of the person was opened; None where the ledger has none."""
     where = of_subjects(connection, case.opened.tenant, names)
     return connection.scalar(select(func.min(residencies.c.opened_us)).where(*where))

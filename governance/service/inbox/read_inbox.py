@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cryptography import x509
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.cases.case_record import Case, CaseState
+from kvcustody.audit.cases.case_record import SubjectCase, CaseState
 from kvcustody.audit.cases.read_cases import read_cases
 from kvcustody.audit.erasure.requests_and_answers import ErasureState, Requested, read_states_of, requests
 from kvcustody.audit.schema.service import service_keys, service_principals
@@ -210,7 +210,7 @@ def _erasures(asked: Sequence[Requested], states: Mapping[str, ErasureState]) ->
             )  # fmt: skip
 
 
-def _cases(cases: Sequence[tuple[Case, CaseState]]) -> Iterator[InboxItem]:
+def _cases(cases: Sequence[tuple[SubjectCase, CaseState]]) -> Iterator[InboxItem]:
     """Requests of people whose deadline is near, or was missed."""
     for case, found in cases:
         if found in (CaseState.NEAR, CaseState.MISSED):

@@ -6,7 +6,7 @@ import pytest
 
 from kvcustody.audit.cases.case_record import (
     NEAR_US,
-    Case,
+    SubjectCase,
     CaseState,
     CaseStep,
     OpenedCase,
@@ -36,7 +36,7 @@ def opened(right: str = "erasure") -> OpenedCase:
     return OpenedCase("c-1", "acme", "pseudonym", right, "mail", RECEIVED_US, "UTC", "", "dana", RECEIVED_US)
 
 
-def case(*steps: CaseStep, right: str = "erasure", at_us: int = RECEIVED_US + DAY_US) -> Case:
+def case(*steps: CaseStep, right: str = "erasure", at_us: int = RECEIVED_US + DAY_US) -> SubjectCase:
     made = replay(opened(right), [step._replace(at_us=step.at_us or at_us) for step in steps])
     assert not any(step.void for step in made.steps), made.steps
     return made

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import Path, Response
 
-from kvcustody.audit.cases.case_record import Case, CaseStep
+from kvcustody.audit.cases.case_record import SubjectCase, CaseStep
 from kvcustody.audit.cases.read_cases import read_case, read_cases
 from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.errors import ConfigError, LedgerError
@@ -139,7 +139,7 @@ def letter(caller: CallerDep, service: ServiceDep, case: CaseId, what: LetterReq
     return Response(made, media_type=_MEDIA[what.form])
 
 
-def view_of(caller: Caller, service: Service, case: Case) -> dict[str, Any]:
+def view_of(caller: Caller, service: Service, case: SubjectCase) -> dict[str, Any]:
     """The case with everything about it; why all content is held is for those who see all."""
     issuers = [issuer.name for issuer in service.settings.issuers]
     with service.reading() as connection:
@@ -157,7 +157,7 @@ def view_of(caller: Caller, service: Service, case: Case) -> dict[str, Any]:
     return view.data()
 
 
-def _case(caller: Caller, service: Service, case_id: str, action: Permission = READ) -> Case:
+def _case(caller: Caller, service: Service, case_id: str, action: Permission = READ) -> SubjectCase:
     """The case, if it is there and the caller may do this with its tenant's (rule 1)."""
     caller.must(action)
     own = caller.tenant if caller.reach(action) is Reach.OWN else None
