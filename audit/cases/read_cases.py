@@ -13,7 +13,7 @@ from typing import NamedTuple
 import orjson
 from sqlalchemy import ColumnElement, Connection, and_, select, true
 
-from kvcustody.audit.cases.case_record import SubjectCase, CaseStep, OpenedCase, replay
+from kvcustody.audit.cases.case_record import CaseStep, OpenedCase, SubjectCase, replay
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.schema.cases import case_steps, cases

@@ -1,4 +1,4 @@
-"""Legal holds beside an erasure, from leaves alone: they bind the ledger's content, and no block outlives its end for one.
+"""Legal holds beside an erasure, from leaves alone: they bind the ledger's content, and no block.
 
 1. A hold is about an erasure where it is on everything, on its tenant, or on its subject; about one of a whole tenant
    where it is on any subject of it.

@@ -78,7 +78,7 @@ def read_policies_in_period(
     connection: Connection, since_us: int, until_us: int, as_of: AsOf | None = None
 ) -> tuple[PeriodPolicy, ...]:
     """The same from the system log, as it is or as a checkpoint left it."""
-    lives = [leaf.body for leaf in life_leaves(connection)]
+    lives = lives_as_of(connection, as_of)
     query = (
         select(events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
@@ -87,16 +87,20 @@ def read_policies_in_period(
     )
     if as_of is not None:
         query = query.where(as_of.has(events))
-        size = as_of.sizes.get(_system(connection), 0)
-        lives = [leaf.body for leaf in life_leaves(connection) if as_of.whole or leaf.idx < size]
     marked = {one.incarnation for one in marked_processes(lives) if one.origin != SIMULATED}
     periods = {life: one for life, one in work_periods(lives).items() if life not in marked}
     bodies = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(query)]
     return policies_in_period(bodies, periods, since_us, until_us)
 
 
-def _system(connection: Connection) -> int:
-    return connection.scalar(select(logs.c.id).where(logs.c.name == SYSTEM)) or 0
+def lives_as_of(connection: Connection, as_of: AsOf | None) -> list[Body]:
+    """The leaves about lives of processes, as they are or as a checkpoint left them; raises as `life_leaves`."""
+    every = life_leaves(connection)
+    if as_of is None or as_of.whole:
+        return [leaf.body for leaf in every]
+    system = connection.scalar(select(logs.c.id).where(logs.c.name == SYSTEM)) or 0
+    size = as_of.sizes.get(system, 0)
+    return [leaf.body for leaf in every if leaf.idx < size]
 
 
 def _spans(life: str, period: WorkPeriod, mine: list[Body]) -> list[_Span]:

@@ -26,6 +26,7 @@ from kvcustody.governance.api.operations.principals import (
     add_self_service,
 )
 from kvcustody.governance.api.operations.privacy.cases import add_cases
+from kvcustody.governance.api.operations.privacy.processing_records import add_processing_records
 from kvcustody.governance.api.operations.reports_and_checks import add_evidence
 from kvcustody.governance.api.operations.tiers import add_tiers
 from kvcustody.governance.api.operations.workers import add_workers
@@ -47,6 +48,7 @@ _GROUPS = (
     add_grants,  # before the revisions, whose paths have a number in this place
     add_policies,
     add_evidence,
+    add_processing_records,
     add_jobs,
     add_fleet,
     add_scan_orders,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from kvcustody.audit.cases.case_clock import received_day
-from kvcustody.audit.cases.case_record import SubjectCase, CaseState, CaseStep, StepKind
+from kvcustody.audit.cases.case_record import CaseState, CaseStep, StepKind, SubjectCase
 from kvcustody.audit.cases.read_cases import principal_periods, strangers
 from kvcustody.audit.erasure.requests_and_answers import status
 from kvcustody.audit.processes.policies_in_period import read_policies_in_period

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.cases.case_clock import WorkingCalendar
-from kvcustody.audit.cases.case_record import SubjectCase, CaseStep, StepKind, SubjectRight, refusal
+from kvcustody.audit.cases.case_record import CaseStep, StepKind, SubjectCase, SubjectRight, refusal
 from kvcustody.audit.cases.read_cases import principal_periods
 from kvcustody.audit.erasure.requests_and_answers import Status, status
 from kvcustody.audit.events import CaseOpened, CaseStepped

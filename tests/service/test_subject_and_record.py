@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from kvcustody.audit.report.subject_access import page_of_data, subject_page
 from kvcustody.console.main import app
 from kvcustody.governance.api.app import create_app
-from kvcustody.governance.observability.processing_record import OPEN
+from kvcustody.governance.processing.record import OPEN
 
 POLICY = Path(__file__).resolve().parents[2] / "policies/library/regulated-saas.yaml"
 PAGE = "/v1/custody/subject?tenant=acme&subject=user-1"
@@ -97,7 +97,7 @@ def test_a_record_of_processing_is_the_policys_and_the_controllers(
         "time_limits"
     ]
     assert told[1]["tiers"] == "device memory; host, in plain memory, at most 10m"
-    narrow = client("POST", RECORD, people["dpo"], json={**body, "until": 1}, keyed=False).json()
+    narrow = client("POST", RECORD, people["dpo"], json={**body, "since": 0, "until": 1}, keyed=False).json()
     assert narrow["due"] == 0
     for wrong in ({"policy": "x: 1"}, {"since": 2, "until": 1}, {"officer": "x" * 1001}, {"of": "me"}):
         assert client("POST", RECORD, people["dpo"], json=body | wrong, keyed=False).status_code == 422, wrong

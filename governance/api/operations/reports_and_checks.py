@@ -1,7 +1,6 @@
 """Evidence reports and checks of the whole ledger, as jobs.
 
-1. A report is of what its principal may see; a check reads every log, and a record of processing names every tenant,
-   so they are for those who see all.
+1. A report is of what its principal may see; a check reads every log, so it is for those who see all.
 2. That any was asked for is on record before it begins, for those whose reads are events.
 """
 
@@ -11,33 +10,24 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
-from kvcustody.errors import ConfigError, PolicyError
+from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.evidence import (
     CheckRequest,
     Frameworks,
-    ProcessingRecord,
-    ProcessingRequest,
     ReportRequest,
 )
 from kvcustody.governance.api.models.jobs import JobModel
-from kvcustody.governance.api.operations.policy_workbench import policy_of
-from kvcustody.governance.observability.processing_record import ControllerStatement, record_of
-from kvcustody.governance.release.policies_in_effect import PoliciesInEffect
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.jobs import JobProgress, shown
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.reports import report_parameters, start_report
-from kvcustody.policies.document.digest import digest
-from kvcustody.policies.document.model import Policy
 
 READ = Permission.READ_CUSTODY
 _PROBLEMS_MAX = 100
@@ -52,8 +42,6 @@ def add_evidence(api: Api) -> None:
     api.add(reporting, make_report, answers=JobModel, status=202, problems=problems)
     listing = _evidence("listFrameworks", "GET", "/v1/reports/frameworks")
     api.add(listing, frameworks, answers=Frameworks)
-    recording = _evidence("makeProcessingRecord", "POST", "/v1/reports:processing", whole=True)
-    api.add(recording, processing_record, answers=ProcessingRecord, problems=("conflict",))
     checking = _evidence("checkLedger", "POST", "/v1/checks", keyed=True, whole=True)
     api.add(checking, check, answers=JobModel, status=202)
 
@@ -79,33 +67,6 @@ def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> 
     return shown(
         start_report(service, caller.name, asked, formats, expects=what.expected_digest, party=caller.party)
     )
-
-
-def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRequest) -> dict[str, Any]:
-    """The record of processing activities (GDPR 30): time limits, recipients and measures, as the policy has them.
-
-    It names every tenant that reads another's blocks, so it is for those who see all. Nothing is changed or kept.
-    """
-    if what.since is not None and what.until is not None and what.since >= what.until:
-        raise ProblemError("invalid", "`since` must be before `until`")
-    given = None if what.policy is None else policy_of(what.policy)
-    effect = service.policies_in_effect()
-    policy, revoked = _the_one(effect) if given is None else (given, frozenset[str]())
-    record_read(service, caller, "makeProcessingRecord")
-    with service.reading() as connection:
-        total = coverage(connection, since_us=what.since, until_us=what.until).total
-    stated = ControllerStatement(**what.model_dump(include=set(ControllerStatement._fields)))
-    run_by, said = effect.run_by(digest(policy)), history(service.marked())
-    return record_of(policy, total, stated, history=said, run_by=run_by, revoked=revoked).facts()
-
-
-def _the_one(effect: PoliciesInEffect) -> tuple[Policy, frozenset[str]]:
-    try:
-        found = effect.the_one()
-    except PolicyError as error:
-        raise ProblemError("conflict", f"{error.message}; send the policy of the record") from None
-    assert found.policy is not None, "the one in effect is known"
-    return found.policy, found.revoked
 
 
 def frameworks() -> dict[str, Any]:

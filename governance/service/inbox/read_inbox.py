@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cryptography import x509
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.cases.case_record import SubjectCase, CaseState
+from kvcustody.audit.cases.case_record import CaseState, SubjectCase
 from kvcustody.audit.cases.read_cases import read_cases
 from kvcustody.audit.erasure.requests_and_answers import ErasureState, Requested, read_states_of, requests
 from kvcustody.audit.schema.service import service_keys, service_principals

@@ -6,11 +6,11 @@ import pytest
 
 from kvcustody.audit.cases.case_record import (
     NEAR_US,
-    SubjectCase,
     CaseState,
     CaseStep,
     OpenedCase,
     StepKind,
+    SubjectCase,
     refusal,
     replay,
 )

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import Path, Response
 
-from kvcustody.audit.cases.case_record import SubjectCase, CaseStep
+from kvcustody.audit.cases.case_record import CaseStep, SubjectCase
 from kvcustody.audit.cases.read_cases import read_case, read_cases
 from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.errors import ConfigError, LedgerError
