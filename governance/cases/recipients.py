@@ -104,10 +104,9 @@ def _ways(
 ) -> Iterator[GrantedRecipient]:
     """The ways of one policy that were open in the period (rule 2)."""
     begins_us = max(since_us, period.since_us)
-    ends_us = until_us if period.until_us is None else min(until_us, period.until_us)
     for way in _declared(policy):
         last_us = _end(period, way)
-        if max(begins_us, way.since_us) >= min(ends_us, last_us or ends_us):
+        if max(begins_us, way.since_us) >= min(until_us, last_us or until_us):
             continue
         through = "segment" if way.kind == "segment" else "grant"
         uses = [
@@ -142,9 +141,10 @@ def _declared(policy: Policy) -> Iterator[_DeclaredWay]:
 
 
 def _end(period: PeriodPolicy, way: _DeclaredWay) -> int:
-    """When a way ends: by its date, or when it was taken back everywhere; 0: neither."""
+    """When a way ended under this policy: by its date, taken back everywhere, or with the policy; 0: it has not."""
     ends = [period.revoked_us[id_] for id_ in way.ids if id_ in period.revoked_us]
-    return min([*ends, *([] if way.until_us is None else [way.until_us])], default=0)
+    ends += [end for end in (way.until_us, period.until_us) if end is not None]
+    return min(ends, default=0)
 
 
 def _first_uses(connection: Connection, as_of: AsOf | None) -> dict[tuple[str, str, str], int]:

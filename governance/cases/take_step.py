@@ -99,7 +99,7 @@ def check_actor(connection: Connection, actor: str, now_us: int) -> None:
     """Raise `ConfigError` for who is no principal of the ledger at this moment (rule 3)."""
     if not principal_periods(connection).acted(actor, now_us):
         raise ConfigError(
-            f"`{actor}` is no principal of this ledger: `kvcustody principal enrol` lets somebody in",
+            f"`{actor}` is no principal of this ledger: `kvcustody principal add` lets somebody in",
             actor=actor,
         )
 

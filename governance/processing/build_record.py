@@ -57,7 +57,9 @@ from kvcustody.policies.document.digest import digest as digest_of
 from kvcustody.policies.document.model import Policy
 
 FRAMEWORK = "gdpr"
-ACTIVITY = "Caching of attention keys and values of language models, so that prompts need not be computed again"
+ACTIVITY = (
+    "Caching of attention keys and values of language models, so that prompts need not be computed again"
+)
 TENSORS = "Tensors computed from prompts and answers of users; no text, but derived from it"
 NO_POLICY = (
     "no policy was in effect in the period: no worker says that it ran one, and none is released; give the policy of "

@@ -152,7 +152,7 @@ def record_of_facts(facts: dict[str, Any]) -> ProcessingRecord:
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
         raise LedgerError(f"this is no record of processing of schema `{SCHEMA}`")
     try:
-        made: ProcessingRecord = _read(ProcessingRecord, facts)
+        made: ProcessingRecord = read_fields(ProcessingRecord, facts)
     except (TypeError, KeyError, AttributeError) as problem:
         raise LedgerError(f"this is no record of processing: {problem}") from None
     if made.facts() != facts:
@@ -160,17 +160,18 @@ def record_of_facts(facts: dict[str, Any]) -> ProcessingRecord:
     return made
 
 
-def _read(kind: Any, value: dict[str, Any]) -> Any:
+def read_fields(kind: Any, value: dict[str, Any]) -> Any:
+    """A named tuple from JSON values; whether they are of its types is not looked at."""
     hints, given = get_type_hints(kind), {}
     for name, each in value.items():
         hint = hints[name]
         if hint == ReportSignature | None:
             hint = ReportSignature if each is not None else type(None)
         if hasattr(hint, "_fields"):
-            given[name] = _read(hint, each)
+            given[name] = read_fields(hint, each)
         elif isinstance(each, list):
             item = get_args(hint)[0]
-            given[name] = tuple(_read(item, one) if hasattr(item, "_fields") else one for one in each)
+            given[name] = tuple(read_fields(item, one) if hasattr(item, "_fields") else one for one in each)
         else:
             given[name] = each
     return kind(**given)

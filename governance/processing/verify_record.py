@@ -168,6 +168,8 @@ def _lacking(record: ProcessingRecord, given: Policy | None) -> set[str]:
 
 
 def _unchecked(record: ProcessingRecord, given: Policy | None, *, is_made_again: bool) -> Iterator[Unchecked]:
+    for name in ("role", "since_us", "until_us"):
+        yield Unchecked(name, "whether it was this that was asked for")
     for name in _STATED:
         yield Unchecked(name, "it is what the controller or the processor states")
     lacking = _lacking(record, given)
