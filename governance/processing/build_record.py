@@ -104,7 +104,7 @@ def build_record(
     due, covered = sum(row.due for row in rows), sum(row.covered for row in rows)
     documents = {one.period.digest: one.policy for one in known if one.policy is not None}
     return ProcessingRecord(
-        schema=SCHEMA,
+        schema_name=SCHEMA,
         version=__version__,
         role=asked.role,
         checkpoint=asked.checkpoint,

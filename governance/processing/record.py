@@ -103,7 +103,7 @@ class ProcessingRecord(NamedTuple):
     that was given, else of the last to take effect for everybody.
     """
 
-    schema: str
+    schema_name: str
     version: str
     role: str
     checkpoint: int
@@ -149,7 +149,7 @@ class ProcessingRecord(NamedTuple):
 
 def record_of_facts(facts: dict[str, Any]) -> ProcessingRecord:
     """The record that `facts` gave; raises `LedgerError` where they are of none."""
-    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+    if not isinstance(facts, dict) or facts.get("schema_name") != SCHEMA:
         raise LedgerError(f"this is no record of processing of schema `{SCHEMA}`")
     try:
         made: ProcessingRecord = read_fields(ProcessingRecord, facts)

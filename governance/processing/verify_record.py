@@ -60,7 +60,7 @@ def is_processing_record(data: bytes) -> bool:
     except orjson.JSONDecodeError:
         return False
     return (
-        isinstance(body, dict) and str(body.get("schema", "")).partition("@")[0] == SCHEMA.partition("@")[0]
+        isinstance(body, dict) and str(body.get("schema_name", "")).partition("@")[0] == SCHEMA.partition("@")[0]
     )
 
 

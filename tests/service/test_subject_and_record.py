@@ -150,8 +150,11 @@ def test_a_record_from_the_command_line(shipped: Any, to: list[str], tmp_path: P
     over = run(*asked, "--out", str(tmp_path / "over"), *to, "--json")
     assert over.exit_code == 0, over.output
     database = str(shipped.settings.database_url)
-    here = run(*asked, "--out", str(tmp_path / "here"), "--ledger", database, "--json")
+    same = ["--as-of", str(json.loads(over.stdout)["record"]["checkpoint"])]
+    same += ["--sign-with", str(shipped.settings.report_key_file)]
+    here = run(*asked, *same, "--out", str(tmp_path / "here"), "--ledger", database, "--json")
     assert json.loads(over.stdout)["record"] == json.loads(here.stdout)["record"]
+    assert json.loads(over.stdout)["record"]["signature"] is not None
     for name in ("ropa.json", "ropa.csv", "ropa.html"):
         assert (tmp_path / "over" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
     unknown = run("report", "ropa", "--ledger", database, "--out", str(tmp_path / "none"))

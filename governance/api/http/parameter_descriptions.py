@@ -92,6 +92,7 @@ _MEANINGS = {
     "listEvents.order": "`log`: log by log; `newest` or `oldest`: all logs together by time.",
     "listEvents.revision": "Only decisions under this policy revision.",
     "revoked": "Grants that are taken as revoked.",
+    "ProcessingRequest.role": "Whose record: of a controller (30(1)) or of a processor (30(2)).",
     "roles": "What the principal may do.",
     "rule": "Only decisions by this rule of the policy.",
     "sample": "How many released blocks are shown one by one.",

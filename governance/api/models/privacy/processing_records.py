@@ -70,7 +70,7 @@ _CONTROL = {
 _ENROLMENT = KeyEnrolment("{…}", "…")._asdict()
 _SIGNATURE = {"key": "kvcustody.example/ledger/report+0a1b2c3d+…", "key_id": "0a1b2c3d", "data": "…"}
 _RECORD = {
-    "schema": ropa.SCHEMA,
+    "schema_name": ropa.SCHEMA,
     "version": "1.0",
     "role": "controller",
     "checkpoint": 41,
