@@ -43,10 +43,8 @@ def read_cases(
     """Every case, newest first; of one tenant, or as a checkpoint left them."""
     mine: ColumnElement[bool] = true() if tenant is None else cases.c.tenant == tenant
     steps: dict[str, list[CaseStep]] = {}
-    if as_of is None:
-        in_cases = in_steps = true()
-    else:
-        in_cases, in_steps = as_of.has(cases), as_of.has(case_steps)
+    in_cases: ColumnElement[bool] = true() if as_of is None else as_of.has(cases)
+    in_steps: ColumnElement[bool] = true() if as_of is None else as_of.has(case_steps)
     order = (case_steps.c.at_us, case_steps.c.log, case_steps.c.idx)
     of = case_steps.c.case_id.in_(select(cases.c.case_id).where(mine))
     query = select(case_steps.c.case_id, *_STEP).where(and_(of, in_steps)).order_by(*order)

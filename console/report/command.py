@@ -190,10 +190,7 @@ def verify(
     is_record = folder is not None and (folder / "ropa.json").exists()
     data = read_file(file / ("ropa.json" if is_record else "report.json") if folder else file)
     if is_processing_record(data):
-        checked, compared = ropa_command.check_record(folder, data, vkeys, ledger, policy, digest)
-        _tell(checked, compared, as_json)
-        if not checked.ok:
-            raise typer.Exit(EXIT_NO)
+        _tell_record(*ropa_command.check_record(folder, data, vkeys, ledger, policy, digest), as_json)
         return
     again, wrong = _again(data, vkeys, export, ledger)
     found = verify_report(data, vkeys, expected_digest=digest, again=again)
@@ -202,6 +199,13 @@ def verify(
         compared, more = differing_files(folder, open_report(data))
         wrong += more
     found = found._replace(problems=(*wrong, *found.problems))
+    _tell(found, compared, as_json)
+    if not found.ok:
+        raise typer.Exit(EXIT_NO)
+
+
+def _tell_record(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
+    """What was found of a record of processing."""
     _tell(found, compared, as_json)
     if not found.ok:
         raise typer.Exit(EXIT_NO)

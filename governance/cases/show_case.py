@@ -92,12 +92,12 @@ class CaseView(NamedTuple):
 
     def data(self) -> dict[str, Any]:
         """As JSON data, the summary's fields beside the others."""
-        made = self._asdict()
+        made: dict[str, Any] = self._asdict()
         summary = made.pop("summary")._asdict()
         for name, value in made.items():
             if isinstance(value, tuple):
                 made[name] = [one._asdict() if hasattr(one, "_asdict") else one for one in value]
-        return summary | made
+        return {**summary, **made}
 
 
 def summary_of(case: SubjectCase, now_us: int) -> CaseSummary:

@@ -130,7 +130,7 @@ def contradictions(
     periods: Mapping[str, WorkPeriod] | None = None,
 ) -> tuple[str, ...]:
     """What the ledger now says against what was decided: the same checks again, of the steps that count."""
-    found = []
+    found: list[str] = []
     for step in case.of_kind(StepKind.DECIDE):
         found += _decided(connection, case, step._replace(at_us=now_us), keys, periods)
     return tuple(found)
@@ -222,4 +222,5 @@ def _residencies(connection: Connection, case: SubjectCase, names: list[str]) ->
 def first_residency_us(connection: Connection, case: SubjectCase, names: list[str]) -> int | None:
     """When the first residency of the person was opened; None where the ledger has none."""
     where = of_subjects(connection, case.opened.tenant, names)
-    return connection.scalar(select(func.min(residencies.c.opened_us)).where(*where))
+    first: int | None = connection.scalar(select(func.min(residencies.c.opened_us)).where(*where))
+    return first

@@ -166,12 +166,20 @@ def _known(
             known.append(KnownPolicy(period, given))
             sources.append(GIVEN)
     elif not known:
-        for one in policies_in_effect((), release).policies:
-            gone = dict.fromkeys(sorted(one.revoked), one.since_us)
+        for released in policies_in_effect((), release).policies:
+            gone = dict.fromkeys(sorted(released.revoked), released.since_us)
             period = PeriodPolicy(
-                one.digest, one.stage, one.name, one.revision, one.since_us, None, (), "", gone
+                released.digest,
+                released.stage,
+                released.name,
+                released.revision,
+                released.since_us,
+                None,
+                (),
+                "",
+                gone,
             )
-            known.append(KnownPolicy(period, one.policy))
+            known.append(KnownPolicy(period, released.policy))
             sources.append(OF_RELEASE)
     if not known:
         raise ConfigError(NO_POLICY)

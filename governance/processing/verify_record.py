@@ -46,8 +46,12 @@ _OF_LEDGER = (
     "time_limits",
     "erasure_within",
     "measures",
+    "controls",
+    "policy",
+    "policy_digest",
+    "run_by",
+    "history",
 )
-_OF_LEDGER += ("controls", "policy", "policy_digest", "run_by", "history")
 _OF_DOCUMENTS = ("recipients", "time_limits", "erasure_within", "measures")
 _NOT_COMPARED = "not compared with the ledger: give `--ledger`"
 _STATED = ("controller", "contact", "officer", "purposes", "subjects", "data", "transfers", "controllers")
@@ -60,7 +64,8 @@ def is_processing_record(data: bytes) -> bool:
     except orjson.JSONDecodeError:
         return False
     return (
-        isinstance(body, dict) and str(body.get("schema_name", "")).partition("@")[0] == SCHEMA.partition("@")[0]
+        isinstance(body, dict)
+        and str(body.get("schema_name", "")).partition("@")[0] == SCHEMA.partition("@")[0]
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
@@ -63,16 +63,18 @@ _VIEW = _CASE | {
     "strangers": [],
 }
 _SHOWN = shown(views.CaseView, "CaseView", _VIEW, parts=_PARTS)
+_EXAMPLES: list[Any] = [_VIEW]
+_FIELDS: dict[str, Any] = {
+    name: (field.annotation, ...)
+    for model in (CaseSummaryModel, _SHOWN)
+    for name, field in model.model_fields.items()
+    if name != "summary"
+}
 CaseModel = create_model(
     "CaseModel",
-    __config__=ConfigDict(json_schema_extra={"examples": [_VIEW]}),
+    __config__=ConfigDict(json_schema_extra={"examples": _EXAMPLES}),
     __doc__="A case with everything about it.",
-    **{
-        name: (field.annotation, ...)
-        for model in (CaseSummaryModel, _SHOWN)
-        for name, field in model.model_fields.items()
-        if name != "summary"
-    },
+    **_FIELDS,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Optional
 
 from pydantic import Field
 
@@ -100,7 +100,7 @@ _RECORD = {
     "history": "",
     "signature": _SIGNATURE | {"enrolments": [_ENROLMENT]},
 }
-_KEYS = list[shown(KeyEnrolment, "KeyEnrolmentModel", _ENROLMENT)]  # type: ignore[misc]
+_KEYS = list[shown(KeyEnrolment, "KeyEnrolmentModel", _ENROLMENT)]  # type: ignore[misc,valid-type]
 _SIGNED = shown(
     ReportSignature,
     "ReportSignatureModel",
@@ -114,6 +114,6 @@ _PARTS = {
     "recipients": list[shown(GrantedRecipient, "GrantedRecipientModel", _RECIPIENT)],  # type: ignore[misc]
     "time_limits": list[shown(ropa.TimeLimit, "TimeLimitModel", _TIME_LIMIT)],  # type: ignore[misc]
     "controls": list[shown(ropa.MeasuredControl, "MeasuredControlModel", _CONTROL)],  # type: ignore[misc]
-    "signature": _SIGNED | None,
+    "signature": Optional[_SIGNED],  # noqa: UP045
 }
 ProcessingRecordModel = shown(ropa.ProcessingRecord, "ProcessingRecordModel", _RECORD, parts=_PARTS)
