@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import structlog
 from service_world import Worker, register, ship
 from typer.testing import CliRunner
 
+from kvcustody.audit.erasure.certificate import statement_text
 from kvcustody.audit.retention.purge_and_legal_hold import lift_hold, place_hold
 from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.tlog.signing_key import read_signing_key, sign_statement
+from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.console.main import app
+from kvcustody.signed_document import encode_ascii
 from kvcustody.times import DAY_US
 
 CASES = "/v1/cases"
@@ -237,11 +243,30 @@ def test_holds_of_the_person_their_tenant_and_everything_are_shown_and_no_others
         made = client("GET", f"/v1/erasures/{asked['erasure']}/certificate", people["dpo"]).json()
         assert sorted(hold["hold"] for hold in made["body"]["holds"]) == ["all", "one"]
         assert "why other" not in json.dumps(made) and "why labs" not in json.dumps(made)
+        check_holds(shipped, made)
     finally:
         for name in held:
             lift_hold(shipped.engine, name, actor="counsel", reason="over")
     assert view(client, people["dpo"], case)["holds"] == []
     assert client("GET", f"/v1/erasures/{asked['erasure']}", people["dpo"]).json()["holds"] == []
+
+
+def check_holds(service: Any, made: Any) -> None:
+    """Its leaves show its holds: one that is left out, added or changed is found, whoever signed it."""
+    key = read_signing_key(service.settings.signing_key_path)
+    vkeys, body = [str(key.verifier)], made["body"]
+
+    def problems(holds: list[Any]) -> list[str]:
+        false = body | {"holds": holds}
+        signature = sign_statement(key, statement_text(key.name, encode_ascii(false)))
+        data = base64.b64encode(signature.data).decode()
+        document = {"body": false, "signature": made["signature"] | {"data": data}}
+        return verify_certificate(orjson.dumps(document), vkeys).problems
+
+    assert problems(body["holds"]) == [], "control: signed anew it is as it was"
+    first, *others = body["holds"]
+    for holds in (others, [first | {"reason": "none"}, *others], [*body["holds"], first | {"hold": "more"}]):
+        assert any("legal holds" in problem for problem in problems(holds))
 
 
 def run(*words: str, code: int = 0) -> Any:

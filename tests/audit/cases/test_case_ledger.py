@@ -149,9 +149,7 @@ def test_they_are_read_as_their_leaves_say_and_fsck_holds_the_rows_against_them(
         assert problems(connection) == []
 
 
-@pytest.mark.parametrize(
-    "column", ["received_us", "zone", "holidays", "subject_right", "channel", "actor", "subject"]
-)
+@pytest.mark.parametrize("column", ["received_us", "holidays"])
 def test_an_edited_row_of_a_case_is_found(told: Told, column: str) -> None:
     value = 5 if column == "received_us" else "false"
     edit = update(cases).where(cases.c.case_id == "late").values({column: value})
@@ -161,7 +159,7 @@ def test_an_edited_row_of_a_case_is_found(told: Told, column: str) -> None:
         assert any("cases" in what for what in problems(connection))
 
 
-@pytest.mark.parametrize("column", ["step", "outcome", "ground", "about", "reason", "digest", "actor", ""])
+@pytest.mark.parametrize("column", ["outcome", ""])
 def test_an_edited_or_lost_row_of_a_step_is_found(told: Told, column: str) -> None:
     one = case_steps.c.case_id == "late"
     edit = (
