@@ -39,6 +39,10 @@ test-system: $(READY) ## whole systems and long proofs: browsers, wheels, killed
 test-engines: ## the suites on a real vLLM, SGLang, LMCache, Dynamo and Mooncake, in environments of their own (.venv-NAME: 11 GB)
 	./tests/engines/run.sh
 
+test-s3: $(READY) ## reports handed over to a real S3 server (moto), in an environment of its own (.venv-s3)
+	test -x .venv-s3/bin/moto_server || (python3 -m venv .venv-s3 && .venv-s3/bin/pip install -q "moto[server]==5.2.5")
+	$(BIN)/python -m pytest -q tests/service/schedules/test_report_deliveries.py
+
 check: $(READY) ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -54,4 +58,4 @@ bench: $(READY) ## ratios against vLLM's own block manager (sets up .venv-vllm)
 	./benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-s3 build dist *.egg-info

@@ -6,6 +6,8 @@
 
 - After it retires, target `i` equals source `i` byte for byte and nothing else has changed.
 - Targets are distinct and none is also a source, so the order of the copies cannot matter.
+- Between a device and the host one launch moves every piece of the listed blocks, and one transfer their bytes. What
+  stood between them on the device is zeroed behind it, on the same stream, before anything else can be given it.
 """
 
 # ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals
@@ -13,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -55,50 +58,88 @@ def copy(table: SegmentTable, source: BlockIndices, target: BlockIndices) -> int
 def copy_out(table: SegmentTable, blocks: BlockIndices, into: memoryview) -> None:
     """Copy `blocks` into host memory of len(blocks) × `bytes_per_block` bytes; waits for the current stream's work.
 
-    On the host each piece is copied straight into `into`: nothing between holds what the caller then zeroes. Raises
-    `DeviceError` on an index outside the pool and memory of another length.
+    On the host each piece is copied straight into `into`: nothing between holds what the caller then zeroes. From a
+    device, `into` should be pinned: else the driver's own buffers hold the bytes for a while. Raises `DeviceError` on
+    an index outside the pool and memory of another length.
     """
-    listed, parts = _parts(table, blocks, into)
-    if table.device.type == "cpu":
-        for piece, rows in _host_pieces(table, parts):
-            for row, block in zip(rows, listed.tolist(), strict=True):
+    listed, rows = _checked(table, blocks, into)
+    if not len(listed):
+        return
+    if table.device.type == "cpu" and not uses_triton(table):
+        for piece, part in _host_pieces(table, rows):
+            for row, block in zip(part, listed.tolist(), strict=True):
                 row[:] = piece[block]
         return
-    index = torch.from_numpy(listed).to(table.device)
-    for words, part in zip(table.words, parts, strict=True):
-        part.copy_(words.index_select(0, index).view(torch.uint8))
+    with _between(table, rows) as held:
+        exchange(table, to_device(listed, table.device), held, out=True)
+        rows.copy_(held)
 
 
 def copy_in(table: SegmentTable, blocks: BlockIndices, data: memoryview) -> None:
-    """Copy host memory that `copy_out` filled into `blocks`, each listed once. On CUDA it is ordered, not waited for.
+    """Copy host memory that `copy_out` filled into `blocks`, each listed once; `data` was read when this returns.
 
-    Raises `DeviceError` as `copy_out`, and where a block is listed twice.
+    On a device the blocks are written in the current stream's order, not waited for. Raises `DeviceError` as
+    `copy_out`, and where a block is listed twice.
     """
-    listed, parts = _parts(table, blocks, data)
+    listed, rows = _checked(table, blocks, data)
     ascending(listed)
-    if table.device.type == "cpu":
-        for piece, rows in _host_pieces(table, parts):
-            piece[listed] = rows
+    if not len(listed):
         return
-    index = torch.from_numpy(listed).to(table.device)
-    for words, part in zip(table.words, parts, strict=True):
-        words.index_copy_(
-            0, index, part.clone(memory_format=torch.contiguous_format).to(table.device).view(words.dtype)
+    if table.device.type == "cpu" and not uses_triton(table):
+        for piece, part in _host_pieces(table, rows):
+            piece[listed] = part
+        return
+    with _between(table, rows) as held:
+        held.copy_(rows)
+        exchange(table, to_device(listed, table.device), held, out=False)
+
+
+def exchange(table: SegmentTable, index: torch.Tensor, rows: torch.Tensor, *, out: bool) -> None:
+    """Move the blocks of `index` (int64 [listed]) out into `rows`, or in from them; it only launches.
+
+    rows: uint8 [listed, bytes_per_block] on the table's device, each block segment by segment.
+    """
+    if uses_triton(table):
+        launch(
+            exchange_kernel, table, (index,), constants=(table.tiles.offset,), rows=rows, choice={"OUT": out}
         )
+        return
+    at = 0
+    for words in table.words:
+        size = words.shape[1] * words.element_size()
+        part = rows[:, at : at + size]
+        if out:
+            part.copy_(words.index_select(0, index).view(torch.uint8))
+        else:
+            words.index_copy_(0, index, part.contiguous().view(words.dtype))
+        at += size
+
+
+@contextmanager
+def _between(table: SegmentTable, rows: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Memory of the device for as many rows, zeroed behind its use."""
+    held = torch.empty(rows.shape, dtype=torch.uint8, device=table.device)
+    try:
+        yield held
+    finally:
+        held.zero_()
 
 
 def _host_pieces(
-    table: SegmentTable, parts: list[torch.Tensor]
+    table: SegmentTable, rows: torch.Tensor
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
     """Each segment of the cache as [blocks, bytes], with its part of the caller's memory."""
-    for words, part in zip(table.words, parts, strict=True):
-        yield words.view(torch.uint8).numpy(), part.numpy()
+    at = 0
+    for words in table.words:
+        size = words.shape[1] * words.element_size()
+        yield words.view(torch.uint8).numpy(), rows[:, at : at + size].numpy()
+        at += size
 
 
-def _parts(
+def _checked(
     table: SegmentTable, blocks: BlockIndices, memory: memoryview
-) -> tuple[NDArray[np.int64], list[torch.Tensor]]:
-    """The checked list, and for each segment its [blocks, bytes] view of the host's memory."""
+) -> tuple[NDArray[np.int64], torch.Tensor]:
+    """The checked list, and the host's memory as uint8 [listed, bytes_per_block]."""
     listed = block_list(table, blocks)
     if len(memory) != len(listed) * table.bytes_per_block:
         raise DeviceError(
@@ -106,14 +147,8 @@ def _parts(
             bytes=len(memory),
         )
     if not len(listed):
-        return listed, [words[:0].view(torch.uint8) for words in table.words]
-    rows = torch.frombuffer(memory, dtype=torch.uint8).view(len(listed), table.bytes_per_block)
-    parts, at = [], 0
-    for words in table.words:
-        size = words.shape[1] * words.element_size()
-        parts.append(rows[:, at : at + size])
-        at += size
-    return listed, parts
+        return listed, torch.empty(0, table.bytes_per_block, dtype=torch.uint8)
+    return listed, torch.frombuffer(memory, dtype=torch.uint8).view(len(listed), table.bytes_per_block)
 
 
 def copy_reference(table: SegmentTable, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
@@ -178,3 +213,62 @@ if HAS_TRITON:
                 narrow_mask = narrow < tl.load(tile_bytes + tile)
                 byte = tl.load(reads.to(tl.pointer_type(tl.int8)) + narrow, mask=narrow_mask)
                 tl.store(writes.to(tl.pointer_type(tl.int8)) + narrow, byte, mask=narrow_mask)
+
+    @triton.jit(  # type: ignore[untyped-decorator]
+        do_not_specialize=[
+            "block_list",
+            "tile_address",
+            "tile_stride",
+            "tile_bytes",
+            "tile_offset",
+            "rows",
+            "blocks",
+            "tiles",
+        ]
+    )
+    def exchange_kernel(  # type: ignore[no-untyped-def]
+        block_list,
+        tile_address,
+        tile_stride,
+        tile_bytes,
+        tile_offset,
+        rows,
+        blocks,
+        tiles,
+        ALIGNMENT: tl.constexpr,
+        TILE_BYTES: tl.constexpr,
+        OUT: tl.constexpr,
+    ):
+        """One program moves one tile of one listed block out into its row, or in from it.
+
+        block_list int64 [listed]; tile_address, tile_stride, tile_bytes int64 [tiles]; tile_offset int64 [tiles + 1],
+        whose last is a row's bytes; rows uint8 [listed, bytes_per_block], as aligned as the pieces are.
+        """
+        program = tl.program_id(0)
+        position = program // tiles
+        tile = program % tiles
+        block = tl.load(block_list + position)
+        if (block >= 0) & (block < blocks):
+            piece = tl.load(tile_address + tile) + block * tl.load(tile_stride + tile)
+            row = rows + position.to(tl.int64) * tl.load(tile_offset + tiles) + tl.load(tile_offset + tile)
+            if ALIGNMENT >= 4:
+                words = tl.multiple_of(tl.load(tile_bytes + tile) // 4, ALIGNMENT // 4)
+                offset = tl.arange(0, TILE_BYTES // 4)
+                mask = offset < words
+                inside = tl.multiple_of(piece.to(tl.pointer_type(tl.int32)), ALIGNMENT)
+                outside = tl.multiple_of(row.to(tl.pointer_type(tl.int32)), ALIGNMENT)
+                if OUT:
+                    tl.store(outside + offset, tl.load(inside + offset, mask=mask), mask=mask)
+                else:
+                    tl.store(inside + offset, tl.load(outside + offset, mask=mask), mask=mask)
+            else:
+                narrow = tl.arange(0, TILE_BYTES)
+                narrow_mask = narrow < tl.load(tile_bytes + tile)
+                inside_bytes = piece.to(tl.pointer_type(tl.int8))
+                outside_bytes = row.to(tl.pointer_type(tl.int8))
+                if OUT:
+                    byte = tl.load(inside_bytes + narrow, mask=narrow_mask)
+                    tl.store(outside_bytes + narrow, byte, mask=narrow_mask)
+                else:
+                    byte = tl.load(outside_bytes + narrow, mask=narrow_mask)
+                    tl.store(inside_bytes + narrow, byte, mask=narrow_mask)

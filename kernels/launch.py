@@ -73,24 +73,27 @@ def launch(
     lists: tuple[torch.Tensor, ...],
     *,
     constants: tuple[torch.Tensor, ...] = (),
+    rows: torch.Tensor | None = None,
     flags: torch.Tensor | None = None,
+    choice: Mapping[str, bool] | None = None,
     pairs_max: int = PAIRS_MAX,
 ) -> None:
-    """Launch `kernel(*lists, address, stride, bytes, *constants, flags, blocks, tiles)` on the current stream.
+    """Launch `kernel(*lists, address, stride, bytes, *constants, rows, flags, blocks, tiles)` on the current stream.
 
-    lists: int64 [listed] on the device. constants: what every program may read. flags: [listed], one for
-    each listed block.
+    lists: int64 [listed] on the device. constants: what every program may read. rows: [listed, ...] and flags:
+    [listed], one for each listed block. choice: constants of the kernel that are compiled in.
     """
     tiles, listed = table.tiles, len(lists[0])
-    variant = table.variants.get(kernel)
+    name = (kernel, *choice.items()) if choice else kernel
+    variant = table.variants.get(name)
     if variant is None:
-        compiled_in = {"ALIGNMENT": table.alignment_bytes, "TILE_BYTES": tiles.bytes_max}
-        variant = table.variants[kernel] = Variant(kernel, compiled_in, warps(tiles.bytes_max))
+        compiled_in = {"ALIGNMENT": table.alignment_bytes, "TILE_BYTES": tiles.bytes_max, **(choice or {})}
+        variant = table.variants[name] = Variant(kernel, compiled_in, warps(tiles.bytes_max))
     step = max(1, pairs_max // tiles.count)
     with on_device(table.device):
         for start in range(0, listed, step):
             end = min(listed, start + step)
-            output = [] if flags is None else [flags[start:end]]
+            output = [one[start:end] for one in (rows, flags) if one is not None]
             variant.launch(
                 (end - start) * tiles.count,
                 None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kvcustody.kernels.copy import copy_kernel
+from kvcustody.kernels.copy import copy_kernel, exchange
 from kvcustody.kernels.entry import IDLE
 from kvcustody.kernels.launch import launch, to_device, uses_triton
 from kvcustody.kernels.scrub import launch_scrub
@@ -30,3 +30,6 @@ def prepare(table: SegmentTable) -> None:
     nowhere = to_device(np.array([-1], dtype=np.int64), table.device)  # outside every pool: skipped
     launch(verify_kernel, table, (nowhere,), flags=flags)
     launch(copy_kernel, table, (nowhere, nowhere))
+    row = torch.zeros((1, table.bytes_per_block), dtype=torch.uint8, device=table.device)
+    for out in (True, False):
+        exchange(table, nowhere, row, out=out)

@@ -80,6 +80,7 @@ class PointerTable:
     address: torch.Tensor
     stride: torch.Tensor
     bytes: torch.Tensor
+    offset: torch.Tensor  # [count + 1]: where the row's bytes stand in a block's pieces, one after the other
     count: int
     bytes_max: int  # power of two; the constexpr tile size
 
@@ -168,7 +169,9 @@ class SegmentTable:
             for offset in range(0, segment.piece_bytes, step)
         ]
         columns = torch.tensor(rows, dtype=torch.int64, device=self.device).t().contiguous()
-        return PointerTable(columns[0], columns[1], columns[2], len(rows), step)
+        offset = torch.zeros(len(rows) + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(columns[2], 0, out=offset[1:])
+        return PointerTable(columns[0], columns[1], columns[2], offset, len(rows), step)
 
 
 def alignment_of(segments: Sequence[MemorySegment]) -> int:

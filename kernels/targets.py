@@ -22,18 +22,29 @@ from kvcustody.kernels.segment import WIDE_BYTES, tile_bytes_max
 
 CUDA_TARGETS = (80, 90, 100)
 HIP_TARGETS = ("gfx942",)
-KERNELS = ("scrub", "scrub_read_back", "scrub_persistent", "verify", "copy", "checksum")
+KERNELS = (
+    "scrub",
+    "scrub_read_back",
+    "scrub_persistent",
+    "verify",
+    "copy",
+    "exchange_out",
+    "exchange_in",
+    "checksum",
+)
 
 _LISTS = {
     "scrub": ("entries",),
     "verify": ("block_list",),
     "copy": ("source_list", "target_list"),
+    "exchange": ("block_list",),
     "checksum": ("block_list",),
 }
 _OUTPUT: dict[str, dict[str, str]] = {
     "scrub": {"tally": "*i64", "published": "*i64", "flags": "*i32", "pairs": "i32"},
     "verify": {"flags": "*i32"},
     "copy": {},
+    "exchange": {"tile_offset": "*i64", "rows": "*u8"},
     "checksum": {"word_keys": "*i64", "tile_keys": "*i64", "sums": "*i64"},
 }
 
@@ -78,6 +89,8 @@ def compile_kernel(
         constants |= {"READ_BACK": variant == "read_back", "FAULTY": False, "STREAMING": False}
     else:
         constants["TILE_BYTES"] = tile_bytes
+    if operation == "exchange":
+        constants["OUT"] = variant == "out"
     signature = types | dict.fromkeys(constants, "constexpr")
     signature = {name: signature[name] for name in function.arg_names}
     source = ASTSource(fn=function, signature=signature, constexprs=constants)
@@ -92,7 +105,13 @@ def compile_kernel(
 def _function(kernel: str) -> Any:
     from kvcustody.kernels import checksum, copy, scrub, verify
 
-    modules: dict[str, Any] = {"scrub": scrub, "verify": verify, "copy": copy, "checksum": checksum}
+    modules: dict[str, Any] = {
+        "scrub": scrub,
+        "verify": verify,
+        "copy": copy,
+        "exchange": copy,
+        "checksum": checksum,
+    }
     return getattr(modules[kernel], f"{kernel}_kernel")
 
 

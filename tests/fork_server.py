@@ -1,4 +1,7 @@
-"""Forks processes for tests that kill -9 them: `go FOLDER NUMBER` forks and prints the id, `wait` reaps."""
+"""Forks processes for tests that kill -9 them: `go FOLDER NUMBER` forks and prints the id, `wait` reaps.
+
+What a child logs goes to stderr: stdout is the server's answers.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
 import torch
 
 
 def serve(child: Callable[[Path, int], None]) -> None:
     """Until stdin ends; `child` never returns."""
     torch.set_num_threads(1)
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     for line in sys.stdin:
         command, *arguments = line.split()
         if command == "go":

@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from kvcustody.kernels.scrub import scrub
 from kvcustody.kernels.segment import Layout, SegmentTable, block_list
 from kvcustody.kernels.tuning import Tuning, tune
 from kvcustody.kernels.verify import verify
+
+_BY_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,25 @@ class TensorMemory:
         """Copy what `read` made into a shard's part of `blocks`."""
         with _device_faults("write", self.tables[shard].device):
             copy_in(self.tables[shard], blocks, data)
+
+    def pin(self, address: int, size: int) -> Callable[[], None]:
+        """Let the devices of this memory reach `size` bytes of the host's; what is returned undoes it.
+
+        Nothing to do where all of it is the host's. Raises `DeviceError` where the driver refuses.
+        """
+        on_device = next((table.device for table in self.tables if table.device.type == "cuda"), None)
+        if on_device is None:
+            return lambda: None
+        with _device_faults("pin", on_device), torch.cuda.device(on_device):
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            code = runtime.cudaHostRegister(address, size, _BY_EVERY_DEVICE)
+            if int(code):
+                raise DeviceError(f"the driver does not pin `{size}` bytes of the host: {code}", bytes=size)
+
+        def undo() -> None:
+            runtime.cudaHostUnregister(address)
+
+        return undo
 
     def keep_sums(self) -> None:
         """Room for a checksum of every block of every shard, and what makes them, compiled now."""

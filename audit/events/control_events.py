@@ -146,6 +146,56 @@ class SinkChanged(GuardingEvent, frozen=True, tag="sink-changed"):
     trace: str = ""
 
 
+class ReportScheduleChanged(GuardingEvent, frozen=True, tag="report-schedule-changed"):
+    """A schedule of reports is about to be made, paused, resumed or deleted (class A).
+
+    `of_tenant` is whose reports it makes, empty for all. `destinations` are names of the settings, never addresses.
+    """
+
+    schedule: str
+    action: str
+    framework: str
+    of_tenant: str
+    every: str
+    zone: str
+    destinations: tuple[str, ...]
+    actor: str
+    reason: str = ""
+
+
+class ScheduledReportMade(GuardingEvent, frozen=True, tag="scheduled-report-made"):
+    """A schedule made a report; it is delivered from now on (class A). `actor` is who made the schedule.
+
+    `period` is ISO 8601, in UTC. `digest` is the SHA-256 of report.json without its signature; `opinion` its verdict.
+    """
+
+    report: str
+    schedule: str
+    framework: str
+    of_tenant: str
+    period: str
+    checkpoint: int
+    digest: str
+    opinion: str
+    signed_by: str
+    actor: str
+
+
+class ReportDelivery(GuardingEvent, frozen=True, tag="report-delivery"):
+    """A scheduled report is about to be handed over for the first time (`begun`), was taken (`delivered`), was not
+    taken (`failed`: once, it is tried again), was given up, or is tried again as `actor` asks (`again`) (class A).
+    """
+
+    report: str
+    schedule: str
+    of_tenant: str
+    destination: str
+    action: str
+    digest: str
+    actor: str
+    reason: str = ""
+
+
 class ClockConfirmed(GuardingEvent, frozen=True, tag="clock-confirmed"):
     """Somebody says that a machine's wall clock is right, which is this far ahead of its deadlines' time (class A)."""
 

@@ -47,6 +47,14 @@ class ReportedErasure(NamedTuple):
     unanswered: tuple[
         str, ...
     ] = ()  # workers that were at work at the request and did not say that it is complete
+    due_us: int = 0  # UTC; 0: no deadline
+    completed_us: int = 0  # when the last of those who owed an answer said that it is complete; 0: not yet
+
+    @property
+    def is_on_time(self) -> bool:
+        """Everybody answered that it is complete, before it was due."""
+        done = not self.unanswered and self.outcome == "complete"
+        return done and (not self.due_us or self.completed_us <= self.due_us)
 
 
 class FindingCount(NamedTuple):
@@ -117,7 +125,9 @@ def _erasures(
     }
     made = []
     for row in connection.execute(select(erasures).where(within)).all():
-        last = outcomes.get(row.erasure)
+        last, answers = outcomes.get(row.erasure), said.get(row.erasure, {})
+        owed = owing(periods, row.at_us)
+        silent = tuple(name for name in owed if name not in answers)
         made.append(
             ReportedErasure(
                 row.erasure,
@@ -130,26 +140,32 @@ def _erasures(
                 last.blocks if last else 0,
                 last.remaining if last else 0,
                 last.reason if last else "",
-                tuple(name for name in owing(periods, row.at_us) if name not in said.get(row.erasure, ())),
+                silent,
+                row.at_us + row.deadline_boot_us - row.at_boot_us if row.deadline_boot_us else 0,
+                max((answers[name] for name in owed if name in answers), default=0) if not silent else 0,
             )
         )
     return sorted(made, key=lambda item: (item.at_us, item.erasure))
 
 
-def _answered(connection: Connection, as_of: AsOf, periods: dict[str, WorkPeriod]) -> dict[str, set[str]]:
-    """By erasure: the workers whose last answer is that it is complete."""
+def _answered(
+    connection: Connection, as_of: AsOf, periods: dict[str, WorkPeriod]
+) -> dict[str, dict[str, int]]:
+    """By erasure: the workers whose last answer is that it is complete, and when they said it."""
     result = erasure_results.c
     query = (
-        select(result.erasure, result.outcome, incarnations.c.uuid)
+        select(result.erasure, result.outcome, result.at_us, incarnations.c.uuid)
         .join(incarnations, incarnations.c.id == result.incarnation)
         .where(as_of.has(erasure_results))
         .order_by(result.at_us, result.log, result.idx)
     )
-    last = {(row.erasure, row.uuid): row.outcome for row in connection.execute(query)}
-    made: dict[str, set[str]] = {}
-    for (erasure, life), outcome in last.items():
+    last = {(row.erasure, row.uuid): (row.outcome, row.at_us) for row in connection.execute(query)}
+    made: dict[str, dict[str, int]] = {}
+    for (erasure, life), (outcome, at_us) in last.items():
         if outcome == "complete" and life in periods:
-            made.setdefault(erasure, set()).add(periods[life].worker)
+            worker = periods[life].worker
+            answers = made.setdefault(erasure, {})
+            answers[worker] = max(at_us, answers.get(worker, 0))
     return made
 
 

@@ -49,6 +49,7 @@ from kvcustody.audit.report.reconciliation import reconcile
 from kvcustody.audit.report.sampling.attribute_size import RISK_PPM
 from kvcustody.audit.report.sampling.population import CustodyPopulation
 from kvcustody.audit.report.sampling.sample import draw_sample
+from kvcustody.audit.report.sections.board import board_facts
 from kvcustody.audit.report.sections.decisions import read_decisions
 from kvcustody.audit.report.sections.read_back import read_back
 from kvcustody.audit.report.sections.signature_window import signature_window
@@ -220,6 +221,23 @@ def _build(
             tenant=asked.tenant,
         ),
         unscanned=_unscanned(overview, asked),
+    )
+    tell("trend")
+    made = made._replace(
+        board=board_facts(
+            connection,
+            state,
+            now_us,
+            (asked.since_us, asked.until_us),
+            tenant=asked.tenant,
+            total=found.total,
+            rows=found.rows,
+            logs=[log.name for log in boundary.logs],
+            workers=boundary.workers,
+            periods=work_periods(overview.of_kind(*LIVES)),
+            unscanned=made.unscanned,
+            erasures=made.activity.erasures,
+        )
     )
     if recount is not None:
         tell("recount from leaves")

@@ -22,6 +22,7 @@ from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.report.sampling.attribute_size import attribute_sample_size
 from kvcustody.audit.report.sampling.sample import SampleItem
 from kvcustody.audit.report.sampling.strata import Sampling
+from kvcustody.audit.report.sections.board import NO_FACTS, THRESHOLD_PPM, BoardFacts
 from kvcustody.audit.report.sections.decisions import Decided
 from kvcustody.audit.report.sections.read_back import ReadBack
 from kvcustody.audit.report.sections.signature_window import NO_WINDOW, SignatureWindow
@@ -31,7 +32,7 @@ from kvcustody.audit.report.system_boundary import Boundary
 from kvcustody.audit.report.tiers import TierFacts
 from kvcustody.times import iso
 
-SCHEMA = "kvcustody/report@3"
+SCHEMA = "kvcustody/report@4"
 EVIDENCE_PRESENT = "evidence present"
 
 
@@ -50,6 +51,8 @@ class ReportParameters(NamedTuple):
     risk_ppm: int = 0
     tolerable_ppm: int = 0
     expected: int = 0
+    threshold_ppm: int = THRESHOLD_PPM
+    preparer: str = ""
 
     def is_risk_whole(self) -> bool:
         """Whether risk and tolerable rate are both stated, or neither, and expected deviations only with them."""
@@ -76,6 +79,10 @@ class ReportParameters(NamedTuple):
             parts.append(f"--extends {self.extends}")
         if not self.recount:
             parts.append("--no-recount")
+        if self.threshold_ppm != THRESHOLD_PPM:
+            parts.append(f"--threshold {self.threshold_ppm / 10_000:g}")
+        if self.preparer:
+            parts.append(f"--prepared-by {shlex.quote(self.preparer)}")
         return " ".join(parts)
 
 
@@ -191,6 +198,7 @@ class Report(NamedTuple):
     responses: tuple[Response, ...] = ()
     opinion: Opinion = Opinion("", 0, 0, 0, ())
     statuses: tuple[ControlStatus, ...] = ()
+    board: BoardFacts = NO_FACTS
     signature: ReportSignature | None = None
 
     def to_json(self) -> dict[str, Any]:

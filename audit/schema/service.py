@@ -18,6 +18,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
 )
 
 from kvcustody.audit.schema.ledger import metadata
@@ -122,4 +123,72 @@ service_scan_orders = Table(
     Column("findings", BigInteger, nullable=True),
     Column("reason", Text, nullable=True),
     Index("ix_service_scan_orders_worker", "worker"),
+)
+
+service_report_schedules = Table(
+    "service_report_schedules",
+    metadata,
+    Column("schedule", String(16), primary_key=True),
+    Column("principal", Text, nullable=False),
+    Column("roles", Text, nullable=False),  # of whom no book has: those of the token that made it
+    Column("of_tenant", Text, nullable=True),  # whose people the principal is of
+    Column("tenant", Text, nullable=True),
+    Column("framework", Text, nullable=False),
+    Column("formats", Text, nullable=False),
+    Column("destinations", Text, nullable=False),
+    Column("every", String(16), nullable=False),
+    Column("zone", Text, nullable=False),
+    Column("hour", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("after_us", BigInteger, nullable=False),  # what was due until then is in `service_reports`
+    Column("made_us", BigInteger, nullable=False),
+    Column("changed_us", BigInteger, nullable=False),
+    Column("changed_by", Text, nullable=False),
+)
+
+service_reports = Table(
+    "service_reports",
+    metadata,
+    Column("report", String(32), primary_key=True),
+    Column("schedule", String(16), nullable=True),
+    Column("job", String(32), nullable=True),
+    Column("principal", Text, nullable=False),
+    Column("tenant", Text, nullable=True),
+    Column("framework", Text, nullable=False),
+    Column("formats", Text, nullable=False),
+    Column("since_us", BigInteger, nullable=False),
+    Column("until_us", BigInteger, nullable=False),
+    Column("due_us", BigInteger, nullable=True),
+    Column("state", String(16), nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("lease_us", BigInteger, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("next_us", BigInteger, nullable=False),
+    Column("checkpoint", BigInteger, nullable=True),
+    Column("digest", String(64), nullable=True),
+    Column("opinion", String(16), nullable=True),
+    Column("reasons", Text, nullable=True),
+    Column("signed_by", Text, nullable=True),
+    Column("error", Text, nullable=True),
+    Column("created_us", BigInteger, nullable=False),
+    Column("made_us", BigInteger, nullable=True),
+    UniqueConstraint("schedule", "since_us"),
+    Index("ix_service_reports_created_us", "created_us"),
+    Index("ix_service_reports_state", "state"),
+)
+
+service_report_deliveries = Table(
+    "service_report_deliveries",
+    metadata,
+    Column("report", String(32), nullable=False),
+    Column("destination", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("next_us", BigInteger, nullable=False),
+    Column("failing_us", BigInteger, nullable=True),
+    Column("delivered_us", BigInteger, nullable=True),
+    Column("place", Text, nullable=True),
+    Column("error", Text, nullable=True),
+    PrimaryKeyConstraint("report", "destination"),
+    Index("ix_service_report_deliveries_state", "state"),
 )

@@ -93,6 +93,9 @@ TABLE: dict[str, OcsfClass] = {
     "legal-hold": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "subject-unlinked": OcsfClass(ENTITY, DELETE, "Delete", MEDIUM),
     "sink-changed": OcsfClass(EVENT_LOG, OTHER, "Configure", MEDIUM),
+    "report-schedule-changed": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "scheduled-report-made": OcsfClass(API, READ, "Read"),
+    "report-delivery": OcsfClass(API, READ, "Read", MEDIUM),
     "clock-confirmed": OcsfClass(ENTITY, UPDATE, "Update", HIGH),
     "log-broken": OcsfClass(EVENT_LOG, OTHER, "Break", HIGH),
 }

@@ -125,6 +125,21 @@ NOT_EVIDENCE = (
         ("*", ROWS),
         _COPY + "who asked for a scan is in an `access` leaf, what a scan found in `orphan-scanned` leaves",
     ),
+    NotEvidence(
+        "service_report_schedules",
+        ("*", ROWS),
+        _COPY + "who made, paused or deleted a schedule is in `report-schedule-changed` leaves",
+    ),
+    NotEvidence(
+        "service_reports",
+        ("*", ROWS),
+        _COPY + "what a schedule made, its digest and its opinion are in `scheduled-report-made` leaves",
+    ),
+    NotEvidence(
+        "service_report_deliveries",
+        ("*", ROWS),
+        _COPY + "what was handed over, and what was not taken, is in `report-delivery` leaves",
+    ),
 )
 
 

@@ -40,15 +40,15 @@ class Report:
         self._file = file
         self.lines: list[Line] = []
 
-    def check(self, name: str, passed: bool, detail: str = "", **figures: Any) -> None:
+    def check(self, name: str, passed: bool, detail: str = "", /, **figures: Any) -> None:
         """One thing that must hold."""
         self._say(PASS if passed else FAIL, name, detail=detail, figures=figures)
 
-    def control(self, name: str, passed: bool, detail: str = "", **figures: Any) -> None:
+    def control(self, name: str, passed: bool, detail: str = "", /, **figures: Any) -> None:
         """What must be seen where the defence is off: it shows that the checks beside it could have failed."""
         self._say(PASS if passed else FAIL, name, control=True, detail=detail, figures=figures)
 
-    def measured(self, name: str, **figures: Any) -> None:
+    def measured(self, name: str, /, **figures: Any) -> None:
         """Figures that nothing is judged by."""
         self._say(PASS, name, measured=True, figures=figures)
 

@@ -70,7 +70,12 @@ def version(distribution: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The checked-out commit, with `+` when a tracked file differs from it; None outside a checkout."""
+    """The checked-out commit, with `+` when a tracked file differs from it; None outside a checkout.
+
+    `KVCUSTODY_COMMIT` says it of a tree that was copied without its history.
+    """
+    if told := os.environ.get("KVCUSTODY_COMMIT"):
+        return told
     git = shutil.which("git")
     if git is None:
         return None

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
-from kvcustody.console.report.html import render_html
-from kvcustody.console.report.page_model import Page, Paragraph, Section
-from kvcustody.console.report.pdf import render_pdf
+from kvcustody.console.report.render.html import render_html
+from kvcustody.console.report.render.page_model import Page, Paragraph, Section
+from kvcustody.console.report.render.pdf import render_pdf
 from kvcustody.errors import ConfigError
 
 LETTER_KINDS = ("answer", "extension", "identity")

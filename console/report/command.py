@@ -27,11 +27,12 @@ from kvcustody.console.opening import snapshot
 from kvcustody.console.options import DEFAULT, At, Ledger, Since, Until, moment_us
 from kvcustody.console.report import keys as key_commands
 from kvcustody.console.report import ropa as ropa_command
+from kvcustody.console.report import schedules as schedule_commands
 from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import FORMATS, render_all
-from kvcustody.console.report.number_format import count, percent
 from kvcustody.console.report.opinion_pages import share_text
 from kvcustody.console.report.package import command as package_command
+from kvcustody.console.report.render.number_format import count, percent
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.report_signing_key import (
     read_report_key,
@@ -97,6 +98,11 @@ def make(
     recount: Annotated[
         bool, typer.Option(help="Compute coverage a second time, from leaves alone, and compare.")
     ] = True,
+    threshold: Annotated[
+        float,
+        typer.Option(min=0, max=100, help="Percent of units in time that its reader asks for (first page)."),
+    ] = 99.9,
+    prepared_by: Annotated[str, typer.Option(help="Who answers for the report: a name and a role.")] = "",
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS),
     sign_with: Annotated[
         Path | None,
@@ -135,7 +141,11 @@ def make(
         bounds = period(connection, checkpoint, moment_us(since), moment_us(until))
         asked = ReportParameters(chosen.id, checkpoint, *bounds, seed, sample, tenant, extends, recount)
         asked = asked._replace(
-            risk_ppm=round(risk * 10_000), tolerable_ppm=round(tolerable * 10_000), expected=expected
+            risk_ppm=round(risk * 10_000),
+            tolerable_ppm=round(tolerable * 10_000),
+            expected=expected,
+            threshold_ppm=round(threshold * 10_000),
+            preparer=prepared_by,
         )
         report = build_report(
             connection, asked, proof=proof, progress=tell, responses=answers, framework=chosen
@@ -255,6 +265,9 @@ app.command(
 )(key_commands.rotate_key)
 app.command(name="ropa", epilog=ropa_command.EPILOG)(ropa_command.ropa)
 app.command(name="package", epilog=package_command.EPILOG)(package_command.package)
+app.command(name="list", epilog=schedule_commands.LIST_EPILOG)(schedule_commands.list_reports)
+app.command(name="retry", epilog=schedule_commands.RETRY_EPILOG)(schedule_commands.retry)
+app.add_typer(schedule_commands.app, name="schedules")
 
 
 @app.command(epilog="Example:\n\n    kvcustody report frameworks --json")

@@ -6,9 +6,17 @@ from collections.abc import Sequence
 
 from kvcustody.audit.events import BARE
 from kvcustody.audit.report.model import Report
-from kvcustody.console.report import charts
-from kvcustody.console.report.number_format import count, duration, minute, moment, percent, second, size
-from kvcustody.console.report.page_model import Block, Chart, Facts, Literal, Paragraph, Section, Table
+from kvcustody.console.report.render import charts
+from kvcustody.console.report.render.number_format import (
+    count,
+    duration,
+    minute,
+    moment,
+    percent,
+    second,
+    size,
+)
+from kvcustody.console.report.render.page_model import Block, Chart, Facts, Literal, Paragraph, Section, Table
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import DAY_US, MINUTE_US
 
@@ -31,8 +39,6 @@ def boundary_section(report: Report) -> Section:
             ]
         ),
         *([Paragraph(boundary.history, "bad")] if boundary.history else []),
-        Paragraph("The checkpoint as it was signed; its signature can be checked with the log's public key."),
-        Literal(point.note.rstrip("\n")),
         Table(
             (
                 "worker",
@@ -60,6 +66,29 @@ def boundary_section(report: Report) -> Section:
         *_policies(report),
         *_proof(report),
         *_issuers(report),
+    ]
+    if boundary.extends is not None:
+        blocks.append(
+            Paragraph(
+                f"This checkpoint extends the one of {boundary.extends} root leaves; the consistency proof has "
+                f"{len(boundary.consistency)} hashes and is in the JSON."
+            )
+        )
+    return Section("System boundary", tuple(blocks))
+
+
+def hashes_section(report: Report) -> Section:
+    """What a check begins with: the signed note, every log's root, the population's digest."""
+    boundary = report.boundary
+    blocks: list[Block] = [
+        Paragraph("The checkpoint as it was signed; its signature can be checked with the log's public key."),
+        Literal(boundary.checkpoint.note.rstrip("\n")),
+        Facts(
+            [
+                ("digest of the population", report.population.digest),
+                *([] if report.recount is None else [("the same, from leaves", report.recount.digest)]),
+            ]
+        ),
         Table(
             ("log under the checkpoint", "root", "leaves"),
             [(item.name, item.root, count(item.size)) for item in boundary.logs[:100]],
@@ -69,14 +98,7 @@ def boundary_section(report: Report) -> Section:
     ]
     if len(boundary.logs) > 100:
         blocks.append(Paragraph(f"{len(boundary.logs) - 100} more logs are in the JSON.", "quiet"))
-    if boundary.extends is not None:
-        blocks.append(
-            Paragraph(
-                f"This checkpoint extends the one of {boundary.extends} root leaves; the consistency proof has "
-                f"{len(boundary.consistency)} hashes and is in the JSON."
-            )
-        )
-    return Section("System boundary", tuple(blocks))
+    return Section("Annex: hashes", tuple(blocks), begins_page=True)
 
 
 def _issuers(report: Report) -> list[Block]:
@@ -146,7 +168,6 @@ def population_section(report: Report) -> Section:
                 [
                     ("custodies (block, generation)", count(facts.custodies)),
                     ("units (a custody on each shard)", count(facts.units)),
-                    ("digest of the population", facts.digest),
                 ]
             ),
             Paragraph(

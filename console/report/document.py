@@ -6,9 +6,17 @@ from collections.abc import Iterable
 
 from kvcustody.audit.report.framework import SECTIONS, Control
 from kvcustody.audit.report.model import Report
+from kvcustody.console.report.board_pages import (
+    assertion_section,
+    board_section,
+    roles_section,
+    service_section,
+    sources_section,
+)
 from kvcustody.console.report.custody_pages import (
     boundary_section,
     coverage_section,
+    hashes_section,
     population_section,
     tiers_section,
 )
@@ -18,14 +26,14 @@ from kvcustody.console.report.evidence_pages import (
     losses_section,
     sample_section,
 )
-from kvcustody.console.report.number_format import count, duration
 from kvcustody.console.report.opinion_pages import (
     opinion_section,
     opinion_tile,
     share_text,
     storage_section,
 )
-from kvcustody.console.report.page_model import (
+from kvcustody.console.report.render.number_format import count, duration
+from kvcustody.console.report.render.page_model import (
     Block,
     Facts,
     Items,
@@ -53,11 +61,11 @@ def render_all(report: Report, formats: Iterable[str] = FORMATS) -> dict[str, by
         if name == "json":
             made["report.json"] = report.to_bytes()
         elif name == "html":
-            from kvcustody.console.report.html import render_html
+            from kvcustody.console.report.render.html import render_html
 
             made["report.html"] = render_html(page_of(report))
         elif name == "pdf":
-            from kvcustody.console.report.pdf import render_pdf
+            from kvcustody.console.report.render.pdf import render_pdf
 
             made["report.pdf"] = render_pdf(page_of(report))
         elif name == "oscal":
@@ -80,7 +88,10 @@ def page_of(report: Report) -> Page:
         + report.boundary.history,
         _tiles(report),
         (
+            board_section(report),
             opinion_section(report),
+            assertion_section(report),
+            service_section(report),
             boundary_section(report),
             _controls(report),
             population_section(report),
@@ -88,15 +99,19 @@ def page_of(report: Report) -> Page:
             storage_section(report),
             *(() if report.tiers.is_empty else (tiers_section(report),)),
             _recount(report),
-            sample_section(report),
             exceptions_section(report),
             activity_section(report),
             losses_section(report),
+            sources_section(report),
+            roles_section(report),
             Section("Limitations", (Items(report.limitations),)),
             _sign_off(report),
+            sample_section(report),
+            hashes_section(report),
         ),
         f"kvcustody {report.version}. Evidence, not a verdict: what a control needs is judged by people.",
         watermark=WATERMARK if report.boundary.history else "",
+        at_us=report.boundary.checkpoint.at_us,
     )
 
 

@@ -11,8 +11,8 @@ from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.sampling.population import PopulationMember
 from kvcustody.audit.report.sections.cases import ReportedCase
 from kvcustody.audit.report.sections.decisions import MEANINGS
-from kvcustody.console.report.number_format import count, duration, moment, second, several
-from kvcustody.console.report.page_model import Block, Facts, Paragraph, Section, Table
+from kvcustody.console.report.render.number_format import count, duration, moment, second, several
+from kvcustody.console.report.render.page_model import Block, Facts, Paragraph, Section, Table
 
 _LISTED = 60
 _DRAW = (
@@ -49,7 +49,7 @@ def sample_section(report: Report) -> Section:
         for leaf in item.leaves
     ]
     return Section(
-        "Sample",
+        "Annex: sample",
         (
             Facts(
                 [
@@ -112,6 +112,7 @@ def sample_section(report: Report) -> Section:
             ),
             *_more(len(leaves) - 2 * _LISTED, "leaves"),
         ),
+        begins_page=True,
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.opinion.opinion_model import ADVERSE, UNQUALIFIED, Opinion
 from kvcustody.audit.report.sections.storage_limitation import StorageRow
-from kvcustody.console.report.number_format import count, duration, second
-from kvcustody.console.report.page_model import Block, Facts, Paragraph, Section, Table, Tile
+from kvcustody.console.report.render.number_format import count, duration, second
+from kvcustody.console.report.render.page_model import Block, Facts, Paragraph, Section, Table, Tile
 
 _LISTED = 40
 _MEANS = {
@@ -66,7 +66,7 @@ def opinion_section(report: Report) -> Section:
         )
     if len(opinion.exceptions) > _LISTED:
         blocks.append(Paragraph(f"{len(opinion.exceptions) - _LISTED:,} more are in the JSON.", "quiet"))
-    return Section("Opinion", tuple(blocks))
+    return Section("Opinion", tuple(blocks), begins_page=True)
 
 
 def _window(report: Report) -> str:

@@ -16,7 +16,7 @@ import orjson
 
 from kvcustody.audit.report.framework import SECTIONS, Control
 from kvcustody.audit.report.model import Report
-from kvcustody.console.report.number_format import percent
+from kvcustody.console.report.render.number_format import percent
 from kvcustody.times import iso
 
 VERSION = "1.1.3"

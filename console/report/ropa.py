@@ -21,10 +21,10 @@ from kvcustody.console.command import Json, print_json
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.opening import connect, one_ledger, selection, snapshot
 from kvcustody.console.options import DEFAULT, At, Authority, KeyFile, Ledger, Server, Since, Until
-from kvcustody.console.report.html import render_html
-from kvcustody.console.report.number_format import count, percent
-from kvcustody.console.report.page_model import Facts, Items, Page, Section, Table
-from kvcustody.console.report.pdf import render_pdf
+from kvcustody.console.report.render.html import render_html
+from kvcustody.console.report.render.number_format import count, percent
+from kvcustody.console.report.render.page_model import Facts, Items, Page, Section, Table
+from kvcustody.console.report.render.pdf import render_pdf
 from kvcustody.errors import ConfigError
 from kvcustody.governance.cases.recipients import GrantedRecipient
 from kvcustody.governance.keys.report_signing_key import read_report_key, recorded_report_keys

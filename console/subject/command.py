@@ -15,8 +15,8 @@ from kvcustody.console.command import CustodyGroup, Json, make_table, print_json
 from kvcustody.console.files import write_files
 from kvcustody.console.opening import connect, one_ledger, snapshot, subject_store
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, SubjectStore, moment_us
-from kvcustody.console.report.html import render_html
-from kvcustody.console.report.number_format import count, moment, percent
+from kvcustody.console.report.render.html import render_html
+from kvcustody.console.report.render.number_format import count, moment, percent
 from kvcustody.console.subject.page import page_of
 
 app = typer.Typer(

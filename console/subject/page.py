@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvcustody.audit.report.subject_access import SubjectPage
-from kvcustody.console.report.number_format import count, moment, percent
-from kvcustody.console.report.page_model import Facts, Literal, Page, Paragraph, Section, Table, Tile
+from kvcustody.console.report.render.number_format import count, moment, percent
+from kvcustody.console.report.render.page_model import Facts, Literal, Page, Paragraph, Section, Table, Tile
 
 _LISTED = 200
 

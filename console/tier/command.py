@@ -19,7 +19,7 @@ from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import connect, one_ledger, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us, period_us
-from kvcustody.console.report.number_format import several, size, time_text
+from kvcustody.console.report.render.number_format import several, size, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
 from kvcustody.times import DAY_US, readable

@@ -52,10 +52,13 @@ from kvcustody.console.web.pages.privacy.cases import open_case as cases_open
 from kvcustody.console.web.pages.privacy.cases import show as cases_show
 from kvcustody.console.web.pages.privacy.cases import step as cases_step
 from kvcustody.console.web.pages.release_step import prepare as release_prepare
+from kvcustody.console.web.pages.reports import again as reports_again
 from kvcustody.console.web.pages.reports import cancel as reports_cancel
+from kvcustody.console.web.pages.reports import change as reports_change
 from kvcustody.console.web.pages.reports import download as reports_download
 from kvcustody.console.web.pages.reports import listed as reports_listed
 from kvcustody.console.web.pages.reports import make as reports_make
+from kvcustody.console.web.pages.reports import schedule as reports_schedule
 from kvcustody.console.web.pages.reports import show as reports_show
 from kvcustody.console.web.pages.tiers import show as tiers_show
 from kvcustody.console.web.rendering import STATIC_FILES, render
@@ -108,6 +111,9 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/decisions/rule", decisions_rule),
     ("GET", "/reports", reports_listed),
     ("POST", "/reports", reports_make),
+    ("POST", "/reports/schedules", reports_schedule),
+    ("POST", "/reports/schedules/{schedule}/{act}", reports_change),
+    ("POST", "/reports/{job}/retry", reports_again),
     ("GET", "/reports/{job}", reports_show),
     ("POST", "/reports/{job}/cancel", reports_cancel),
     ("GET", "/reports/{job}/{file}", reports_download),

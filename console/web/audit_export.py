@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from kvcustody.audit.explore.by_time import find_by_time
 from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.events import Cursor, EventFilter, EventRow
-from kvcustody.console.report.number_format import moment
+from kvcustody.console.report.render.number_format import moment
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.audit import asked_of, is_newest, summary_of
 from kvcustody.governance.api.http.gate import HISTORY

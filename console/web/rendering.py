@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from kvcustody.console.report import number_format as words
+from kvcustody.console.report.render import number_format as words
 from kvcustody.governance.observability.serving_summary import seconds_text, share_text
 
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

@@ -55,6 +55,9 @@ class CopyableMemory(Memory, Protocol):
     def write(self, shard: int, blocks: Blocks, data: memoryview) -> None:
         """Copy what `read` made into a shard's part of `blocks`."""
 
+    def pin(self, address: int, size: int) -> Callable[[], None]:
+        """Let the memory's devices reach `size` bytes of the host's; what is returned undoes it."""
+
 
 class _Way:
     """One tier with what its use has taken."""
@@ -94,13 +97,15 @@ class Offloading:
 
     def watch(self, manager: BlockManager) -> None:
         """What this manager evicts is offered from now on. Raises `ConfigError` where its blocks cannot be copied."""
-        memory = manager.pool.memory
+        memory = cast(CopyableMemory, manager.pool.memory)
         if manager.options.windows:
             raise ConfigError("tiers: a pool with sliding-window groups is not copied; set no `tiers` for it")
         if not (hasattr(memory, "read") and hasattr(memory, "write")):
             raise ConfigError(
                 f"tiers: blocks of `{type(memory).__name__}` cannot be read; set no `tiers` for it"
             )
+        for tier in self.tiers:
+            tier.staging.pin(memory.pin)
         manager.tree.demote = partial(self._demote, manager)
 
     # -- out ------------------------------------------------------------------------------------------------------

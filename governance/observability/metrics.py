@@ -183,6 +183,12 @@ MEASURES: tuple[Measure, ...] = (
             "it has ended.", ("kind",)),
     Measure("ledger_witnesses", "gauge", "Witnesses that ever signed the ledger."),
     Measure("ledger_unwitnessed_seconds", "gauge", "How long the oldest checkpoint that no witness signed has waited."),
+    # reports by a calendar
+    Measure("report_schedules", "gauge", "Schedules of reports by state: active, paused.", ("state",)),
+    Measure("reports", "gauge", "Reports that were made, by opinion: unqualified, qualified, adverse.", ("opinion",)),
+    Measure("report_deliveries", "gauge", "Reports handed over, by state: waiting, delivered, given-up.", ("state",)),
+    Measure("report_undelivered", "gauge", "Scheduled reports not made or not taken at least once, and not since."),
+    Measure("report_undelivered_seconds_max", "gauge", "How long the oldest of them has failed; 0: none."),
     # the fleet (FLE-3)
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),
     Measure("worker_policy_revision", "gauge", "Policy revision that a worker enforces.", _WORKER),

@@ -28,6 +28,7 @@ from kvcustody.errors import CustodyError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 _log = structlog.get_logger(__name__)
+_LOST = "the service ended before the job did"
 _WAITING_MAX = 64
 _WAITING_MAX_OF_PARTY = _WAITING_MAX // 8
 
@@ -209,7 +210,8 @@ class JobRunner:
             result = work(progress)
             ended = {"state": "finished", "result": orjson.dumps(result).decode()}
         except CancelledError:
-            ended = {"state": "cancelled"}
+            asked = job in self._cancelled or not self._ending
+            ended = {"state": "cancelled"} if asked else {"state": "lost", "error": _LOST}
         except CustodyError as error:
             ended = {"state": "failed", "error": error.message}
         except Exception as error:
@@ -231,7 +233,7 @@ class JobRunner:
         unfinished = (table.owner == self._owner) & table.ended_us.is_(None)
         values = {
             "state": "lost",
-            "error": "the service ended before the job did",
+            "error": _LOST,
             "ended_us": self._clock.utc_us(),
         }
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():

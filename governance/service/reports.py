@@ -11,28 +11,52 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.model import ReportParameters
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.files import write_file
 from kvcustody.governance.keys.report_signing_key import open_report_key, signed_report
-from kvcustody.governance.service.jobs import Job, JobProgress
+from kvcustody.governance.service.ingest.traced_writer import TracedWriter
+from kvcustody.governance.service.jobs import Job, JobProgress, JobRunner
 from kvcustody.governance.service.problem_details import not_found
-
-if TYPE_CHECKING:
-    from kvcustody.governance.service.service import Service
+from kvcustody.governance.service.render_protocol import DocumentRenderer
+from kvcustody.governance.service.schedules.made_reports import Verdict, add_report
+from kvcustody.governance.service.settings import ServiceSettings
 
 _ENROLLING = threading.Lock()  # two first reports at once make one key
 _PARTS = 12  # about as many as a report says that it is at
 
 
+class ReportingService(Protocol):
+    """The parts of a service that a report is made with."""
+
+    settings: ServiceSettings
+    engine: Engine
+    clock: DeadlineClock
+    writer: TracedWriter
+    signer: CheckpointSigner | None
+    documents: DocumentRenderer
+    jobs: JobRunner
+
+    def cover(self) -> None:
+        """Seal and sign what is committed."""
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """A connection in one read transaction."""
+
+
 def report_parameters(
-    service: Service,
+    service: ReportingService,
     framework: str,
     tenant: str | None,
     *,
@@ -58,15 +82,19 @@ def report_parameters(
 
 
 def start_report(
-    service: Service,
+    service: ReportingService,
     principal: str,
     asked: ReportParameters,
     formats: Sequence[str],
     *,
     expects: str | None = None,
     party: str = "",
+    schedule: str | None = None,
 ) -> Job:
-    """Begin the job; `expects` is the SHA-256 that report.json should have: whether it does is in the result."""
+    """Begin the job; `expects` is the SHA-256 that report.json should have: whether it does is in the result.
+
+    `schedule` keeps its own list of what it made (`schedules.report_scheduler`); any other report is listed here.
+    """
 
     def work(progress: JobProgress) -> dict[str, Any]:
         done = 0
@@ -85,22 +113,26 @@ def start_report(
         for name, data in files.items():
             write_file(progress.folder / name, data)
         progress(_PARTS + 1, _PARTS + 1)
-        digest = report.digest()
+        verdict, digest = Verdict.of(report), report.digest()
+        if schedule is None:
+            job, now_us = progress.folder.name, service.clock.utc_us()
+            add_report(service.engine, job, principal, asked, formats, verdict, now_us)
         return {
             "files": [_file(name, data) for name, data in sorted(files.items())],
             "checkpoint": asked.checkpoint,
-            "digest": digest,
+            **verdict._asdict(),
             "as_expected": None if expects is None else digest == expects,
             "again": report.rerun(),
         }
 
     parameters = {"framework": asked.framework, "since_us": asked.since_us, "until_us": asked.until_us}
+    parameters |= {} if schedule is None else {"schedule": schedule}
     return service.jobs.start(
         "report", work, principal=principal, tenant=asked.tenant, parameters=parameters, party=party
     )
 
 
-def report_key(service: Service) -> SigningKey | None:
+def report_key(service: ReportingService) -> SigningKey | None:
     """The key of rule 3, its leaf under a signed checkpoint."""
     if service.signer is None:
         return None

@@ -68,6 +68,8 @@ from kvcustody.governance.service.page_cursor import Cursors
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.render_protocol import DocumentRenderer, JsonDocuments
 from kvcustody.governance.service.row_level_security import has_row_level_security, restrict_to_tenant
+from kvcustody.governance.service.schedules.report_scheduler import ReportScheduler
+from kvcustody.governance.service.schedules.schedule_book import ScheduleBook
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.service.tracing import open_tracing
 from kvcustody.migrations.upgrade import upgrade
@@ -181,6 +183,9 @@ class Service:
             self.reader, settings.webhooks, folder / "sinks", clock, self.record, self.exports.leaving
         )
         stack.callback(self.sinks.close)
+        self.schedules = ScheduleBook(self.engine, clock, self.record, settings)
+        self.scheduler = ReportScheduler(self, self.schedules)
+        stack.callback(self.scheduler.close)
         self.inbox_delivery = InboxDelivery(settings, folder, lambda: self.inbox().items)
         stack.callback(self.inbox_delivery.close)
 

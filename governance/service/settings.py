@@ -24,6 +24,7 @@ from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.schedules.calendar_periods import open_zone
 from kvcustody.governance.settings import (
     SERVICE_PREFIX,
     LayeredSettings,
@@ -111,6 +112,49 @@ class InboxMail(BaseModel):
         if bool(self.user) != (self.password_path is not None):
             raise ValueError("`user` and `password_path` go together")
         return self
+
+
+_DESTINATION = r"^[a-z0-9][a-z0-9-]{0,31}$"
+
+
+class _ReportDestination(BaseModel):
+    """Where scheduled reports may be handed over to, under a name: nowhere else (`service.schedules`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=_DESTINATION)]
+    tenants: tuple[Annotated[str, Field(min_length=1, max_length=257)], ...] = ()
+    # whose own people may send their tenant's reports here; who sees all tenants may send any
+
+
+class ReportFolder(_ReportDestination):
+    """A folder of this machine, which nobody but the service's user may write in."""
+
+    kind: Literal["folder"]
+    path: Path
+
+
+class ReportStore(_ReportDestination):
+    """A bucket of a store that speaks S3, addressed by path; requests are signed (AWS Signature Version 4)."""
+
+    kind: Literal["s3"]
+    endpoint: Annotated[str, Field(min_length=1, max_length=512)]  # https, or http on loopback
+    bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{0,256}$")] = ""
+    region: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] = "us-east-1"
+    access_key_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+=/-]{1,128}$")]
+    secret_path: Path  # 0600
+
+
+class ReportWebhook(_ReportDestination):
+    """An address that reports are posted to, signed as Standard Webhooks says (HMAC-SHA-256)."""
+
+    kind: Literal["webhook"]
+    url: Annotated[str, Field(min_length=1, max_length=1024)]  # https, or http on loopback
+    key_path: Path  # 0600, at least 24 bytes
+
+
+ReportDestination = Annotated[ReportFolder | ReportStore | ReportWebhook, Field(discriminator="kind")]
 
 
 class ServiceSettings(LayeredSettings):
@@ -221,6 +265,30 @@ class ServiceSettings(LayeredSettings):
         ge=0.05,
         le=86_400.0,
         description="Seconds between looks at the inbox for what is to be delivered.",
+    )
+    report_destinations: tuple[ReportDestination, ...] = Field(
+        (),
+        description="Where schedules may hand reports over to, by name: folders, stores that speak S3, webhooks; in a "
+        "file, or as JSON in the variable.",
+    )
+    report_seconds: float = Field(
+        15.0,
+        ge=0.05,
+        le=3600.0,
+        description="Seconds between looks for reports that are due and deliveries that wait.",
+    )
+    report_retry_seconds: float = Field(
+        30.0,
+        ge=0.05,
+        le=3600.0,
+        description="Seconds until a delivery that failed is tried again; twice as long each time, six hours at most.",
+    )
+    time_zone: str = Field(
+        "UTC", description="Time zone of schedules that name none (IANA name): when a week or month ends."
+    )
+    tenant_time_zones: dict[str, str] = Field(
+        default_factory=dict,
+        description="The same for reports of one tenant; in a file, or as JSON in the variable.",
     )
     worker_clock_seconds: float = Field(
         300.0,
@@ -393,6 +461,16 @@ class ServiceSettings(LayeredSettings):
                 raise ValueError(f"`{text}` is neither an address, a network nor `unix`") from None
         return value
 
+    @field_validator("time_zone", "tenant_time_zones")
+    @classmethod
+    def _zones(cls, value: str | dict[str, str]) -> str | dict[str, str]:
+        for zone in value.values() if isinstance(value, dict) else (value,):
+            try:
+                open_zone(zone)
+            except ConfigError as error:
+                raise ValueError(error.message) from None
+        return value
+
     @field_validator("ledger_origin")
     @classmethod
     def _ledger_origin(cls, value: str) -> str:
@@ -421,8 +499,10 @@ class ServiceSettings(LayeredSettings):
         names = [issuer.name for issuer in self.issuers] + [issuer.issuer for issuer in self.issuers]
         if len(set(names)) != len(names):
             raise ValueError("issuers: two are alike")
-        if len({webhook.name for webhook in self.webhooks}) != len(self.webhooks):
-            raise ValueError("webhooks: two have one name")
+        for what in ("webhooks", "report_destinations"):
+            given = getattr(self, what)
+            if len({each.name for each in given}) != len(given):
+                raise ValueError(f"{what}: two have one name")
         return self
 
     @property
@@ -466,6 +546,7 @@ def service_settings_table() -> str:
     rows = ["| setting | variable | default | meaning |", "|---|---|---|---|"]
     for name, field in ServiceSettings.model_fields.items():
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
+        default = default if field.default_factory is None else None
         shown = "" if default in (None, "", ()) else f"`{default}`"
         rows.append(f"| `{name}` | `{PREFIX}{name.upper()}` | {shown} | {field.description} |")
     return "\n".join(rows) + "\n"

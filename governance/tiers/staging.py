@@ -7,7 +7,8 @@
 1. A buffer is locked in memory, kept out of core dumps, and zeros in forked children. Where the system locks less than
    that, nothing starts: the error names the limit.
 2. It is zeroed when it is given back, whatever happened in between; it is zeros when it is taken.
-3. There are no more than `buffers`; whoever finds none gets None at once, and does without the tier.
+3. Where there is a device, it reads and writes the buffers by itself (`pin`): no driver's buffer stands between.
+4. There are no more than `buffers`; whoever finds none gets None at once, and does without the tier.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -31,6 +32,10 @@ class StagingCounts(NamedTuple):
     refused: int
 
 
+Pin = Callable[[int, int], Callable[[], None]]
+"""Makes the host memory at an address, of so many bytes, reachable for the devices; what it returns undoes that."""
+
+
 class Staging:
     """`buffers` of `buffer_bytes` each. Safe for threads. Raises `ConfigError` where they cannot be locked."""
 
@@ -39,6 +44,7 @@ class Staging:
         self.buffers = buffers
         self._lock = threading.Lock()
         self._free: list[tuple[mmap.mmap, int]] = []
+        self._unpin: dict[int, Callable[[], None]] = {}
         self._zeroed, self._bytes, self._refused = 0, 0, 0
         for _ in range(buffers):
             self._free.append(self._made())
@@ -69,11 +75,20 @@ class Staging:
                 self._bytes += size
                 self._free.append(taken)
 
+    def pin(self, pin: Pin) -> None:
+        """Pin the buffers that are free and not pinned yet: called before use, again changes nothing."""
+        with self._lock:
+            for _, address in self._free:
+                if address not in self._unpin:
+                    self._unpin[address] = pin(address, self.buffer_bytes)
+
     def close(self) -> None:
         """Zero and let go every buffer that nobody has."""
         with self._lock:
             for _, address in self._free:
                 ctypes.memset(address, 0, self.buffer_bytes)
+                if unpin := self._unpin.pop(address, None):
+                    unpin()
             self._free.clear()
 
     def _made(self) -> tuple[mmap.mmap, int]:

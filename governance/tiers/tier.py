@@ -192,7 +192,7 @@ class SealedTier:
         self._encloses = store.outlives or lower is not None
         self._keys = keys
         self._shred = shred
-        self._staging = staging
+        self.staging = staging
         self._clock = TierClock(clock)
         self._terms = terms
         self._index = TierIndex()
@@ -394,7 +394,7 @@ class SealedTier:
         except KeyringError:  # no room for another key
             self._refused += 1
             return False
-        with self._staging.take(content) as plain:
+        with self.staging.take(content) as plain:
             if plain is None:
                 self._refused += 1
                 return False
@@ -564,7 +564,7 @@ class SealedTier:
             known.ceiling_us,
             known.sealed_due_us,
         )
-        with self._staging.take(blocks * self._terms.block_bytes) as plain:
+        with self.staging.take(blocks * self._terms.block_bytes) as plain:
             if plain is None:
                 self._refused += 1
                 return False

@@ -14,6 +14,7 @@ MANAGED = {
     "audit/writer/record_operator_act.py": "acts of operators: `audit`, `db`, `subject`, `clock`",
     "console/audit/signing.py": "`audit rotate-key`",
     "console/report/keys.py": "`report enrol-key` and `report rotate-key`",
+    "console/report/schedules.py": "`report schedules` and `report retry`",
     "console/erasure/command.py": "`erasure request`",
     "console/replay/run/environment.py": "what a replay that was killed left behind",
     "governance/keys/checkpoint_signing_key.py": "`audit sign`",

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import structlog
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import (
@@ -169,6 +170,7 @@ def child(ledger: str, spill: str, progress: str, seed: int, pace: Pace) -> None
 
 
 def main() -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is the answers
     for line in sys.stdin:
         command, *arguments = line.split()
         if command == "go":

@@ -418,6 +418,31 @@ class FakeCuda:
             stream, "copy", reads, [(write, write + length) for _, write, length in pairs], lambda: [act]
         )
 
+    def _exchange_kernel(self, stream: int, arguments: tuple[Any, ...]) -> None:
+        listed, address, stride, size, offset, rows, blocks, tiles, *constants = arguments
+        out = bool(constants[2])
+        pairs = [
+            (
+                int(address[t]) + block * int(stride[t]),
+                int(offset[t]) + place * int(offset[tiles]),
+                int(size[t]),
+            )
+            for place, block in enumerate(listed.tolist())
+            if 0 <= block < blocks
+            for t in range(tiles)
+        ]
+        start = rows.data_ptr()
+
+        def act(rows: torch.Tensor = rows) -> None:  # which is not given to others before this has run
+            for inside, at, length in pairs:
+                outside = rows.data_ptr() + at
+                ctypes.memmove(outside if out else inside, inside if out else outside, length)
+
+        within = [(inside, inside + length) for inside, _, length in pairs]
+        without = [(start + at, start + at + length) for _, at, length in pairs]
+        reads, writes = (within, without) if out else (without, within)
+        self._put(stream, "exchange", reads, writes, lambda: [act])
+
 
 _NO_STREAM = -1
 

@@ -12,7 +12,7 @@ from fake_cuda import FakeCuda
 from fake_triton import fake_triton
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
-from kvcustody.kernels.copy import copy
+from kvcustody.kernels.copy import copy, copy_in, copy_out
 from kvcustody.kernels.launch import INTERPRETED
 from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.prepare import prepare
@@ -26,6 +26,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
 ]
 SIZES = (1, 2, 3, 16, 17, 31, 32, 48, 100)
+KERNELS = [
+    "copy_kernel",
+    "exchange_kernel",
+    "exchange_kernel",
+    "scrub_kernel",
+    "scrub_kernel",
+    "verify_kernel",
+]
 
 
 def table_of(blocks=128, layers=3, piece=96):
@@ -34,7 +42,7 @@ def table_of(blocks=128, layers=3, piece=96):
 
 
 def serve(table, scrubber):
-    """Orders of every size, read back and not, a read of them, copies, and a scrub that waits."""
+    """Orders of every size, read back and not, a read of them, copies (to the host too), a scrub that waits."""
     for size in SIZES:
         blocks = np.arange(0, size)
         scrubber.used()
@@ -47,6 +55,9 @@ def serve(table, scrubber):
         scrub(table, blocks)
         verify(table, blocks)
         copy(table, blocks[: size // 2], 127 - blocks[: size // 2])
+        memory = memoryview(bytearray(size * table.bytes_per_block))
+        copy_out(table, blocks, memory)
+        copy_in(table, blocks, memory)
 
 
 @pytest.mark.parametrize("blocks", [128, 1024])
@@ -54,9 +65,9 @@ def test_serving_compiles_nothing(blocks):
     with fake_triton() as driver:
         table = table_of(blocks)
         prepare(table)
-        assert sorted(driver.compiled) == ["copy_kernel", "scrub_kernel", "scrub_kernel", "verify_kernel"]
+        assert sorted(driver.compiled) == KERNELS
         serve(table, OrderedScrub(table, streams=FakeCuda()))
-        assert len(driver.compiled) == 4
+        assert len(driver.compiled) == len(KERNELS)
         assert len(driver.launched) > 6 * len(SIZES)
 
 
@@ -64,14 +75,14 @@ def test_positive_control_what_was_not_prepared_is_compiled_while_serving():
     with fake_triton() as driver:
         table = table_of()
         serve(table, OrderedScrub(table, streams=FakeCuda()))
-        assert sorted(driver.compiled) == ["copy_kernel", "scrub_kernel", "scrub_kernel", "verify_kernel"]
+        assert sorted(driver.compiled) == KERNELS
 
 
 def test_a_memory_is_prepared_when_an_engine_registers_it():
     with fake_triton() as driver:
         memory = StreamTensorMemory([table_of()], streams=[FakeCuda()])
         memory.prepare(None)
-        assert len(driver.compiled) == 4
+        assert len(driver.compiled) == len(KERNELS)
 
 
 def test_an_order_is_one_launch_with_these_arguments():

@@ -20,6 +20,8 @@ STORES = {
     "scrub_persistent": {8, 16},
     "verify": set(),
     "copy": {16},
+    "exchange_out": {16},
+    "exchange_in": {16},
     "checksum": set(),
 }
 LOADS = {
@@ -28,6 +30,8 @@ LOADS = {
     "scrub_persistent": set(),
     "verify": {16},
     "copy": {16},
+    "exchange_out": {16},
+    "exchange_in": {16},
     "checksum": {16},
 }
 

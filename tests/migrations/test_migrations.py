@@ -103,7 +103,8 @@ def test_a_populated_ledger_moves_forward_without_loss(empty: Engine) -> None:
     after = every_row(empty)
     trees = {"tree_nodes", "root_log", "root_leaves", "checkpoints", "signed_checkpoints", "unsealed_heads"}
     erasures = {"erasure_effects", "erasure_remains", "erasure_rereads"}
-    nouns = ("principals", "keys", "sessions", "answers", "jobs", "workers", "scan_orders")
+    nouns = ["principals", "keys", "sessions", "answers", "jobs", "workers", "scan_orders"]
+    nouns += ["report_schedules", "reports", "report_deliveries"]
     service = {f"service_{noun}" for noun in nouns}
     keeping = {"cosignatures", "timestamps", "retention_purges", "legal_holds"}
     figures = {"counters", "counter_deltas", "coverage_hours", "coverage_pass"}

@@ -69,6 +69,9 @@ def life(seed: int, worker: str) -> Iterator[Event]:
     yield WorkerStopped(now, worker, "stopped", 0, (0,))
 
 
+REPORTS = ("service_report_schedules", "service_reports", "service_report_deliveries")  # of 0031
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A ledger as this program's writers leave it, three processes of two workers."""
@@ -314,7 +317,7 @@ def test_copies_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
     """0026: nothing that is there changes; the tables have their months and rights, and the next writer fills them."""
     upgrade(earlier, "0025")
     on_postgres = earlier.dialect.name == "postgresql"
-    later = {"copy_steps", "transfer_decisions", *OF_CASES}
+    later = {"copy_steps", "transfer_decisions", *REPORTS, *OF_CASES}
     tables = [table for table in every_table() if table.name not in later]
     everything = [select(table).order_by(*table.primary_key.columns) for table in tables]
     with earlier.connect() as connection:
@@ -360,8 +363,13 @@ def test_copies_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
 def test_verdicts_by_hour_are_judged_anew(earlier: Engine) -> None:
     """0027: what was judged before is dropped, everything else stays, and the next pass judges every hour."""
     upgrade(earlier, "0026")
-    later = {"coverage_hours", "coverage_pass", *OF_CASES}
-    later |= {"transfer_decisions"}  # which has a column of 0029
+    later = {
+        "coverage_hours",
+        "coverage_pass",
+        "transfer_decisions",
+        *REPORTS,
+        *OF_CASES,
+    }  # the third has a column of 0029
     kept = [table for table in every_table() if table.name not in later]
     everything = [select(table).order_by(*table.primary_key.columns) for table in kept]
     row = dict.fromkeys(VERDICT_COLUMNS, 5) | {"hour_us": ALL_HOURS, "log": 1, "classification": "low"}

@@ -57,7 +57,11 @@ NOT_IN_LEAVES = (
     Unchecked("window", "when leaves were signed is in no leaf"),
     Unchecked("asked.extends", "the earlier checkpoint is not in the export"),
 )
-RESPONSES = Unchecked("responses", "what people answered to exceptions is in no leaf")
+SAID_BY_PEOPLE = (
+    Unchecked("responses", "what people answered to exceptions is in no leaf"),
+    Unchecked("asked.preparer", "who prepared it is in no leaf: the signature says whose key signed"),
+    Unchecked("asked.threshold_ppm", "which share its reader asked for is in no leaf"),
+)
 OWN_FRAMEWORK = (
     Unchecked("framework", "it is of the preparer's own file: whether its controls are what they say"),
     Unchecked("asked.framework", "it is of the preparer's own file"),
@@ -100,7 +104,7 @@ def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> Mad
 
 def _of_proof(stated: Report) -> tuple[Unchecked, ...]:
     made = () if stated.proof is None else (PROOF, Unchecked("rerun", "it names the policy's file"))
-    return (RESPONSES, *made, *(() if _own(stated) is None else OWN_FRAMEWORK))
+    return (*SAID_BY_PEOPLE, *made, *(() if _own(stated) is None else OWN_FRAMEWORK))
 
 
 def _own(stated: Report) -> Framework | None:

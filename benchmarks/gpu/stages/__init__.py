@@ -5,6 +5,7 @@ STAGES = {  # seconds that each may take, the telling ones first; together less 
     "ordering": 60,
     "captures": 60,
     "kernel_tests": 180,
+    "copies": 30,
     "far_addresses": 60,
     "compiles": 60,
     "sanitizer": 200,
@@ -13,6 +14,6 @@ STAGES = {  # seconds that each may take, the telling ones first; together less 
     "bandwidth": 40,
     "decode_latency": 40,
     "transformers_engine": 180,
-    "vllm_engine": 360,
+    "vllm_engine": 330,
     "conformance": 100,
 }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpu.report import Report
-from kvcustody.kernels.copy import copy, copy_kernel
+from kvcustody.kernels.copy import copy, copy_in, copy_kernel, copy_out, exchange_kernel
 from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.scrub import scrub, scrub_kernel
@@ -15,7 +15,14 @@ from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.verify import verify, verify_kernel
 
 SIZES = (1, 2, 3, 16, 17, 31, 32, 48, 100)
-KERNELS = ["copy_kernel", "scrub_kernel", "scrub_kernel", "verify_kernel"]
+KERNELS = [
+    "copy_kernel",
+    "exchange_kernel",
+    "exchange_kernel",
+    "scrub_kernel",
+    "scrub_kernel",
+    "verify_kernel",
+]
 
 
 def run(report: Report, lab: Any) -> None:
@@ -37,7 +44,7 @@ def run(report: Report, lab: Any) -> None:
 
 def forget() -> None:
     """Triton keeps what it has compiled by constants: another pool of the same ones would compile nothing."""
-    for kernel in (copy_kernel, scrub_kernel, verify_kernel):
+    for kernel in (copy_kernel, exchange_kernel, scrub_kernel, verify_kernel):
         kernel.device_caches.clear()
 
 
@@ -59,5 +66,8 @@ def serve(lab: Any, table: SegmentTable) -> None:
         scrub(table, blocks)
         verify(table, blocks)
         copy(table, blocks[: size // 2], 127 - blocks[: size // 2])
+        memory = memoryview(bytearray(size * table.bytes_per_block))
+        copy_out(table, blocks, memory)
+        copy_in(table, blocks, memory)
         lab.synchronize()
         scrubber.answered()

@@ -32,7 +32,7 @@ def run(report: Report, lab: Any) -> None:
     found = torch.cuda.get_device_properties(0)
     report.measured(
         "the device",
-        name=found.name,
+        model=found.name,
         capability=f"{found.major}.{found.minor}",
         multiprocessors=found.multi_processor_count,
         memory_bytes=found.total_memory,

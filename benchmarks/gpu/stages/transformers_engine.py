@@ -25,7 +25,7 @@ TOOL = "benchmarks/engines/transformers_cost.py"
 
 
 def run(report: Report, lab: Any) -> None:
-    """The tool compares every pair's tokens and steps, and fails where they differ."""
+    """The tool compares every pair's tokens and steps, and fails where they differ and plain repeats its own."""
     if absent := missing(*NEEDS):
         report.skip("transformers under custody", Reason.NOT_INSTALLED, ", ".join(absent))
         return
@@ -43,6 +43,11 @@ def run(report: Report, lab: Any) -> None:
             words = (done.stderr.splitlines() or [""])[-1][:300] if done.returncode else ""
             report.check(f"{way}: tokens equal to plain", done.returncode == 0, words)
             if kept.exists():
-                found = json.loads(kept.read_text())["workloads"]["decode"]["tokens_per_second"]
+                decode = json.loads(kept.read_text())["workloads"]["decode"]
+                found = decode["tokens_per_second"]
                 speed = {name: found[name] for name in ("plain", "governed")}
                 report.measured(f"{way}: tokens per second", **speed, ratio=found["ratio"]["value"])
+                if unlike := decode["rounds_in_which_plain_differs_from_itself"]:
+                    report.measured(
+                        f"{way}: rounds in which plain gives other tokens each time", rounds=unlike
+                    )

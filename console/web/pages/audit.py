@@ -20,8 +20,8 @@ from starlette.responses import Response
 from kvcustody import times
 from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.console.report.charts import Figure, columns
-from kvcustody.console.report.number_format import count, duration, moment
+from kvcustody.console.report.render.charts import Figure, columns
+from kvcustody.console.report.render.number_format import count, duration, moment
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.models.base import LARGE

@@ -13,8 +13,8 @@ from kvcustody.audit.counters.hourly_coverage import RecentCoverage, recent
 from kvcustody.audit.counters.read_figures import tenant_totals
 from kvcustody.audit.erasure.requests_and_answers import read_states_of, requests
 from kvcustody.audit.witness.status import WitnessStatus, witness_status
-from kvcustody.console.report.charts import Figure, rows
-from kvcustody.console.report.number_format import count
+from kvcustody.console.report.render.charts import Figure, rows
+from kvcustody.console.report.render.number_format import count
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import policy_status
 from kvcustody.governance.api.operations import custody as custody_api

@@ -1,7 +1,13 @@
-"""Evidence reports as jobs: asked for, watched, downloaded by whoever asked (`governance.service.reports`)."""
+"""Evidence reports: asked for, watched and downloaded as jobs; made by schedules; listed with their verdicts.
+
+What a schedule may do is decided where the API decides it (`reports_and_checks`).
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import ValidationError
 from starlette.responses import FileResponse, Response
 
 from kvcustody.audit.query.known_names import check_tenant
@@ -9,28 +15,103 @@ from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all
+from kvcustody.governance.api.models.evidence import ScheduleRequest
+from kvcustody.governance.api.operations.reports_and_checks import (
+    SCHEDULE_ACTS,
+    change_schedule,
+    new_schedule,
+    retry_report,
+    schedules_of,
+)
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.reports import report_parameters, start_report
+from kvcustody.governance.service.schedules.calendar_periods import Cadence
+from kvcustody.governance.service.schedules.made_reports import MadeReport, made_reports
+from kvcustody.governance.service.schedules.schedule_book import listed_destinations
 
 _LISTED = 50
-_SHOWN = ("sound", "again", "digest", "unproved")  # of a result: what the page says in words of its own
+_SHOWN = (
+    "sound",
+    "again",
+    "digest",
+    "unproved",
+    "opinion",
+    "signed_by",
+)  # of a result: what the page says in words of its own
 _TYPES = {"html": "text/html; charset=utf-8", "pdf": "application/pdf", "json": "application/json"}
 
 
 def listed(visit: PageRequest) -> Response:
-    """One's own reports and other jobs, newest first, and a form for another."""
+    """What was made, with its verdict; schedules; one's own jobs, newest first; and forms for more."""
     visit.caller.must(Permission.READ_CUSTODY, Permission.READ_OPERATIONS)
-    jobs = visit.service.jobs.listed(principal=visit.caller.name, limit=_LISTED)
+    service, caller, makes = visit.service, visit.caller, visit.may(Permission.READ_CUSTODY)
+    made: list[MadeReport] = []
+    schedules: list[dict[str, Any]] = []
+    if makes:
+        visit.record_live("consoleReports")
+        with service.reading() as connection:
+            mine = caller.tenant_of(Permission.READ_CUSTODY, None)
+            made = made_reports(connection, tenant=mine, limit=_LISTED)
+        now_us = service.clock.utc_us()
+        schedules = [each.data(now_us) for each in schedules_of(service, caller)]
+    settings = service.settings
     return visit.page(
         "operate/reports.html",
         "Reports",
-        jobs=jobs,
-        makes=visit.may(Permission.READ_CUSTODY),
+        jobs=service.jobs.listed(principal=caller.name, limit=_LISTED),
+        makes=makes,
+        made=made,
+        schedules=schedules,
+        destinations=listed_destinations(settings.report_destinations, caller.tenant),
+        cadences=[each.value for each in Cadence],
+        zone=settings.tenant_time_zones.get(caller.tenant or "", settings.time_zone),
         all_tenants=sees_all(visit),
         frameworks=[load_framework(name) for name in NAMES],
-        formats=visit.service.documents.formats(),
+        formats=service.documents.formats(),
     )
+
+
+def schedule(visit: PageRequest) -> Response:
+    """Make a schedule."""
+    visit.caller.must(Permission.READ_CUSTODY)
+    asked = {
+        "framework": visit.text("framework"),
+        "every": visit.text("every"),
+        "tenant": visit.text("tenant"),
+        "zone": visit.text("zone"),
+        "hour": visit.number("hour"),
+        "destinations": [name[3:] for name in visit.form if name.startswith("to-")],
+    }
+    try:
+        what = ScheduleRequest.model_validate(
+            {name: value for name, value in asked.items() if value is not None}
+        )
+    except ValidationError as error:
+        wrong = ", ".join(sorted({f"`{each['loc'][0]}`" for each in error.errors() if each["loc"]}))
+        raise ProblemError("invalid", f"{wrong} cannot be so") from None
+    visit.service.export(visit.caller)
+    new_schedule(visit.caller, visit.service, what)
+    return redirect("/reports")
+
+
+def change(visit: PageRequest) -> Response:
+    """Pause, resume or delete a schedule."""
+    visit.caller.must(Permission.READ_CUSTODY)
+    act = visit.places["act"]
+    if act not in SCHEDULE_ACTS:
+        raise not_found()
+    reason = visit.text("reason") or ""
+    change_schedule(visit.caller, visit.service, visit.places["schedule"], act, reason)
+    return redirect("/reports")
+
+
+def again(visit: PageRequest) -> Response:
+    """Try again what failed for good."""
+    visit.caller.must(Permission.READ_CUSTODY)
+    visit.service.export(visit.caller)
+    retry_report(visit.caller, visit.service, visit.places["job"])
+    return redirect("/reports")
 
 
 def make(visit: PageRequest) -> Response:

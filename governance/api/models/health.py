@@ -141,6 +141,7 @@ class InboxItemModel(Model):
         "key",
         "certificate",
         "witness",
+        "report",
     ]
     about: str
     state: Literal["waiting", "soon", "overdue"]

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from fastapi import Path
 
 from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.audit.report.framework import NAMES, load_framework
@@ -18,18 +20,38 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
+from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.api.models.evidence import (
     CheckRequest,
+    DestinationList,
     Frameworks,
+    MadeReportModel,
+    MadeReportPage,
     ReportRequest,
+    ScheduleList,
+    ScheduleModel,
+    ScheduleReason,
+    ScheduleRequest,
 )
 from kvcustody.governance.api.models.jobs import JobModel
-from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Permission, Reach, Role
 from kvcustody.governance.service.jobs import JobProgress, shown
-from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.page_cursor import CursorBinding
+from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.reports import report_parameters, start_report
+from kvcustody.governance.service.schedules.made_reports import MadeReport, made_reports
+from kvcustody.governance.service.schedules.schedule_book import (
+    Maker,
+    Schedule,
+    WantedSchedule,
+    listed_destinations,
+)
+from kvcustody.governance.service.service import Service
 
 READ = Permission.READ_CUSTODY
+ScheduleId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", examples=["ab12" * 4])]
+ReportId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["cd" * 16])]
 _PROBLEMS_MAX = 100
 _LEAVES_BETWEEN = 50_000
 _evidence = partial(Operation, action=READ, tag="evidence")
@@ -42,6 +64,24 @@ def add_evidence(api: Api) -> None:
     api.add(reporting, make_report, answers=JobModel, status=202, problems=problems)
     listing = _evidence("listFrameworks", "GET", "/v1/reports/frameworks")
     api.add(listing, frameworks, answers=Frameworks)
+    made = _evidence("listReports", "GET", "/v1/reports", recorded=True)
+    api.add(made, list_reports, answers=MadeReportPage, problems=("cursor-invalid", "not-found"))
+    api.add(
+        _evidence("listReportDestinations", "GET", "/v1/reports/destinations"),
+        destinations,
+        answers=DestinationList,
+    )
+    api.add(_evidence("listReportSchedules", "GET", "/v1/reports/schedules"), schedules, answers=ScheduleList)
+    scheduling = _evidence("makeReportSchedule", "POST", "/v1/reports/schedules", keyed=True, exports=True)
+    problems = ("not-found", "not-acceptable")
+    api.add(scheduling, make_schedule, answers=ScheduleModel, status=201, problems=problems)
+    for act, says in SCHEDULE_ACTS.items():
+        changing = _evidence(
+            f"{act}ReportSchedule", "POST", f"/v1/reports/schedules/{{schedule}}/{act}", keyed=True
+        )
+        api.add(changing, _changing(act, says), answers=ScheduleModel, problems=("not-found",))
+    retrying = _evidence("retryReport", "POST", "/v1/reports/{report}/retry", keyed=True, exports=True)
+    api.add(retrying, retry, answers=MadeReportModel, problems=("not-found",))
     checking = _evidence("checkLedger", "POST", "/v1/checks", keyed=True, whole=True)
     api.add(checking, check, answers=JobModel, status=202)
 
@@ -60,6 +100,7 @@ def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> 
         asked = report_parameters(
             service, what.framework, mine, since_us=what.since, until_us=what.until, as_of=what.as_of,
             seed=what.seed, sample=what.sample, extends=what.extends, recount=what.recount,
+            threshold_ppm=round(what.threshold * 10_000), preparer=what.prepared_by,
         )  # fmt: skip
     except ConfigError as error:
         raise ProblemError("invalid", error.message) from None
@@ -67,6 +108,114 @@ def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> 
     return shown(
         start_report(service, caller.name, asked, formats, expects=what.expected_digest, party=caller.party)
     )
+
+
+SCHEDULE_ACTS = {
+    "pause": "Make nothing more by a schedule until it is resumed. What falls due until then is not made.",
+    "resume": "Make reports by a schedule again, from the next period on.",
+    "delete": "End a schedule. What it made stays on the list; what waited to be handed over is given up.",
+}
+
+
+def list_reports(
+    caller: CallerDep,
+    service: ServiceDep,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+    tenant: Tenant = None,
+) -> dict[str, Any]:
+    """Reports that were made, or are due by a schedule, newest first: opinion, digest, signature, deliveries."""
+    mine = service.tenant_of(caller, READ, tenant)
+    question = CursorBinding("listReports", caller.name, {"tenant": tenant})
+    position = service.cursors.read(question, cursor)
+    before = None if position is None else (int(position[0]), str(position[1]))
+    with service.reading() as connection:
+        found = made_reports(connection, tenant=mine, before=before, limit=limit + 1)
+    following = None
+    if len(found) > limit:
+        last = found[limit - 1]
+        following = service.cursors.write(question, [last.created_us, last.report])
+    return {"items": [item.data() for item in found[:limit]], "next": following}
+
+
+def destinations(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
+    """Where schedules of yours may hand reports over to: the names in the settings of the service."""
+    named = service.settings.report_destinations
+    return {"items": listed_destinations(named, caller.tenant), "next": None}
+
+
+def schedules(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
+    """Schedules of reports that you may see: those of your tenant, or all."""
+    return {
+        "items": [each.data(service.clock.utc_us()) for each in schedules_of(service, caller)],
+        "next": None,
+    }
+
+
+def schedules_of(service: Service, caller: Caller) -> list[Schedule]:
+    """The schedules of which this person may see the reports."""
+    return service.schedules.listed(tenant=caller.tenant_of(READ, None))
+
+
+def make_schedule(caller: CallerDep, service: ServiceDep, what: ScheduleRequest) -> dict[str, Any]:
+    """Have a report made of every week, month or quarter from now on, and handed over."""
+    return new_schedule(caller, service, what).data(service.clock.utc_us())
+
+
+def new_schedule(caller: Caller, service: Service, what: ScheduleRequest) -> Schedule:
+    """Make a schedule for this person: of what they may see, to where they may send it."""
+    mine = service.tenant_of(caller, READ, what.tenant)
+    if mine != caller.tenant:  # a name that was typed
+        with service.reading() as connection:
+            check_tenant(connection, mine)
+    able = service.documents.formats()
+    formats: Sequence[str] = what.formats or able
+    if not set(formats) <= set(able):
+        raise ProblemError("not-acceptable", "this service cannot write one of these formats")
+    maker = Maker(caller.name, tuple(sorted(caller.roles)), caller.tenant)
+    wanted = WantedSchedule(
+        what.framework, mine, tuple(dict.fromkeys(formats)), tuple(dict.fromkeys(what.destinations)), what.every,
+        what.zone, what.hour,
+    )  # fmt: skip
+    return service.schedules.make(maker, wanted)
+
+
+def change_schedule(caller: Caller, service: Service, schedule: str, act: str, reason: str) -> Schedule:
+    """Pause, resume or delete: for whoever made it, those who see all, and its tenant's administrators."""
+    found = service.schedules.get(schedule)
+    whole = caller.reach(READ) is Reach.ALL
+    if not whole and (caller.tenant is None or found.tenant != caller.tenant):
+        raise not_found()
+    if not whole and found.principal != caller.name and Role.TENANT_ADMIN not in caller.roles:
+        raise ProblemError("forbidden", "another person made it")
+    return service.schedules.change(schedule, act, by=caller.name, reason=reason)
+
+
+def retry(caller: CallerDep, service: ServiceDep, report: ReportId) -> dict[str, Any]:
+    """Try again what failed for good: making a scheduled report, or handing it over."""
+    return retry_report(caller, service, report).data()
+
+
+def retry_report(caller: Caller, service: Service, report: str) -> MadeReport:
+    """The report, about to be tried again; raises `not-found` for one that this person may not see."""
+    mine = caller.tenant_of(READ, None)
+    with service.reading() as connection:
+        if not made_reports(connection, tenant=mine, only=report):
+            raise not_found()
+    service.schedules.retry(report, by=caller.name)
+    with service.reading() as connection:
+        return made_reports(connection, only=report)[0]
+
+
+def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:
+    def change(
+        caller: CallerDep, service: ServiceDep, schedule: ScheduleId, what: ScheduleReason
+    ) -> dict[str, Any]:
+        done = change_schedule(caller, service, schedule, act, what.reason)
+        return done.data(service.clock.utc_us())
+
+    change.__doc__ = says
+    return change
 
 
 def frameworks() -> dict[str, Any]:

@@ -30,6 +30,7 @@ from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
 from kvcustody.governance.service.inbox.read_inbox import InboxContents
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
+from kvcustody.governance.service.schedules.made_reports import report_figures, undelivered
 from kvcustody.governance.service.settings import ServiceSettings
 
 _FRESH_SECONDS = 10.0
@@ -153,6 +154,7 @@ class ServiceMetrics:
             denials = denials_by_rule(connection)
             orphans = orphans_by_class(connection)
             waiting = unsealed(connection, now_us)
+            reports = [*_of_reports(connection, now_us)]
         shown = frozenset(tenants.leaves)
         added: Counter[Place] = Counter()
         for tenant, number in tenants.leaves.items():
@@ -185,6 +187,7 @@ class ServiceMetrics:
             lag_us = max((sums.lag_us_max for sums in found), default=0)
             made.append(("deletion_lag_seconds_max", (), lag_us / MICROSECONDS))
             made.append(("deletion_judged_age_seconds", (), max(0, now_us - state.at_us) / MICROSECONDS))
+        made += reports
         made += _of_inbox(self._service.inbox(), now_us)
         return _OfLedger(tuple(made), shown)
 
@@ -217,6 +220,17 @@ def _of_inbox(found: InboxContents, now_us: int) -> Iterator[Sample]:
         yield "next_end_seconds", (kind.value,), (ends_us - now_us) / MICROSECONDS
     yield "ledger_witnesses", (), found.witnesses
     yield "ledger_unwitnessed_seconds", (), found.unwitnessed_us / MICROSECONDS
+
+
+def _of_reports(connection: Connection, now_us: int) -> Iterator[Sample]:
+    """Schedules, what they made, and what was not taken."""
+    for name, by_state in report_figures(connection).items():
+        for state, number in sorted(by_state.items()):
+            yield name, (state,), number
+    failing = undelivered(connection)
+    yield "report_undelivered", (), len(failing)
+    oldest_us = min((one.since_us for one in failing), default=now_us)
+    yield "report_undelivered_seconds_max", (), max(0, now_us - oldest_us) / MICROSECONDS
 
 
 def _ages(*every: tuple[str, Collected[Any]]) -> Iterator[Sample]:

@@ -31,6 +31,7 @@ class InboxKind(StrEnum):
     KEY = "key"
     CERTIFICATE = "certificate"
     WITNESS = "witness"
+    REPORT = "report"
 
 
 class InboxState(StrEnum):
@@ -52,6 +53,7 @@ _PERMISSION = {
     InboxKind.KEY: Permission.MANAGE_KEYS,
     InboxKind.CERTIFICATE: Permission.OPERATE,
     InboxKind.WITNESS: Permission.OPERATE,
+    InboxKind.REPORT: Permission.READ_CUSTODY,
 }
 SOON_US = {
     InboxKind.CASE: NEAR_US,

@@ -35,6 +35,7 @@ from kvcustody.governance.service.inbox.item import (
     in_order,
     state_until,
 )
+from kvcustody.governance.service.schedules.made_reports import undelivered
 from kvcustody.policies.workbench.diff.model import WidenedAccess
 
 _COMPARED_MAX = 64
@@ -99,6 +100,7 @@ class InboxReader:
             *_erasures(asked, states),
             *_cases(cases),
             *_witness(seen, now_us),
+            *_reports(connection),
         ]
         due: dict[ErasureState, list[int]] = {}
         for one in asked:
@@ -265,6 +267,20 @@ def _witness(found: WitnessStatus, now_us: int) -> Iterator[InboxItem]:
         yield InboxItem(
             InboxKind.WITNESS, "behind", InboxState.OVERDUE, "no witness has signed what was written since",
             since_us, since_us + WITNESS_AGE_US, None, None, "/health", "kvcustody audit status",
+        )  # fmt: skip
+
+
+def _reports(connection: Connection) -> Iterator[InboxItem]:
+    """Scheduled reports that could not be made, and those that a destination did not take."""
+    for one in undelivered(connection):
+        what = f"the {one.framework} report {one.report[:12]} of {one.tenant or 'all tenants'}"
+        when = "and nobody tries again" if one.is_given_up else f"after {one.tries} tries"
+        done = f"was not taken by {one.destination}" if one.destination else "was not made"
+        yield InboxItem(
+            InboxKind.REPORT, f"{one.report}-{one.destination}" if one.destination else one.report,
+            InboxState.OVERDUE if one.is_given_up else InboxState.WAITING,
+            f"{what} {done}, {when}: {one.error}", one.since_us, None, one.tenant, one.principal, "/reports",
+            f"kvcustody report retry {one.report}",
         )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ CONTROL_KINDS = frozenset(  # what only the control plane writes
     {"access", "principal-changed", "signing-key", "report-key", "release-step", "retention-purged"}
     | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered", "clock-confirmed", "log-broken"}
     | {"worker-returned", "worker-closing-asked", "case-opened", "case-step"}
+    | {"report-schedule-changed", "scheduled-report-made", "report-delivery"}
 )
 _WORKERS_KINDS = LEAF_KEYS.keys() - CONTROL_KINDS
 _HEX = frozenset("0123456789abcdef")

@@ -22,6 +22,7 @@ class BlockBytes:
     def __init__(self, memory: TensorMemory) -> None:
         self._memory = memory
         self.block_bytes = memory.bytes_per_block
+        self.pin = memory.pin
         table = memory.tables[0]
         self._device = table.device
 

@@ -127,6 +127,7 @@ class WorkerTiers:
         self.buffers = max(plan.staging_buffers, len(tiers))
         try:
             self.staging = Staging(self.buffers, size)
+            self.staging.pin(memory.pin)
         except ConfigError as error:
             raise ConfigError(
                 f"settings `tier_staging_buffers`, `tier_object_blocks`: {error.message}"
@@ -229,6 +230,7 @@ class TierThread:
         self.buffers = 0  # for stores, as the first job's answer says
         self.tier: SealedTier | None = None
         self.staging = Staging(1, terms.object_blocks * terms.block_bytes)
+        self.staging.pin(blocks.pin)
         self._keys = keys
         self._seal_keys = SealKeys(keys.keyring, keys.shred)
         self._blocks = blocks

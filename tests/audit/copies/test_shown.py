@@ -32,7 +32,7 @@ from kvcustody.audit.verify.report.verify_report import UNSIGNED, verify_report
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.console.report.document import page_of, render_all
-from kvcustody.console.report.page_model import strings_of
+from kvcustody.console.report.render.page_model import strings_of
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 

@@ -9,81 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_ledger
-from falsified import leaf_bytes
+from one_process import KEY, OneProcess, clean
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import (
     CustodyEnded,
     ErasureCompleted,
     ErasureRequested,
     GapRecorded,
-    OrphanScanned,
     ReceiptRecorded,
     ResidencyOpened,
     WorkerDied,
     WorkerStopped,
 )
-from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, load_framework
-from kvcustody.audit.report.model import Report, ReportParameters
+from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.opinion.opinion import opinion_of
 from kvcustody.audit.report.opinion.read_responses import read_responses
-from kvcustody.audit.tlog.signed_note import KeyKind
-from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.report.verify_report import verify_report
-from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.console.erasure.page import render
 from kvcustody.console.report.document import WATERMARK, page_of, render_all
 from kvcustody.errors import ConfigError
 
-KEY = SigningKey.from_seed(report_ledger.ORIGIN, KeyKind.ED25519, bytes(32))
-
-
-class Made:
-    """A ledger of one process, and its reports."""
-
-    def __init__(self, store: Engine, folder: Path) -> None:
-        self.store, self.folder = store, folder
-
-    def fill(self, events: list[Any], uuid: str = "d" * 32) -> None:
-        with self.store.connect().execution_options(**WRITE) as connection, connection.begin():
-            Appender().append(connection, read_leaves(leaf_bytes(events, uuid)))
-        report_ledger.sign(self.store, KEY, self.folder)
-
-    def report(self, framework: str = "nist-800-53", **more: Any) -> Report:
-        with self.store.connect() as connection:
-            size = newest_checkpoint(connection)
-            asked = ReportParameters(framework, size, *period(connection, size, None, None), sample=0)
-            return build_report(connection, asked, **more)
-
 
 @pytest.fixture
-def made(store: Engine, tmp_path: Path) -> Made:
-    return Made(store, tmp_path)
-
-
-def clean(world: Callable[..., Any], *, scanned: bool = True) -> list[Any]:
-    """A process that ended everything in order: nothing qualifies it."""
-    first = world(1).run(60)
-    for residency in sorted(first.open):
-        first.leave(residency)
-    first.now += 9_000_000
-    first.expire()
-    while first.dirty:
-        first.scrub()
-    scan = [OrphanScanned(first.now, 1, "full", first.now - 5, first.now, 1, 48, 0)] if scanned else []
-    stopped = WorkerStopped(first.now + 6, "worker-1", "closed", first.generation, tuple(first.scrubbed))
-    return [*first.events, *scan, stopped]
+def made(store: Engine, tmp_path: Path) -> OneProcess:
+    return OneProcess(store, tmp_path)
 
 
 def ids(report: Report) -> list[str]:
     return [item.id.partition(":")[0] for item in report.opinion.exceptions]
 
 
-def test_what_is_in_order_is_unqualified(made: Made, world: Callable[..., Any]) -> None:
+def test_what_is_in_order_is_unqualified(made: OneProcess, world: Callable[..., Any]) -> None:
     made.fill(clean(world))
     report = made.report()
     late = report.total.due - report.total.covered
@@ -97,16 +55,16 @@ def test_what_is_in_order_is_unqualified(made: Made, world: Callable[..., Any]) 
         assert [row.beyond_limit for row in report.storage] != []
 
 
-def qualified_by(made: Made, events: list[Any]) -> Report:
+def qualified_by(made: OneProcess, events: list[Any]) -> Report:
     made.fill(events)
     report = made.report()
     page = page_of(report)
     assert report.opinion.kind in ("qualified", "adverse") and page.tiles[0].mark == "bad"
-    assert page.sections[0].title == "Opinion"
+    assert [section.title for section in page.sections[:2]] == ["For the board", "Opinion"]
     return report
 
 
-def test_a_process_that_was_killed_leaves_a_range(made: Made, world: Callable[..., Any]) -> None:
+def test_a_process_that_was_killed_leaves_a_range(made: OneProcess, world: Callable[..., Any]) -> None:
     """Its open custody is unproven: neither covered nor not, at both ends of the range."""
     dead = [event for event in clean(world) if not isinstance(event, WorkerStopped)]
     at = dead[-1].at_us
@@ -123,7 +81,7 @@ def test_a_process_that_was_killed_leaves_a_range(made: Made, world: Callable[..
     assert "–" in tile and tile.endswith(" %")
 
 
-def test_an_erasure_without_an_answer(made: Made, world: Callable[..., Any]) -> None:
+def test_an_erasure_without_an_answer(made: OneProcess, world: Callable[..., Any]) -> None:
     events = clean(world)
     at = events[-2].at_us
     asked = ErasureRequested(at, "e-1", "tenant-1", "tenant", None, None, at + 5, "dpo")
@@ -132,7 +90,7 @@ def test_an_erasure_without_an_answer(made: Made, world: Callable[..., Any]) -> 
     assert "no answer that it is complete from worker-1" in report.opinion.exceptions[-1].cause
 
 
-def test_the_control_an_erasure_that_was_answered(made: Made, world: Callable[..., Any]) -> None:
+def test_the_control_an_erasure_that_was_answered(made: OneProcess, world: Callable[..., Any]) -> None:
     events = clean(world)
     at = events[-2].at_us
     asked = ErasureRequested(at, "e-1", "tenant-1", "tenant", None, None, at + 5, "dpo")
@@ -142,7 +100,9 @@ def test_the_control_an_erasure_that_was_answered(made: Made, world: Callable[..
 
 
 @pytest.mark.parametrize("trouble", ["unscanned", "gap", "identity"])
-def test_a_pool_unscanned_a_gap_and_an_identity(made: Made, world: Callable[..., Any], trouble: str) -> None:
+def test_a_pool_unscanned_a_gap_and_an_identity(
+    made: OneProcess, world: Callable[..., Any], trouble: str
+) -> None:
     events = clean(world, scanned=trouble != "unscanned")
     if trouble == "gap":
         events.insert(-1, GapRecorded(events[-1].at_us, "disk full", 9_000, 9_009))
@@ -156,7 +116,7 @@ def test_a_pool_unscanned_a_gap_and_an_identity(made: Made, world: Callable[...,
 
 
 def test_an_opinion_that_was_made_better_is_found_in_the_file_alone(
-    made: Made, world: Callable[..., Any]
+    made: OneProcess, world: Callable[..., Any]
 ) -> None:
     report = qualified_by(made, [*clean(world, scanned=False)])
     better = report._replace(opinion=report.opinion._replace(kind="unqualified", exceptions=()))
@@ -166,7 +126,7 @@ def test_an_opinion_that_was_made_better_is_found_in_the_file_alone(
     assert not any("opinion" in problem for problem in found.problems), "control"
 
 
-def test_an_adverse_opinion_where_most_is_not_covered(made: Made, world: Callable[..., Any]) -> None:
+def test_an_adverse_opinion_where_most_is_not_covered(made: OneProcess, world: Callable[..., Any]) -> None:
     report = qualified_by(made, [e for e in clean(world) if not isinstance(e, ReceiptRecorded)])
     assert report.opinion.kind == "adverse" and report.opinion.high_ppm < 900_000
 
@@ -179,7 +139,7 @@ response = "scans run daily from then on"
 """
 
 
-def test_people_answer_for_exceptions(made: Made, world: Callable[..., Any]) -> None:
+def test_people_answer_for_exceptions(made: OneProcess, world: Callable[..., Any]) -> None:
     made.fill(clean(world, scanned=False))
     answered = made.report(responses=read_responses(ANSWER))
     one = next(item for item in answered.opinion.exceptions if item.id == "unscanned")
@@ -195,7 +155,7 @@ def test_people_answer_for_exceptions(made: Made, world: Callable[..., Any]) -> 
 
 @pytest.mark.parametrize("origin", ["replayed", ""])
 def test_replayed_history_is_marked_on_every_page_and_cites_no_clock(
-    made: Made, world: Callable[..., Any], origin: str
+    made: OneProcess, world: Callable[..., Any], origin: str
 ) -> None:
     events = clean(world)
     made.fill([events[0]._replace(origin=origin), *events[1:]])
@@ -230,7 +190,7 @@ def test_every_control_about_a_clock_says_so() -> None:
 
 
 def test_the_longest_window_is_that_of_the_leaf_that_waited_longest(
-    made: Made, world: Callable[..., Any]
+    made: OneProcess, world: Callable[..., Any]
 ) -> None:
     events = clean(world)
     made.fill(events)
@@ -244,7 +204,7 @@ def test_the_longest_window_is_that_of_the_leaf_that_waited_longest(
     assert made.report().window == window, "what is signed sooner is no longest"
 
 
-def test_ages_are_beside_the_limits_that_leaves_record(made: Made, world: Callable[..., Any]) -> None:
+def test_ages_are_beside_the_limits_that_leaves_record(made: OneProcess, world: Callable[..., Any]) -> None:
     events = clean(world)
     made.fill(events)
     report = made.report()

@@ -247,6 +247,9 @@ BOUNDED = {
     "service_jobs": "one row for each export or report that somebody starts",
     "service_workers": "one row for each start of a process",
     "service_scan_orders": "one row for each scan that somebody orders",
+    "service_report_schedules": "one row for each schedule that somebody makes",
+    "service_reports": "one row for each report that is made, or was due by a schedule",
+    "service_report_deliveries": "one row for each of them and destination",
 }
 
 

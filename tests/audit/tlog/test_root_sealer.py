@@ -197,6 +197,8 @@ seal_now(engine)
 KILLED = """
 import sys
 from pathlib import Path
+import structlog
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is what is told
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings

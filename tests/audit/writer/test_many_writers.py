@@ -24,11 +24,13 @@ WORKERS, EVENTS = 2, 200
 WORKER = """
 import sys
 from pathlib import Path
+import structlog
 from kvcustody.audit.events import ResidencyReleased
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 url, spill, name, count = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is what is told
 settings = WriterSettings(batch=20, interval_seconds=0.0)
 engine = open_store(url, timeout_seconds=30)
 writer = EventWriter(engine, worker=name, clock=SystemClock(), spill_directory=spill, settings=settings,

@@ -281,6 +281,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "audit hold list": (),
         "coverage show": (),
         "coverage recompute": (),
+        "report list": (),
         "report make": ("--framework", "gdpr", "--out", str(out / "report")),
         "report verify": (str(out / "report"), "--key", str(out / "log.vkey"), "--ledger", "kvcustody.db"),
         "report ropa": ("--policy", policy, "--out", str(out / "ropa")),

@@ -19,7 +19,7 @@ from web_world import World, running
 
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
-from kvcustody.console.report.number_format import size, time_text
+from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.governance.observability.serving_summary import TierServing, tier_servings
 
 SECOND_US = 1_000_000

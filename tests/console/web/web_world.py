@@ -40,7 +40,7 @@ from kvcustody.governance.release.trust import write_trust
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.ingest.check_leaves import read_batch, write_batch
 from kvcustody.governance.service.service import Service, open_service
-from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.governance.service.settings import ReportFolder, ServiceSettings
 from kvcustody.policies import library
 from kvcustody.policies.document.digest import digest
 from kvcustody.policies.reading.load_policy import load_policy
@@ -92,7 +92,11 @@ class World:
         ]
         trust = self.folder / "trust.toml"
         trust.write_text(write_trust("test", listed))
+        share = self.folder / "share"
+        share.mkdir(mode=0o700, exist_ok=True)
         return ServiceSettings(
+            report_destinations=(ReportFolder(kind="folder", name="share", path=share, tenants=("acme",)),),
+            report_seconds=0.2,
             database_url=self.database_url,
             subject_keys_url=f"sqlite:///{self.folder / 'people.db'}",
             state_path=self.folder / "state",

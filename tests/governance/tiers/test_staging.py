@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,22 @@ def test_a_limit_that_is_too_low_is_said_at_start() -> None:
         check=False,
     )
     assert "cannot be locked in memory; raise the limit (`ulimit -l`" in done.stdout, done.stderr
+
+
+def test_every_buffer_is_pinned_once_and_let_go_when_it_is_zero() -> None:
+    staging, log = Staging(2, 4096), list[tuple[str, int, bytes]]()
+
+    def pin(address: int, size: int) -> Callable[[], None]:
+        assert size == 4096
+        log.append(("pinned", address, b""))
+        return lambda: log.append(("let go", address, ctypes.string_at(address, 16)))
+
+    staging.pin(pin)
+    staging.pin(pin)
+    with staging.take(4096) as view:
+        assert view is not None
+        filled(view)
+    staging.close()
+    addresses = {address for word, address, _ in log if word == "pinned"}
+    assert len(addresses) == 2 and [word for word, *_ in log] == ["pinned"] * 2 + ["let go"] * 2
+    assert {address for word, address, rest in log if word == "let go" and not any(rest)} == addresses

@@ -191,6 +191,20 @@ ROWS = {
         absent=422,
     ),
     "listFrameworks": Row("/v1/reports/frameworks", **READERS),
+    "listReports": Row("/v1/reports?tenant={tenant}", **READERS),
+    "listReportDestinations": Row("/v1/reports/destinations", **READERS),
+    "listReportSchedules": Row("/v1/reports/schedules", **READERS),
+    "makeReportSchedule": Row(
+        "/v1/reports/schedules",
+        **READERS,
+        body={"framework": "soc2", "tenant": "{tenant}", "every": "weekly", "formats": ["json"]},
+        ok=201,
+        absent=422,
+    ),
+    "pauseReportSchedule": Row(f"/v1/reports/schedules/{'ab' * 8}/pause", **READERS, body={}, ok=404),
+    "resumeReportSchedule": Row(f"/v1/reports/schedules/{'ab' * 8}/resume", **READERS, body={}, ok=404),
+    "deleteReportSchedule": Row(f"/v1/reports/schedules/{'ab' * 8}/delete", **READERS, body={}, ok=404),
+    "retryReport": Row(f"/v1/reports/{'ab' * 16}/retry", **READERS, ok=404),
     "makeProcessingRecord": Row(
         "/v1/reports:processing", **READERS, body={"policy": POLICY}, own_refused=403
     ),

@@ -72,6 +72,7 @@ REFUSES = {
     "previewErasure": 422,  # a subject or session without its tenant
     "makeProcessingRecord": 422,  # `policy` is a document
     "makeReport": 422,  # `since` after `until`, a checkpoint to extend that is newer
+    "makeReportSchedule": 422,  # a zone or a destination that there is none of
     "checkLedger": 422,  # a text that is no public key
     "shipBatch": "400, 422",  # NDJSON of leaves
     **dict.fromkeys(

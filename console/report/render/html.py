@@ -7,10 +7,10 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from kvcustody.console.report.page_model import Block, Page
+from kvcustody.console.report.render.page_model import Block, Page
 
 _environment = Environment(
-    loader=PackageLoader("kvcustody.console.report", "."),
+    loader=PackageLoader("kvcustody.console.report.render", "."),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

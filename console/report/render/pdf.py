@@ -1,20 +1,22 @@
 """A page as PDF, by reportlab (the extra `reports`): the same words and charts as the HTML, set for A4.
 
-1. The bytes are a function of the page alone: no time, no random id, fonts that every PDF reader has.
+1. The bytes are a function of the page alone: no time but the page's own, no random id, fonts that every reader has.
 2. A section begins a page where little room is left below its heading; what is signed is never parted.
-3. A character that these fonts lack is written as its code point, and never dropped.
+3. It is tagged (`pdf_tags`): headings, paragraphs, lists, tables with their heads, figures with their words.
+4. A character that these fonts lack is written as its code point, and never dropped.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from kvcustody.console.report.charts import WIDTH, Figure
-from kvcustody.console.report.page_model import (
+from kvcustody.console.report.render.charts import WIDTH, Figure
+from kvcustody.console.report.render.page_model import (
     Block,
     Chart,
     Facts,
@@ -27,6 +29,7 @@ from kvcustody.console.report.page_model import (
     Table,
     Tile,
 )
+from kvcustody.console.report.render.pdf_tags import Element, Tags, artifact, ruled, tagged
 from kvcustody.errors import ConfigError
 
 INK, SOFT, LINE, TINT, GOOD, BAD = "#1c2126", "#59626b", "#c9ced2", "#f3f4f2", "#176b4d", "#b3261e"
@@ -55,17 +58,21 @@ class _Setter:
         from reportlab.lib import colors, pagesizes, styles, units
         from reportlab.platypus import (
             CondPageBreak,
+            Flowable,
             KeepTogether,
             LongTable,
+            PageBreak,
             Preformatted,
             SimpleDocTemplate,
             Spacer,
         )
         from reportlab.platypus import Paragraph as Text
 
-        self._text, self._long_table, self._keep = Text, LongTable, KeepTogether
-        self._room = CondPageBreak
-        self._literal, self._document, self._space = Preformatted, SimpleDocTemplate, Spacer
+        self._tags = Tags()
+        self._tagged_text, self._long_table, self._keep = tagged(Text), ruled(LongTable), KeepTogether
+        self._drawn = tagged(_drawing_class(Flowable))
+        self._room, self._break = CondPageBreak, PageBreak
+        self._literal, self._document, self._space = tagged(Preformatted), SimpleDocTemplate, Spacer
         self._color: Callable[[str], Any] = colors.HexColor
         self._page_size = pagesizes.A4
         self._margin = 16 * units.mm
@@ -84,7 +91,7 @@ class _Setter:
             Facts: self._facts,
             Items: self._items,
             Signatures: self._signatures,
-            Chart: lambda block: [self._keep([self._caption(block.figure), draw(block.figure, self._width)])],
+            Chart: self._chart,
             Table: self._table,
         }
 
@@ -100,11 +107,12 @@ class _Setter:
             bottomMargin=self._margin + 6,
             title=plain(page.title),
             author="kvcustody",
+            lang="en",
             invariant=1,
         )
         title = self._named(size=17, leading=21, after=3, bold=True)
         flow: list[Any] = [
-            self._text(safe(page.title), title),
+            self._text(safe(page.title), title, self._tags.root.add("H1")),
             self._text(safe(page.subtitle), self._named(size=9, leading=12.5, after=10, color=SOFT)),
         ]
         if page.tiles:
@@ -114,15 +122,23 @@ class _Setter:
         note = plain(page.footer)
 
         def decorate(canvas: Any, template: Any) -> None:
-            canvas.setFont("Helvetica", 7)
-            canvas.setFillColor(self._color(SOFT))
-            canvas.drawString(self._margin, 22, note)
-            canvas.drawRightString(self._page_size[0] - self._margin, 22, f"page {template.page}")
-            if page.watermark:
-                self._watermark(canvas, plain(page.watermark))
+            with artifact(canvas):
+                canvas.setFont("Helvetica", 7)
+                canvas.setFillColor(self._color(SOFT))
+                canvas.drawString(self._margin, 22, note)
+                canvas.drawRightString(self._page_size[0] - self._margin, 22, f"page {template.page}")
+                if page.watermark:
+                    self._watermark(canvas, plain(page.watermark))
 
-        document.build(flow, onFirstPage=decorate, onLaterPages=decorate)
+        canvas_class = _canvas_class(self._tags, page.at_us)
+        document.build(flow, onFirstPage=decorate, onLaterPages=decorate, canvasmaker=canvas_class)
         return out.getvalue()
+
+    def _text(self, text: str, style: Any, tag: Element | None = None, **more: Any) -> Any:
+        """Running text; a paragraph unless `tag` says what it is."""
+        made = self._tagged_text(text, style, **more)
+        made.tag = tag or self._tags.root.add("P")
+        return made
 
     def _watermark(self, canvas: Any, text: str) -> None:
         """Across the sheet, faint enough to read through."""
@@ -139,6 +155,7 @@ class _Setter:
         heading = self._text(
             f"{number}. {safe(section.title)}",
             self._named(size=12.5, leading=16, before=13, after=5, bold=True, keep=True),
+            self._tags.root.add("H2"),
         )
         flow = [heading]
         for block, following in itertools.zip_longest(section.blocks, section.blocks[1:]):
@@ -149,7 +166,9 @@ class _Setter:
             made[-1].keepWithNext = isinstance(block, Paragraph) and isinstance(following, Facts)
             flow += made
         signed = any(isinstance(block, Signatures) for block in section.blocks)
-        return [self._keep(flow)] if signed else [self._room(_ROOM), *flow]
+        if signed:
+            return [self._keep(flow)]
+        return [self._break() if section.begins_page else self._room(_ROOM), *flow]
 
     def _block(self, block: Block) -> list[Any]:
         return self._makers[type(block)](block)
@@ -175,16 +194,21 @@ class _Setter:
             spaceBefore=6,
             spaceAfter=11,
         )
-        return [self._literal(plain(block.text), style, maxLineLength=116, newLineChars="")]
+        made = self._literal(plain(block.text), style, maxLineLength=116, newLineChars="")
+        made.tag = self._tags.root.add("P")
+        return [made]
 
     def _facts(self, block: Facts) -> list[Any]:
-        rows = [
-            [
-                self._text(safe(name), self._named(size=8, leading=10.5, color=SOFT)),
-                self._text(safe(value), self._named(size=8, leading=10.5)),
-            ]
-            for name, value in block.items
-        ]
+        tag, rows = self._tags.root.add("Table"), []
+        for name, value in block.items:
+            row = tag.add("TR")
+            head = self._named(size=8, leading=10.5, color=SOFT)
+            rows.append(
+                [
+                    self._text(safe(name), head, row.add("TH", scope="Row")),
+                    self._text(safe(value), self._named(size=8, leading=10.5), row.add("TD")),
+                ]
+            )
         table = self._long_table(rows, colWidths=[self._width * 0.36, self._width * 0.64])
         whole = [("NOSPLIT", (0, 0), (-1, -1))] if len(rows) <= _FACTS_WHOLE else []
         table.setStyle([("VALIGN", (0, 0), (-1, -1), "TOP"), *whole, *_padding(0, 1.5)])
@@ -192,7 +216,11 @@ class _Setter:
 
     def _items(self, block: Items) -> list[Any]:
         style = self._named(size=8.8, leading=12, after=3, indent=10)
-        return [self._text(safe(item), style, bulletText="\u2022") for item in block.items]
+        tag = self._tags.root.add("L")
+        return [
+            self._text(safe(item), style, tag.add("LI").add("LBody"), bulletText="\u2022")
+            for item in block.items
+        ]
 
     def _signatures(self, block: Signatures) -> list[Any]:
         style = self._named(size=8, leading=10, color=SOFT)
@@ -207,17 +235,25 @@ class _Setter:
     def _table(self, block: Table) -> list[Any]:
         count = len(block.headings)
         widths = block.widths or _even(count, block.left)
+        tag = self._tags.root.add("Table")
+        top = tag.add("TR")
         heads = [
-            self._text(safe(text), self._head if place < block.left else self._head_number)
+            self._text(
+                safe(text),
+                self._head if place < block.left else self._head_number,
+                top.add("TH", scope="Column"),
+            )
             for place, text in enumerate(block.headings)
         ]
-        rows = [
-            [
-                self._text(safe(cell), self._cell if place < block.left else self._number)
-                for place, cell in enumerate(row)
-            ]
-            for row in block.rows
-        ]
+        rows = []
+        for row in block.rows:
+            line = tag.add("TR")
+            rows.append(
+                [
+                    self._text(safe(cell), self._cell if place < block.left else self._number, line.add("TD"))
+                    for place, cell in enumerate(row)
+                ]
+            )
         table = self._long_table(
             [heads, *rows], colWidths=[self._width * share for share in widths], repeatRows=1
         )
@@ -254,6 +290,13 @@ class _Setter:
         grid = ("GRID", (0, 0), (-1, -1), 0.5, self._color(LINE))
         table.setStyle([("VALIGN", (0, 0), (-1, -1), "TOP"), grid, *_padding(7, 6)])
         return [table, self._space(1, 8)]
+
+    def _chart(self, block: Chart) -> list[Any]:
+        figure = block.figure
+        caption, drawn = self._caption(figure), self._drawn(draw(figure, self._width))
+        words = [figure.title, *(text.text for text in figure.texts), *(name for name, _ in figure.legend)]
+        drawn.tag = self._tags.root.add("Figure", alternative=plain("; ".join(words)))
+        return [self._keep([caption, drawn])]
 
     def _caption(self, figure: Figure) -> Any:
         legend = "".join(
@@ -292,6 +335,40 @@ class _Setter:
             splitLongWords=1,
             wordWrap="LTR",
         )
+
+
+def _drawing_class(base: Any) -> Any:
+    """Flowables that draw one drawing."""
+
+    class Drawn(base):  # type: ignore[misc]
+        def __init__(self, drawing: Any) -> None:
+            super().__init__()
+            self.drawing, self.width, self.height = drawing, drawing.width, drawing.height
+
+        def draw(self) -> None:
+            self.drawing.drawOn(self.canv, 0, 0)
+
+    return Drawn
+
+
+def _canvas_class(tags: Tags, at_us: int) -> Any:
+    """Canvases whose documents have this date, and this structure when they are saved."""
+    from reportlab.pdfgen.canvas import Canvas
+
+    class Dated(Canvas):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            if at_us:
+                stamp = self._doc._timeStamp
+                stamp.t = at_us // 1_000_000
+                stamp.lt = tuple(time.gmtime(stamp.t))
+                stamp.YMDhms = stamp.lt[:6]
+
+        def save(self) -> None:
+            tags.write(self)
+            super().save()
+
+    return Dated
 
 
 def _even(count: int, left: int) -> list[float]:
@@ -334,7 +411,7 @@ _REPLACED = {"≤": "<=", "≥": ">=", "−": "-"}  # what the standard fonts la
 
 
 def plain(text: str) -> str:
-    """Text in what the standard fonts have (rule 3)."""
+    """Text in what the standard fonts have (rule 4)."""
     for ours, theirs in _REPLACED.items():
         text = text.replace(ours, theirs)
     return text.encode("cp1252", "backslashreplace").decode("cp1252")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvcustody.console.report.charts import Figure
+from kvcustody.console.report.render.charts import Figure
 
 
 class Paragraph(NamedTuple):
@@ -59,10 +59,11 @@ Block = Paragraph | Table | Facts | Literal | Chart | Items | Signatures
 
 
 class Section(NamedTuple):
-    """A heading and what stands under it."""
+    """A heading and what stands under it; `begins_page`: nothing stands above it on its sheet."""
 
     title: str
     blocks: tuple[Block, ...]
+    begins_page: bool = False
 
 
 class Tile(NamedTuple):
@@ -74,7 +75,7 @@ class Tile(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A whole page; `watermark` stands across every sheet of it."""
+    """A whole page; `watermark` stands across every sheet of it, `at_us` is the date of the document (UTC)."""
 
     title: str
     subtitle: str
@@ -82,6 +83,7 @@ class Page(NamedTuple):
     sections: tuple[Section, ...]
     footer: str
     watermark: str = ""
+    at_us: int = 0
 
 
 def strings_of(page: Page) -> list[str]:

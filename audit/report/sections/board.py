@@ -1,0 +1,127 @@
+"""What a board asks of a report first: its scope, the share beside a threshold, erasures on time, and the trend.
+
+1. A worker is covered where its pools were scanned and its process did not end without saying so. A tenant is covered
+   where it has a log under the checkpoint and custody of its was due.
+2. The threshold is the reader's: it is met where the least share of the range reaches it, missed where the greatest
+   does not, and otherwise nobody can say.
+3. The trend is of periods as long as the report's, one after the other, the last being its own. One that ended before
+   the ledger began is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, func, select
+
+from kvcustody.audit.coverage.custody_units import CustodySelection, read_units
+from kvcustody.audit.coverage.summary import CoverageRow, summary
+from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.processes.work_periods import WorkPeriod
+from kvcustody.audit.report.activity import ReportedErasure
+from kvcustody.audit.report.system_boundary import ReportedWorker
+from kvcustody.audit.schema.ledger import events
+
+PERIODS = 4
+THRESHOLD_PPM = 999_000
+MET, MISSED, UNKNOWN, NOTHING_DUE = "met", "missed", "not known", "nothing was due"
+_PREFIX = "tenant/"
+
+
+class TrendPeriod(NamedTuple):
+    """One period's units: due, and covered."""
+
+    since_us: int
+    until_us: int
+    due: int
+    covered: int
+
+
+class BoardFacts(NamedTuple):
+    """The figures of the first page.
+
+    `workers` were at work in the period, `tenants` have a log; erasures were asked for in the period, and those on time
+    were answered complete by everybody before they were due.
+    """
+
+    workers: int
+    workers_covered: int
+    tenants: int
+    tenants_covered: int
+    erasures: int
+    erasures_on_time: int
+    trend: tuple[TrendPeriod, ...]
+
+
+NO_FACTS = BoardFacts(0, 0, 0, 0, 0, 0, ())
+
+
+def board_facts(
+    connection: Connection,
+    as_of: AsOf,
+    now_us: int,
+    bounds: tuple[int, int],
+    *,
+    tenant: str | None,
+    total: CoverageRow,
+    rows: Sequence[CoverageRow],
+    logs: Sequence[str],
+    workers: Sequence[ReportedWorker],
+    periods: dict[str, WorkPeriod],
+    unscanned: Sequence[str],
+    erasures: Sequence[ReportedErasure],
+) -> BoardFacts:
+    """The figures, most of them from what other sections have counted."""
+    since_us, until_us = bounds
+    at_work = [
+        worker
+        for worker in workers
+        if (life := periods.get(worker.incarnation)) is None
+        or (life.started_us < until_us and (life.ended_us is None or life.ended_us >= since_us))
+    ]
+    seen = [
+        worker
+        for worker in at_work
+        if not worker.end.startswith("died") and f"{worker.name} {worker.incarnation[:8]}" not in unscanned
+    ]
+    known = {name.removeprefix(_PREFIX) for name in logs if name.startswith(_PREFIX)}
+    due = {row.tenant for row in rows if row.due}
+    return BoardFacts(
+        len(at_work),
+        len(seen),
+        len(known | due),
+        len(due),
+        len(erasures),
+        sum(one.is_on_time for one in erasures),
+        (
+            *_earlier(connection, as_of, now_us, since_us, until_us, tenant),
+            TrendPeriod(since_us, until_us, total.due, total.covered),
+        ),
+    )
+
+
+def threshold_verdict(threshold_ppm: int, low_ppm: int, high_ppm: int, due: int) -> str:
+    """Rule 2."""
+    if not due:
+        return NOTHING_DUE
+    if low_ppm >= threshold_ppm:
+        return MET
+    return MISSED if high_ppm < threshold_ppm else UNKNOWN
+
+
+def _earlier(
+    connection: Connection, as_of: AsOf, now_us: int, since_us: int, until_us: int, tenant: str | None
+) -> list[TrendPeriod]:
+    """Rule 3: those before the report's own, oldest first."""
+    first_us = connection.scalar(select(func.min(events.c.at_us)).where(events.c.idx == 0, as_of.has(events)))
+    span = until_us - since_us
+    made = []
+    for back in range(PERIODS - 1, 0, -1):
+        start, end = since_us - back * span, since_us - (back - 1) * span
+        if first_us is None or end <= first_us:
+            continue
+        chosen = CustodySelection(start, end, tenant)
+        found = summary(list(read_units(connection, chosen, now_us=now_us, as_of=as_of))).total
+        made.append(TrendPeriod(start, end, found.due, found.covered))
+    return made

@@ -1,0 +1,1 @@
+"""A page as HTML and PDF: its parts, charts and numbers, and what sets them."""

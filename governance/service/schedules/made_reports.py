@@ -1,0 +1,222 @@
+"""What was made: every report of the service with its opinion and its digest, and how it was handed over.
+
+1. A report that somebody made by hand is here once it is finished; one of a schedule from when it is due.
+2. It is shown to those who may see what is in it: one tenant's, or all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, Engine, func, insert, or_, select
+
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.report.model import Report, ReportParameters
+from kvcustody.audit.schema.service import (
+    service_report_deliveries,
+    service_report_schedules,
+    service_reports,
+)
+from kvcustody.governance.service.schedules.schedule_book import DELETED
+
+_reports, _deliveries = service_reports.c, service_report_deliveries.c
+_UNTIL_MADE = ("waiting", "making", "failed")
+
+
+class Delivery(NamedTuple):
+    """How a report was handed over to one destination: `waiting`, `delivered` or `given-up`."""
+
+    destination: str
+    state: str
+    tries: int
+    next_us: int
+    failing_us: int | None
+    delivered_us: int | None
+    place: str | None
+    error: str | None
+
+
+class MadeReport(NamedTuple):
+    """A report. `state`: `waiting`, `making`, `made`, `failed` or `skipped` (not made: too many were missed)."""
+
+    report: str
+    schedule: str | None
+    job: str | None
+    principal: str
+    tenant: str | None
+    framework: str
+    formats: tuple[str, ...]
+    since_us: int
+    until_us: int
+    due_us: int | None
+    state: str
+    tries: int
+    checkpoint: int | None
+    digest: str | None
+    opinion: str | None
+    reasons: tuple[dict[str, Any], ...]
+    signed_by: str | None
+    error: str | None
+    created_us: int
+    made_us: int | None
+    deliveries: tuple[Delivery, ...] = ()
+
+    def data(self) -> dict[str, Any]:
+        """As JSON data."""
+        return self._asdict() | {"deliveries": [each._asdict() for each in self.deliveries]}
+
+
+class Verdict(NamedTuple):
+    """What a report comes to: its opinion with reasons, its digest, and which key signed it."""
+
+    digest: str
+    opinion: str
+    reasons: list[dict[str, Any]]
+    signed_by: str | None
+
+    @classmethod
+    def of(cls, report: Report) -> Verdict:
+        """The verdict of a report."""
+        reasons = [
+            {"id": each.id, "adverse": each.is_adverse, "amount": each.amount, "cause": each.cause}
+            for each in report.opinion.exceptions
+        ]
+        signed = None
+        if report.signature is not None:  # the key's name and id, without the public key itself
+            signed = "+".join(report.signature.key.split("+")[:2])
+        return cls(report.digest(), report.opinion.kind, reasons, signed)
+
+
+def add_report(
+    engine: Engine,
+    job: str,
+    principal: str,
+    asked: ReportParameters,
+    formats: Sequence[str],
+    verdict: Verdict,
+    now_us: int,
+) -> None:
+    """List a report that somebody made by hand (rule 1); `job` is its job's name, and its own."""
+    values = {
+        "report": job, "schedule": None, "job": job, "principal": principal, "tenant": asked.tenant,
+        "framework": asked.framework, "formats": ",".join(formats), "since_us": asked.since_us,
+        "until_us": asked.until_us, "due_us": None, "state": "made", "owner": "", "lease_us": 0, "tries": 1,
+        "next_us": 0, "checkpoint": asked.checkpoint, "digest": verdict.digest, "opinion": verdict.opinion,
+        "reasons": orjson.dumps(verdict.reasons).decode(), "signed_by": verdict.signed_by, "error": None,
+        "created_us": now_us, "made_us": now_us,
+    }  # fmt: skip
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        connection.execute(insert(service_reports).values(**values))
+
+
+def made_reports(
+    connection: Connection,
+    *,
+    tenant: str | None = None,
+    before: tuple[int, str] | None = None,
+    limit: int = 50,
+    only: str | None = None,
+) -> list[MadeReport]:
+    """Reports of one tenant (None: all), newest first, from the one `before` (`created_us` and `report`) on.
+
+    `only`: the one of this name.
+    """
+    query = select(service_reports)
+    if tenant is not None:
+        query = query.where(_reports.tenant == tenant)
+    if only is not None:
+        query = query.where(_reports.report == only)
+    if before is not None:
+        created_us, report = before
+        query = query.where(
+            or_(
+                _reports.created_us < created_us,
+                (_reports.created_us == created_us) & (_reports.report < report),
+            )
+        )
+    rows = connection.execute(
+        query.order_by(_reports.created_us.desc(), _reports.report.desc()).limit(limit)
+    ).all()
+    handed: dict[str, list[Delivery]] = {}
+    for row in connection.execute(
+        select(service_report_deliveries)
+        .where(_deliveries.report.in_([row.report for row in rows]))
+        .order_by(_deliveries.destination)
+    ):
+        delivery = Delivery(*(getattr(row, name) for name in Delivery._fields))
+        handed.setdefault(row.report, []).append(delivery)
+    return [_made(row, handed.get(row.report, ())) for row in rows]
+
+
+class Undelivered(NamedTuple):
+    """A report that could not be made (`destination` empty) or was not taken, of a schedule that is not deleted."""
+
+    report: str
+    schedule: str
+    framework: str
+    tenant: str | None
+    principal: str
+    destination: str
+    is_given_up: bool
+    tries: int
+    since_us: int
+    error: str
+
+
+def undelivered(connection: Connection) -> list[Undelivered]:
+    """All of them, the oldest first."""
+    table = service_report_schedules.c
+    lives = select(table.schedule).where(table.state != DELETED)
+    made = select(service_reports).where(
+        _reports.schedule.in_(lives), _reports.state.in_(_UNTIL_MADE), _reports.tries > 0
+    )
+    found = [
+        Undelivered(
+            row.report, row.schedule, row.framework, row.tenant, row.principal, "", row.state == "failed",
+            row.tries, row.due_us, row.error or "",
+        )
+        for row in connection.execute(made)
+        if row.error
+    ]  # fmt: skip
+    handed = (
+        select(
+            service_report_deliveries,
+            _reports.schedule,
+            _reports.framework,
+            _reports.tenant,
+            _reports.principal,
+        )
+        .join_from(service_report_deliveries, service_reports, _reports.report == _deliveries.report)
+        .where(_reports.schedule.in_(lives), _deliveries.state != "delivered", _deliveries.tries > 0)
+    )
+    found += [
+        Undelivered(
+            row.report, row.schedule, row.framework, row.tenant, row.principal, row.destination,
+            row.state == "given-up", row.tries, row.failing_us or row.next_us, row.error or "",
+        )
+        for row in connection.execute(handed)
+    ]  # fmt: skip
+    return sorted(found, key=lambda each: (each.since_us, each.report, each.destination))
+
+
+def report_figures(connection: Connection) -> dict[str, dict[str, int]]:
+    """How many schedules, reports by opinion and deliveries there are, by state."""
+    figures: dict[str, dict[str, int]] = {}
+    for name, column in (
+        ("report_schedules", service_report_schedules.c.state),
+        ("reports", _reports.opinion),
+        ("report_deliveries", _deliveries.state),
+    ):
+        query = select(column, func.count()).where(column.is_not(None)).group_by(column)
+        figures[name] = {str(state): int(number) for state, number in connection.execute(query)}
+    figures["report_schedules"].pop(DELETED, None)
+    return figures
+
+
+def _made(row: Any, handed: Sequence[Delivery]) -> MadeReport:
+    values = {name: getattr(row, name) for name in MadeReport._fields if name != "deliveries"}
+    values["formats"] = tuple(filter(None, values["formats"].split(",")))
+    values["reasons"] = tuple(orjson.loads(values["reasons"])) if values["reasons"] else ()
+    return MadeReport(**values, deliveries=tuple(handed))

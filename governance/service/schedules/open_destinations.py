@@ -1,0 +1,44 @@
+"""The destinations that the settings name, opened: what cannot be one is an error at the start of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.service.schedules.folder_delivery import FolderDelivery
+from kvcustody.governance.service.schedules.parcel import Destination
+from kvcustody.governance.service.schedules.s3_delivery import S3Delivery, S3Key
+from kvcustody.governance.service.schedules.webhook_delivery import WebhookDelivery
+from kvcustody.governance.service.settings import ReportDestination, ReportFolder, ReportStore
+
+
+def open_destinations(named: Sequence[ReportDestination]) -> dict[str, Destination]:
+    """Every destination by its name; raises `ConfigError` or `SinkError`."""
+    return {each.name: _opened(each) for each in named}
+
+
+def may_receive(named: ReportDestination, of_tenant: str | None) -> bool:
+    """Whether people of a tenant (None: of none) may send reports of theirs there."""
+    return of_tenant is None or of_tenant in named.tenants
+
+
+def _opened(named: ReportDestination) -> Destination:
+    if isinstance(named, ReportFolder):
+        return FolderDelivery(named.name, named.path)
+    if isinstance(named, ReportStore):
+        key = S3Key(named.access_key_id, _secret(named.name, named.secret_path), named.region)
+        return S3Delivery(named.name, named.endpoint, named.bucket, named.prefix, key)
+    return WebhookDelivery(named.name, named.url, _secret(named.name, named.key_path))
+
+
+def _secret(name: str, path: Path) -> bytes:
+    try:
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"report destination `{name}`: `{path}` is open to others; chmod 600 it")
+        found = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"report destination `{name}`: `{path}`: {error.strerror}") from None
+    if not found:
+        raise ConfigError(f"report destination `{name}`: `{path}` is empty")
+    return found

@@ -1,0 +1,36 @@
+"""What is handed over of a scheduled report, and the port of those who take it.
+
+1. Where reports may go is in the settings, by name: nobody makes the service write to a path, or ask an address, that
+   its operator did not list.
+2. `deliver` returns once the other side has everything, and says where it lies, without any secret. The same parcel a
+   second time changes nothing. Anything else raises `SinkError`, whose text names the destination and no address.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+SCHEMA = "kvcustody/report-delivery@1"
+
+
+class Parcel(NamedTuple):
+    """A report's files under the name of its folder, and what is known of it."""
+
+    report: str
+    name: str
+    facts: dict[str, object]
+    files: dict[str, bytes]
+
+    def ordered(self) -> list[tuple[str, bytes]]:
+        """Its files; report.json, which whoever waits for a report looks for, is the last."""
+        return sorted(self.files.items(), key=lambda item: (item[0] == "report.json", item[0]))
+
+
+class Destination(Protocol):
+    """Takes parcels."""
+
+    name: str
+    kind: str
+
+    def deliver(self, parcel: Parcel) -> str:
+        """Hand a parcel over (rule 2)."""
