@@ -1,4 +1,4 @@
-"""What the console renders for the service: reports in every format, certificates as a page."""
+"""What the console renders for the service: reports in every format, certificates and letters as pages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kvcustody.audit.report.model import Report
+from kvcustody.console.case.letter import LETTER_FORMS, LetterDetails, letter_files
 from kvcustody.console.erasure.page import render
 from kvcustody.console.report.document import FORMATS, render_all
 
@@ -25,3 +26,11 @@ class ConsoleDocuments:
     def certificate(self, document: dict[str, Any]) -> bytes:
         """The page of an erasure's certificate."""
         return render(document).encode()
+
+    def letter_forms(self) -> tuple[str, ...]:
+        """What a letter to a person can be written as: PDF needs an extra."""
+        return tuple(form for form in LETTER_FORMS if form != "pdf" or find_spec("reportlab") is not None)
+
+    def letter(self, case: dict[str, Any], details: dict[str, str], form: str) -> bytes:
+        """The letter of a case, by the template of `kvcustody case letter`."""
+        return letter_files(case, LetterDetails(**details), (form,))[LETTER_FORMS[form]]

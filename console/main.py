@@ -80,6 +80,10 @@ COMMANDS = {
         "kvcustody.console.erasure.command:app",
         "End everything that is held of a tenant, subject, session, domain or model, and prove it.",
     ),
+    "case": Lazy(
+        "kvcustody.console.case.command:app",
+        "Requests of people about their data as cases: receipt, identity, the clock of one month, decision, letter.",
+    ),
     "inbox": Lazy(
         "kvcustody.console.inbox:inbox",
         "What waits for somebody: approvals, consents, missed erasures, and what is about to end.",

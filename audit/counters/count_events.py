@@ -53,6 +53,8 @@ OUTCOMES = {
     **dict.fromkeys(("residency-released", "blocks-released", "custody-ended"), "cause"),
     **dict.fromkeys(("erasure-requested",), "selector"),
     **dict.fromkeys(("erasure-completed",), "outcome"),
+    "case-opened": "subject_right",
+    "case-step": "step",
     **dict.fromkeys(COPY_KINDS[1:], "cause"),
     "receipt": "result",
     "transfer-decided": "choice",

@@ -9,6 +9,7 @@
    unlinked later is in a later certificate.
 5. It is `complete` only where every worker that owes an answer has given it, as the leaves that it carries say: the
    request, the start and end of every process that was at work then, and the answers (`who_owes`).
+6. Legal holds on everything, on its tenant and on its subject are listed, from their leaves (`erasure_holds`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import orjson
 from sqlalchemy import Connection, and_, exists, func, or_, select, union
 
 from kvcustody.audit.copies.copy_rows import DESTROYED, ENDED
+from kvcustody.audit.erasure.erasure_holds import hold_leaves, holds_among
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.requests_and_answers import Status, status
 from kvcustody.audit.erasure.who_owes import without_answer
@@ -114,6 +116,7 @@ def issue(
         "workers": [answer._asdict() for answer in found.answers],
         "waiting": list(found.waiting),
         "unreachable": list(found.unreachable),
+        "holds": [one._asdict() for one in holds_among(bodies, found.request.tenant, found.request.subject)],
         "population": _population(connection, found, figures),
         "figures": figures.as_dict(),
         "ledger": {"checkpoint_size": note.size, "heads": heads},
@@ -165,6 +168,8 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
     made: set[tuple[str, int]] = set()
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
     made |= _lives(connection, erasure, found)
+    held = (connection, found.request.tenant, found.request.subject)
+    made |= {(leaf.log, leaf.idx) for leaf in hold_leaves(*held)}
     for table in (erasures, erasure_effects, erasure_remains, erasure_rereads, erasure_results):
         query = select(table.c.log, table.c.idx).where(table.c.erasure == erasure)
         made |= {(names[row.log], row.idx) for row in connection.execute(query)}

@@ -31,6 +31,7 @@ from kvcustody.audit.events.canonical_leaf import (
     canonical,
     parse,
 )
+from kvcustody.audit.events.case_events import CaseOpened, CaseStepped
 from kvcustody.audit.events.control_events import (
     BARE,
     DECLARED,
@@ -154,6 +155,8 @@ __all__ = [
     "AttemptsRefused",
     "BlocksAttached",
     "BlocksReleased",
+    "CaseOpened",
+    "CaseStepped",
     "ClockConfirmed",
     "Context",
     "CopiesDestroyed",

@@ -173,11 +173,13 @@ def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Sa
 
 def _pseudonymise(columns: dict[str, Sequence[Any]], name: PseudonymSource) -> None:
     tenants = [tenant or "" for tenant in columns["tenant"]]
-    subjects, sessions = columns["subject"], columns["session"]
+    subjects, sessions = columns["subject"], columns.get("session")
     columns["subject"] = [
         None if subject is None else name(tenant, subject)
         for tenant, subject in zip(tenants, subjects, strict=True)
     ]
+    if sessions is None:  # of a kind that is about whole subjects alone
+        return
     columns["session"] = [
         None if session is None else name(tenant, subject or "", session)
         for tenant, subject, session in zip(tenants, subjects, sessions, strict=True)

@@ -147,7 +147,8 @@ class RetentionPurged(GuardingEvent, frozen=True, tag="retention-purged"):
 class LegalHoldChanged(GuardingEvent, frozen=True, tag="legal-hold"):
     """A legal hold on ledger content was placed or lifted (class A). `tenant` None: on all of it.
 
-    It binds the ledger's retention, and no deadline of any block.
+    `subject`: for what is held of one subject of the tenant. It binds the ledger's retention, and no deadline of any
+    block.
     """
 
     hold: str
@@ -155,6 +156,7 @@ class LegalHoldChanged(GuardingEvent, frozen=True, tag="legal-hold"):
     action: str
     reason: str
     actor: str
+    subject: str | None = None
 
 
 class SubjectUnlinked(GuardingEvent, frozen=True, tag="subject-unlinked"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.audit.events import control_events, copy_events, custody_events, ledger_events
+from kvcustody.audit.events import case_events, control_events, copy_events, custody_events, ledger_events
 from kvcustody.audit.events.control_events import DecisionRecorded
 from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.ledger_events import HitCounters
@@ -22,7 +22,7 @@ class EventKind(NamedTuple):
 
 KINDS: dict[type[Event], EventKind] = {
     kind: EventKind(str(kind.__struct_config__.tag), kind.outage)
-    for module in (control_events, custody_events, copy_events, ledger_events)
+    for module in (control_events, custody_events, copy_events, ledger_events, case_events)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Event) and kind.__struct_config__.tag
 }

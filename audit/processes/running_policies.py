@@ -22,7 +22,7 @@ from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import Body, WorkPeriod, at_work, life_leaves, work_periods
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 
-_KINDS = ("policy-activated", "policy-staged", "grants-revoked", "policy-text")
+POLICY_KINDS = ("policy-activated", "policy-staged", "grants-revoked", "policy-text")
 
 
 class RunningPolicy(NamedTuple):
@@ -46,9 +46,9 @@ class RunningPolicy(NamedTuple):
 def running_policies(bodies: Iterable[Body], periods: Mapping[str, WorkPeriod]) -> tuple[RunningPolicy, ...]:
     """What the processes at work enforce, by the worker's name; other leaves are passed over (rule 1)."""
     every = sorted(
-        (body for body in bodies if body["kind"] in _KINDS), key=lambda body: int(body["sequence"])
+        (body for body in bodies if body["kind"] in POLICY_KINDS), key=lambda body: int(body["sequence"])
     )
-    texts = _documents(every)
+    texts = documents_of(every)
     found: list[RunningPolicy] = []
     for worker, life in _newest(periods).items():
         mine = [body for body in every if body["incarnation"] == life]
@@ -74,7 +74,7 @@ def read_running_policies(connection: Connection) -> tuple[RunningPolicy, ...]:
         select(events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
         .join(incarnations, incarnations.c.id == events.c.incarnation)
-        .where(logs.c.name == SYSTEM, events.c.kind.in_(_KINDS), incarnations.c.uuid.in_(lives))
+        .where(logs.c.name == SYSTEM, events.c.kind.in_(POLICY_KINDS), incarnations.c.uuid.in_(lives))
     )
     bodies = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(query)] if lives else []
     return running_policies(bodies, periods)
@@ -98,7 +98,7 @@ def _said(base: RunningPolicy, body: Body, texts: Mapping[tuple[str, str], str])
     )
 
 
-def _documents(bodies: Iterable[Body]) -> dict[tuple[str, str], str]:
+def documents_of(bodies: Iterable[Body]) -> dict[tuple[str, str], str]:
     """The documents of which every piece is there, by process and stated digest."""
     pieces: dict[tuple[str, str], dict[int, str]] = {}
     wanted: dict[tuple[str, str], int] = {}

@@ -1,4 +1,4 @@
-"""What was recorded in the period: leaves by kind, erasures, orphan findings.
+"""What was recorded in the period: leaves by kind, erasures, cases, orphan findings.
 
 1. Counts are of leaves in the state of the checkpoint whose `at_us` is in the period; of one tenant, of its own log.
    Decisions are counted when they were made (`sections.decisions`).
@@ -14,6 +14,7 @@ from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import LIVES, WorkPeriod, work_periods
 from kvcustody.audit.report.leaf_counts import LeafCounts
+from kvcustody.audit.report.sections.cases import ReportedCase, read_reported_cases
 from kvcustody.audit.schema.ledger import (
     erasure_results,
     erasures,
@@ -70,6 +71,7 @@ class Activity(NamedTuple):
     kinds: tuple[KindCount, ...]
     erasures: tuple[ReportedErasure, ...]
     findings: tuple[FindingCount, ...]
+    cases: tuple[ReportedCase, ...] = ()
 
 
 def read_activity(
@@ -95,6 +97,7 @@ def read_activity(
         tuple(KindCount(kind, leaves) for kind, leaves in sorted(kinds.items()) if leaves),
         tuple(_erasures(connection, within(erasures), as_of, work_periods(overview.of_kind(*LIVES)))),
         _findings(connection, within(orphan_findings)),
+        read_reported_cases(connection, as_of, since_us, until_us, tenant=tenant),
     )
 
 

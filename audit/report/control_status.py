@@ -42,6 +42,7 @@ def carrying_sections(report: Report) -> frozenset[str]:
         "exceptions": due,
         "decisions": bool(report.decided.counts or report.decided.residencies),
         "erasures": bool(report.activity.erasures),
+        "cases": bool(report.activity.cases),
         "findings": "orphan-scanned" in kinds or bool(report.activity.findings),
         "activity": bool(kinds),
         "losses": bool(kinds),

@@ -33,6 +33,7 @@ SECTIONS = {
     "exceptions": "Exceptions",
     "decisions": "Decisions",
     "erasures": "Erasures",
+    "cases": "Requests of persons",
     "findings": "Orphan findings",
     "activity": "Recorded events",
     "losses": "Gaps and spills",

@@ -39,6 +39,7 @@ from kvcustody.audit.retention.truncate_month import ExpiredLeaves, empty_old_mo
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.schema.retention import legal_holds
 from kvcustody.audit.schema.trees import checkpoints
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.verify.stated_times import LedgerTimes
@@ -60,13 +61,14 @@ class RetentionError(LedgerError):
 
 
 class Hold(NamedTuple):
-    """An active legal hold; `tenant` None is on everything."""
+    """An active legal hold; `tenant` None is on everything, `subject` is a pseudonym: on what is held of one alone."""
 
     hold: str
     tenant: str | None
     reason: str
     actor: str
     at_us: int
+    subject: str | None = None
 
 
 class LogPlan(NamedTuple):
@@ -89,17 +91,26 @@ def active_holds(connection: Connection) -> tuple[Hold, ...]:
     found: dict[str, Hold] = {}
     for row in connection.execute(select(legal_holds).order_by(column.at_us, column.log, column.idx)):
         if row.action == PLACED:
-            found[row.hold] = Hold(row.hold, row.tenant, row.reason, row.actor, row.at_us)
+            found[row.hold] = Hold(row.hold, row.tenant, row.reason, row.actor, row.at_us, row.subject)
         else:
             found.pop(row.hold, None)
     return tuple(found.values())
 
 
-def check_no_hold(connection: Connection, tenant: str | None) -> None:
-    """Raise `RetentionError` under a hold on this tenant, or on everything."""
-    for hold in active_holds(connection):
-        if hold.tenant in (None, tenant):
-            raise RetentionError(f"legal hold `{hold.hold}` ({hold.reason}) forbids it", hold=hold.hold)
+def holds_on(connection: Connection, tenant: str | None, subjects: Sequence[str] | None) -> tuple[Hold, ...]:
+    """Those on everything, on the tenant, and on its subject of these pseudonyms (None: on any subject of it)."""
+    return tuple(
+        hold
+        for hold in active_holds(connection)
+        if hold.tenant is None
+        or (hold.tenant == tenant and (hold.subject is None or subjects is None or hold.subject in subjects))
+    )
+
+
+def check_no_hold(connection: Connection, tenant: str | None, subjects: Sequence[str] | None = None) -> None:
+    """Raise `RetentionError` under a hold on this tenant or its subject (`holds_on`), or on everything."""
+    for hold in holds_on(connection, tenant, subjects):
+        raise RetentionError(f"legal hold `{hold.hold}` ({hold.reason}) forbids it", hold=hold.hold)
 
 
 def check_no_holds(connection: Connection, names: Iterable[str]) -> None:
@@ -112,14 +123,33 @@ def check_no_holds(connection: Connection, names: Iterable[str]) -> None:
 
 
 def place_hold(
-    engine: Engine, hold: str, tenant: str | None, *, actor: str, reason: str, clock: Clock | None = None
+    engine: Engine,
+    hold: str,
+    tenant: str | None,
+    *,
+    actor: str,
+    reason: str,
+    subject: str | None = None,
+    keys: SubjectKeys | None = None,
+    clear_names: bool = False,
+    clock: Clock | None = None,
 ) -> None:
-    """Put a hold on a tenant's ledger content, or on all of it; durable on return."""
+    """Put a hold on a tenant's ledger content, or on all of it; durable on return.
+
+    `subject`: on what is held of one subject of the tenant, whose name is written as `SubjectDirectory` writes names.
+    The content of the tenant's log stays whole under it: it is not divided by subject.
+    """
+    if subject is not None and tenant is None:
+        raise RetentionError("a hold on a subject names its tenant")
     with engine.connect() as connection:
         if any(each.hold == hold for each in active_holds(connection)):
             raise RetentionError(f"a legal hold `{hold}` is active already; lift it first", hold=hold)
     record_operator_act(
-        engine, lambda at_us: LegalHoldChanged(at_us, hold, tenant, PLACED, reason, actor), clock=clock
+        engine,
+        lambda at_us: LegalHoldChanged(at_us, hold, tenant, PLACED, reason, actor, subject),
+        clock=clock,
+        subject_keys=keys,
+        clear_names=clear_names,
     )
 
 

@@ -3,7 +3,8 @@
 1. It is on record before it happens (`SubjectUnlinked`, class A), without the name and without the pseudonyms.
 2. Key and names go: the key in its own store, the rows in the ledger's database. After that no copy of the ledger,
    older or newer, tells who a pseudonym was; without subject keys this holds for copies made later alone.
-3. A legal hold on the tenant refuses it: the hold is on ledger content, and who it is about is part of that.
+3. A legal hold on the tenant or the subject refuses it: the hold is on ledger content, and who it is about is part of
+   that.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def unlink_subject(
     Raises `LedgerError` under a legal hold, `LedgerUnavailable` where it cannot be put on record.
     """
     with engine.connect() as connection:
-        check_no_hold(connection, tenant)
-        count = len(names_of(connection, tenant, subject, keys))
+        names = names_of(connection, tenant, subject, keys)
+        check_no_hold(connection, tenant, names)
+        count = len(names)
     clock = clock or SystemClock()
     if put is None:
         record_operator_act(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, Table, and_
 
+from kvcustody.audit.schema import cases as case_schema
 from kvcustody.audit.schema import copies as copy_schema
 from kvcustody.audit.schema import counters as counter_schema
 from kvcustody.audit.schema import erasures as erasure_schema
@@ -15,6 +16,7 @@ from kvcustody.audit.schema import trees as tree_schema
 from kvcustody.audit.schema.ledger import events, metadata
 
 ROOMS = (
+    case_schema,
     copy_schema,
     counter_schema,
     erasure_schema,

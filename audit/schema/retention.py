@@ -58,5 +58,6 @@ legal_holds = Table(
     Column("reason", Text, nullable=False),
     Column("actor", Text, nullable=False),
     Column("at_us", BigInteger, nullable=False),
+    Column("subject", Text, nullable=True),
     PrimaryKeyConstraint("log", "idx"),
 )

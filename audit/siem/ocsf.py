@@ -73,6 +73,8 @@ TABLE: dict[str, OcsfClass] = {
     "erasure-applied": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "erasure-remaining": OcsfClass(COMPLIANCE, 2, "Update", MEDIUM),
     "erasure-reread": OcsfClass(COMPLIANCE, 2, "Update", LOW),
+    "case-opened": OcsfClass(COMPLIANCE, CREATE, "Create", MEDIUM),
+    "case-step": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "custody-overdue": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "erasure-completed": OcsfClass(COMPLIANCE, 3, "Close", LOW, ("partial",)),
     "orphan-scanned": OcsfClass(COMPLIANCE, OTHER, "Scan"),

@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from kvcustody.audit.database.engine import with_placeholders
-from kvcustody.audit.events import KINDS, ErasureRequested, Event
+from kvcustody.audit.events import KINDS, CaseOpened, ErasureRequested, Event
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_sealed, owner_of
 from kvcustody.audit.subjects.subject_table import (
     LOOKUP_ROWS,
@@ -238,17 +238,20 @@ def names_anybody(events: Iterable[Event]) -> bool:
 
 
 def _named(events: Iterable[Event]) -> tuple[set[Who], set[Who]]:
-    """The subjects and sessions that events name, and those that erasures are about: their sessions need a row each."""
+    """The subjects and sessions that events name, and those that erasures and cases are about.
+
+    Sessions of these need a row each, and the store of subject keys can name them.
+    """
     naming: Iterable[Any] = [event for event in events if event.__class__ in _NAMED]
     wanted, listed = set(), set()
     for event in naming:
-        tenant, subject, session = event.tenant or "", event.subject, event.session
+        tenant, subject, session = event.tenant or "", event.subject, getattr(event, "session", None)
         who = []
         if subject is not None:
             who.append((tenant, subject, ""))
         if session is not None:
             who.append((tenant, subject or "", session))
         wanted.update(who)
-        if event.__class__ is ErasureRequested:
+        if event.__class__ in (ErasureRequested, CaseOpened):
             listed.update(who)
     return wanted, listed

@@ -130,6 +130,16 @@ def named_row(connection: Connection, pseudonym: str) -> Row | None:
     return made
 
 
+def subject_behind(connection: Connection, pseudonym: str, keys: SubjectKeys | None = None) -> str | None:
+    """The name of the subject of a pseudonym; None where its link is gone, or `keys` does not say whose tag."""
+    row = named_row(connection, pseudonym)
+    name = None if row is None else row[2]
+    if name is None or not is_tag(name):
+        return name
+    kept = None if keys is None else keys.named(pseudonym)
+    return None if kept is None else kept[1]
+
+
 def has_tags(engine: Engine) -> bool:
     """Somebody is known by a tag here: without the store of subject keys nobody finds them by name (rule 2)."""
     with engine.connect() as connection:

@@ -25,6 +25,7 @@ from kvcustody.audit.erasure.certificate import (
     SelectorOpening,
     statement_text,
 )
+from kvcustody.audit.erasure.erasure_holds import holds_among
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.who_owes import owing, without_answer
 from kvcustody.audit.processes.marked_processes import Marked, marked_processes
@@ -40,7 +41,7 @@ from kvcustody.signed_document import encode_ascii
 DOCUMENT_BYTES_MAX = 256 << 20
 _PARTS = {
     *("schema", "erasure", "issued_us", "outcome", "request", "marked", "workers", "waiting", "unreachable"),
-    *("population", "figures", "ledger", "leaves", "limits"),
+    *("holds", "population", "figures", "ledger", "leaves", "limits"),
 }
 _REQUEST = {"erasure", "tenant", "selector", "subject", "session", "actor", "at_us", "deadline_us", "detail"}
 
@@ -62,6 +63,7 @@ NOT_SHOWN = (
     NotShown("issued_us", "when it was issued is its issuer's word"),
     NotShown("workers", "what answers say beyond that they were given: the leaves of answers say it"),
     NotShown("population", "how many residencies the ledger had, and by which query, but for the units"),
+    NotShown("holds", "whether a hold that somebody placed was left out: an export has them all", True),
     NotShown("leaves", "whether a leaf that changes no figure was left out: an export has them all", True),
 )
 NOT_OPENED = NotShown("request.commitment", "which selector it is of: give `--opening`")
@@ -120,7 +122,7 @@ def _check(
     if body["schema"] != SCHEMA:
         report.problems.append(f"its schema is `{body['schema']}`, not `{SCHEMA}`")
         return
-    if body.keys() | {"marked"} != _PARTS:
+    if body.keys() | {"marked", "holds"} != _PARTS:
         report.problems.append("it has parts that no certificate has, or lacks some")
     report.erasure, report.outcome = body["erasure"], body["outcome"]
     report.unchecked = NOT_SHOWN
@@ -134,6 +136,10 @@ def _check(
         report.problems.append(
             "the processes that it calls replayed or generated are not those of its leaves"
         )
+    asked = body["request"]
+    holds = [one._asdict() for one in holds_among(bodies, asked["tenant"], asked["subject"])]
+    if body.get("holds", []) != holds:
+        report.problems.append("the legal holds that it lists are not those of its leaves")
     _check_request(report, body, bodies, opening)
     _check_statements(report, body, figures)
     _check_outcome(report, body, bodies, figures)

@@ -21,6 +21,7 @@ from kvcustody.audit.events import log_of
 from kvcustody.audit.events.batch import LeafGroup
 from kvcustody.audit.events.leaf_schema import LEAF_KEYS, SCHEMA_OF_NAME
 from kvcustody.audit.events.registry import TRACE
+from kvcustody.audit.schema import cases as case_schema
 from kvcustody.audit.schema import copies as copy_schema
 from kvcustody.audit.schema import erasures as erasure_schema
 from kvcustody.audit.schema import ledger as schema
@@ -104,6 +105,8 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
         ("copies-stored", "copies-ended", "copies-destroyed"), (copy_schema.copy_steps, _COPY_STEP)
     ),
     "transfer-decided": (copy_schema.transfer_decisions, {}),
+    "case-opened": (case_schema.cases, {"received_us": "received_utc", "holidays": "_holidays"}),
+    "case-step": (case_schema.case_steps, {}),
     "retention-purged": (keeping_schema.retention_purges, {}),
     "legal-hold": (keeping_schema.legal_holds, {}),
     "orphan-scanned": (schema.orphan_scans, {}),
@@ -240,6 +243,10 @@ def _copies(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow])
     columns["_low"], columns["_high"] = ([of(some, default=0) for some in numbers] for of in (min, max))
 
 
+def _case_opened(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+    columns["_holidays"] = list(map(" ".join, columns["holidays"]))
+
+
 _OUTAGE = {"cause": "", "first_sequence": 0, "last_sequence": 0, "added": 0, "duplicates": 0}
 
 
@@ -258,5 +265,6 @@ _DERIVED: dict[str, Callable[[Columns, LeafGroup, Sequence[IncarnationRow]], Non
     "blocks-released": _blocks_released,
     "receipt": _receipt,
     "decision": _decision,
+    "case-opened": _case_opened,
     **dict.fromkeys(("copies-stored", "copies-ended", "copies-destroyed"), _copies),
 }

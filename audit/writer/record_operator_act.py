@@ -25,17 +25,34 @@ from kvcustody.clock import Clock, SystemClock
 _TOGETHER = 1000  # acts that are waited for as long as one
 
 
-def record_operator_act(engine: Engine, make: Callable[[int], Event], *, clock: Clock | None = None) -> None:
-    """Commit the event that `make(at_us)` gives; `at_us` is the boot-time moment (rule 1)."""
-    record_operator_acts(engine, lambda at_us: [make(at_us)], clock=clock)
+def record_operator_act(
+    engine: Engine,
+    make: Callable[[int], Event],
+    *,
+    clock: Clock | None = None,
+    subject_keys: SubjectKeys | None = None,
+    clear_names: bool = False,
+) -> None:
+    """Commit the event that `make(at_us)` gives; `at_us` is the boot-time moment (rule 1).
+
+    `subject_keys` and `clear_names` are for events that name a subject, as `EventWriter` takes them.
+    """
+    record_operator_acts(
+        engine, lambda at_us: [make(at_us)], clock=clock, subject_keys=subject_keys, clear_names=clear_names
+    )
 
 
 def record_operator_acts(
-    engine: Engine, make: Callable[[int], Sequence[Event]], *, clock: Clock | None = None
+    engine: Engine,
+    make: Callable[[int], Sequence[Event]],
+    *,
+    clock: Clock | None = None,
+    subject_keys: SubjectKeys | None = None,
+    clear_names: bool = False,
 ) -> None:
     """The same for several events that one act stands on, in few transactions: where this raises, some may be there."""
     clock = clock or SystemClock()
-    with recorder(engine, clock) as writer:
+    with recorder(engine, clock, subject_keys=subject_keys, clear_names=clear_names) as writer:
         acts = make(clock.now_us())
         decided = [threading.Event() for _ in acts]
         awaited = [writer.begin_durable(act, each.set) for act, each in zip(acts, decided, strict=True)]

@@ -20,7 +20,14 @@ from kvcustody.audit.retention.streamed_purge import JOBS, PurgedPart, purge_to
 from kvcustody.audit.retention.unlink_subject import unlink_subject
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.console.opening import key_texts, reading, subject_store, writing
-from kvcustody.console.options import DEFAULT, Ledger, SubjectStore, moment_us
+from kvcustody.console.options import (
+    DEFAULT,
+    Ledger,
+    NamesOfSubjects,
+    SubjectNames,
+    SubjectStore,
+    moment_us,
+)
 from kvcustody.errors import ConfigError
 from kvcustody.times import readable
 
@@ -123,19 +130,37 @@ def place(
     actor: _Actor,
     reason: _Reason,
     tenant: Annotated[str | None, typer.Option(help="On this tenant (default: on everything).")] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="On what is held of this subject of the tenant alone.")
+    ] = None,
     ledger: Ledger = DEFAULT,
+    subject_keys: SubjectStore = None,
+    subject_names: NamesOfSubjects = SubjectNames.SEALED,
     *,
     as_json: Json = False,
 ) -> None:
-    """Keep content whatever the schedule says. KV blocks end when they are due all the same."""
-    with writing(ledger) as engine:
+    """Keep content whatever the schedule says. KV blocks end when they are due all the same.
+
+    On a subject: its pseudonyms are not unlinked, and the content of its tenant's log stays, which is not divided.
+    """
+    clear = subject_names is SubjectNames.CLEAR and subject_keys is None
+    with subject_store(subject_keys, ledger) as keys, writing(ledger) as engine:
         with engine.connect() as connection:
             tenant = known_tenant(connection, tenant)
-        place_hold(engine, name, tenant, actor=actor, reason=reason)
+        place_hold(
+            engine,
+            name,
+            tenant,
+            actor=actor,
+            reason=reason,
+            subject=subject,
+            keys=None if clear else keys,
+            clear_names=clear,
+        )
     if as_json:
-        print_json({"hold": name, "tenant": tenant, "placed": True})
+        print_json({"hold": name, "tenant": tenant, "subject": subject is not None, "placed": True})
     else:
-        print(f"placed: {name} on {tenant or 'everything'}")
+        print(f"placed: {name} on {'a subject of ' if subject else ''}{tenant or 'everything'}")
 
 
 @hold.command(epilog="Example: `kvcustody audit hold lift case-9 --actor counsel --reason closed`")
@@ -168,7 +193,7 @@ def list_holds(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     for each in found:
         table.add_row(
             each.hold,
-            each.tenant or "everything",
+            f"{each.tenant or 'everything'}{f', subject {each.subject}' if each.subject else ''}",
             readable(each.at_us),
             each.actor,
             each.reason,

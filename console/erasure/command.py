@@ -12,6 +12,7 @@ import orjson
 import typer
 
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening
+from kvcustody.audit.erasure.erasure_holds import holds_on_erasure
 from kvcustody.audit.erasure.requests_and_answers import (
     ErasureState,
     Status,
@@ -152,11 +153,12 @@ def show_status(
         while True:
             with engine.connect() as connection:
                 found = status(connection, erasure, deadline_us())
+                holds = holds_on_erasure(connection, found.request.tenant, found.request.subject)
             if found.outcome == "complete" or time.monotonic() >= until:
                 break
             time.sleep(0.25)
     if as_json:
-        print_json(_plain(found))
+        print_json(_plain(found) | {"holds": [one._asdict() for one in holds]})
         return
     print(f"{found.state}: {found.request.erasure} ({found.request.selector})")
     table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
@@ -165,6 +167,11 @@ def show_status(
         counts = map(str, (one.residencies, one.blocks, one.remaining))
         table.add_row(one.worker, answer, one.reason, *counts)
     stdout().print(table)
+    for hold in holds:
+        on = (
+            "everything" if hold.tenant is None else f"{'a subject of ' if hold.subject else ''}{hold.tenant}"
+        )
+        print(f"legal hold {hold.hold} on {on} since {readable(hold.at_us)}: {hold.reason}")
 
 
 def marked_state(state: ErasureState) -> str:

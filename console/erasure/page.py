@@ -40,6 +40,22 @@ def render(document: dict[str, Any]) -> str:
             [*figures["kept"].items(), *_unproven(figures), *_unknown(body)],
             _nothing(body),
         ),
+        "<h2>Legal holds</h2>",
+        _table(
+            ("hold", "on", "since", "reason"),
+            [
+                (
+                    one["hold"],
+                    "everything"
+                    if one["tenant"] is None
+                    else f"{one['tenant']}{', this subject' if one['subject'] else ''}",
+                    readable(one["at_us"], f"{TO_THE_SECOND} UTC"),
+                    one["reason"],
+                )
+                for one in body.get("holds", ())
+            ],
+            "none: nothing binds the ledger's record of it",
+        ),
         "<h2>Workers</h2>",
         _table(
             ("worker", "answer", "at", "blocks ended", "remaining", "reason"),

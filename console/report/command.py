@@ -39,6 +39,7 @@ from kvcustody.governance.keys.report_signing_key import (
     recorded_report_keys,
     signed_report,
 )
+from kvcustody.governance.processing.verify_record import is_processing_record
 
 EXIT_NO = 1
 
@@ -165,7 +166,7 @@ def make(
 )
 def verify(
     file: Annotated[
-        Path, typer.Argument(help="A report.json, or the folder of a report with all its files.")
+        Path, typer.Argument(help="A report.json or ropa.json, or the folder of one with all its files.")
     ],
     *,
     key: Annotated[
@@ -180,19 +181,27 @@ def verify(
     ledger: Annotated[
         str | None, typer.Option(help="The ledger itself: every figure is made again from it.")
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Of a record of processing: the policy that it was made with (YAML).")
+    ] = None,
     digest: Annotated[str | None, typer.Option(help="The SHA-256 that the report should have.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check a report: its signature, its figures against an export or the ledger, and every format's bytes.
 
     With nothing but the log's public key: who signed, every sampled leaf, and that the report agrees with itself. What
-    was not checked is printed, with the reason. Exit code 1 says that something is wrong with the report.
+    was not checked is printed, with the reason. Exit code 1 says that something is wrong with the report. A record of
+    processing (`report ropa`) is checked the same way, against the ledger.
     """
     vkeys = [read_file(path).decode(errors="replace").strip() for path in key]
     for text in vkeys:
         parse_vkey(text)
     folder = file if file.is_dir() else None
-    data = read_file(file / "report.json" if folder else file)
+    is_record = folder is not None and (folder / "ropa.json").exists()
+    data = read_file(file / ("ropa.json" if is_record else "report.json") if folder else file)
+    if is_processing_record(data):
+        _tell_record(*ropa_command.check_record(folder, data, vkeys, ledger, policy, digest), as_json)
+        return
     again, wrong = _again(data, vkeys, export, ledger)
     found = verify_report(data, vkeys, expected_digest=digest, again=again)
     compared: tuple[str, ...] = ()
@@ -200,6 +209,13 @@ def verify(
         compared, more = differing_files(folder, open_report(data))
         wrong += more
     found = found._replace(problems=(*wrong, *found.problems))
+    _tell(found, compared, as_json)
+    if not found.ok:
+        raise typer.Exit(EXIT_NO)
+
+
+def _tell_record(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
+    """What was found of a record of processing."""
     _tell(found, compared, as_json)
     if not found.ok:
         raise typer.Exit(EXIT_NO)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
+from kvcustody.audit.cases.case_record import CaseState
 from kvcustody.audit.coverage.custody_units import DEVICE_TIER
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.sampling.population import PopulationMember
+from kvcustody.audit.report.sections.cases import ReportedCase
 from kvcustody.audit.report.sections.decisions import MEANINGS
 from kvcustody.console.report.render.number_format import count, duration, moment, second, several
 from kvcustody.console.report.render.page_model import Block, Facts, Paragraph, Section, Table
@@ -129,7 +132,8 @@ def _risk(report: Report) -> str:
 def exceptions_section(report: Report) -> Section:
     """Everything that is not covered, with its cause, and room for a response."""
     if not report.exceptions:
-        return Section("Exceptions", (Paragraph("None: every unit that was due is covered.", "good"),))
+        none = Paragraph("None: every unit that was due is covered.", "good")
+        return Section("Exceptions", (none, *_cases(report)))
     return Section(
         "Exceptions",
         (
@@ -163,7 +167,44 @@ def exceptions_section(report: Report) -> Section:
                 widths=(0.08, 0.1, 0.09, 0.11, 0.09, 0.06, 0.17, 0.19, 0.11),
             ),
             *_more(len(report.exceptions) - _LISTED + report.exceptions_left_out, "groups"),
+            *_cases(report),
         ),
+    )
+
+
+def _cases(report: Report) -> tuple[Block, ...]:
+    """Requests of people whose deadline is near, or was not kept; nothing where there are none."""
+    found = [one for one in report.activity.cases if one.state in (CaseState.NEAR, *_NOT_IN_TIME)]
+    if not found:
+        return ()
+    bad = frozenset(place for place, one in enumerate(found[:_LISTED]) if one.state in _NOT_IN_TIME)
+    says = "Requests of people that are to be answered within a week, or were not answered in time."
+    return (Paragraph(says, "bad" if bad else ""), _case_table(found, bad))
+
+
+_NOT_IN_TIME = (CaseState.MISSED, CaseState.LATE)
+
+
+def _case_table(found: Sequence[ReportedCase], bad: frozenset[int] = frozenset()) -> Table:
+    rows = [
+        (
+            one.case_id,
+            one.tenant,
+            one.subject_right,
+            one.pseudonym or "",
+            second(one.received_us),
+            f"{second(one.due_us)}{', extended' if one.extended else ''}",
+            one.state,
+            one.outcome or "not decided",
+        )
+        for one in found[:_LISTED]
+    ]
+    return Table(
+        ("case", "tenant", "asks for", "pseudonym", "received", "due before", "state", "decided"),
+        rows or [("none came in", *[""] * 7)],
+        left=8,
+        widths=(0.18, 0.1, 0.09, 0.18, 0.15, 0.15, 0.07, 0.08),
+        bad=bad,
     )
 
 
@@ -202,6 +243,8 @@ def activity_section(report: Report) -> Section:
             widths=(0.12, 0.1, 0.08, 0.15, 0.17, 0.1, 0.06, 0.09, 0.13),
         ),
         *_more(len(activity.erasures) - _LISTED, "erasures"),
+        _case_table(activity.cases),
+        *_more(len(activity.cases) - _LISTED, "cases"),
         Table(
             ("orphan findings", "outcome", "findings"),
             [(item.orphan, item.outcome, count(item.findings)) for item in activity.findings]

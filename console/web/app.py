@@ -46,6 +46,11 @@ from kvcustody.console.web.pages.policy import show as policy_show
 from kvcustody.console.web.pages.principals import disable as principals_disable
 from kvcustody.console.web.pages.principals import revoke as principals_revoke
 from kvcustody.console.web.pages.principals import show as principals_show
+from kvcustody.console.web.pages.privacy.cases import letter as cases_letter
+from kvcustody.console.web.pages.privacy.cases import listed as cases_listed
+from kvcustody.console.web.pages.privacy.cases import open_case as cases_open
+from kvcustody.console.web.pages.privacy.cases import show as cases_show
+from kvcustody.console.web.pages.privacy.cases import step as cases_step
 from kvcustody.console.web.pages.release_step import prepare as release_prepare
 from kvcustody.console.web.pages.reports import again as reports_again
 from kvcustody.console.web.pages.reports import cancel as reports_cancel
@@ -89,6 +94,11 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("POST", "/erasures/preview", erasures_preview),
     ("GET", "/erasures/{erasure}", erasures_show),
     ("GET", "/erasures/{erasure}/{file}", erasures_download),
+    ("GET", "/cases", cases_listed),
+    ("POST", "/cases", cases_open),
+    ("GET", "/cases/{case}", cases_show),
+    ("POST", "/cases/{case}/step", cases_step),
+    ("POST", "/cases/{case}/letter", cases_letter),
     ("GET", "/deletion", deletion_show),
     ("GET", "/policy", policy_show),
     ("GET", "/policy/draft", policy_draft),

@@ -142,6 +142,7 @@ PLACES = (
     Place("/console/custody", "Custody", _CUSTODY),
     Place("/console/tiers", "Tiers", (Permission.READ_CUSTODY, Permission.READ_OPERATIONS)),
     Place("/console/erasures", "Erasures", _CUSTODY),
+    Place("/console/cases", "Cases", _CUSTODY),
     Place("/console/deletion", "Deletion", _CUSTODY),
     Place("/console/audit", "Audit explorer", _CUSTODY),
     Place("/console/reports", "Reports", _CUSTODY),

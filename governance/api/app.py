@@ -25,6 +25,8 @@ from kvcustody.governance.api.operations.principals import (
     add_principal_endings,
     add_self_service,
 )
+from kvcustody.governance.api.operations.privacy.cases import add_cases
+from kvcustody.governance.api.operations.privacy.processing_records import add_processing_records
 from kvcustody.governance.api.operations.reports_and_checks import add_evidence
 from kvcustody.governance.api.operations.tiers import add_tiers
 from kvcustody.governance.api.operations.workers import add_workers
@@ -41,10 +43,12 @@ _GROUPS = (
     add_audit,
     add_stream,
     add_erasures,
+    add_cases,
     add_workbench,
     add_grants,  # before the revisions, whose paths have a number in this place
     add_policies,
     add_evidence,
+    add_processing_records,
     add_jobs,
     add_fleet,
     add_scan_orders,

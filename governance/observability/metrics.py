@@ -187,6 +187,9 @@ MEASURES: tuple[Measure, ...] = (
     Measure("inbox_items", "gauge", "Things that wait for somebody, by kind and state.", ("kind", "state")),
     Measure("erasures", "gauge", "Erasures by state: open, missed, complete, late.", ("state",)),
     Measure("erasure_next_deadline_seconds", "gauge", "Until the nearest deadline of an open erasure; absent: none."),
+    Measure("subject_cases", "gauge", "Requests of people by state: open, near, missed, answered, late.", ("state",)),
+    Measure("subject_case_next_deadline_seconds", "gauge", "Until the nearest deadline of an open case; absent: none."),
+    Measure("subject_case_overdue_seconds_max", "gauge", "Since the oldest deadline that a case missed; 0: none."),
     Measure("erasure_overdue_seconds_max", "gauge", "Since the oldest deadline that an erasure missed; 0: none."),
     Measure("next_end_seconds", "gauge", "Until the first of a kind ends (key, grant, policy, certificate); below 0: "
             "it has ended.", ("kind",)),

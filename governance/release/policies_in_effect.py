@@ -174,7 +174,9 @@ def _effective(group: list[RunningPolicy], state: ReleaseState | None) -> Effect
         policy, revoked = proposal.policy, revoked | state.revoked | frozenset(proposal.manifest.revoked)
     else:
         documents = (one.document for one in group if one.document)
-        policy = next(filter(None, (_read(document, first.digest) for document in documents)), None)
+        policy = next(
+            filter(None, (policy_of_document(document, first.digest) for document in documents)), None
+        )
     return EffectivePolicy(
         first.revision,
         first.name,
@@ -213,7 +215,7 @@ def _of_release(state: ReleaseState, found: Proposal, stage: str) -> EffectivePo
 
 
 @lru_cache(_KEPT)
-def _read(document: str, digest: str) -> Policy | None:
+def policy_of_document(document: str, digest: str) -> Policy | None:
     """The policy of a document; None where it is not the one of this digest (rule 2)."""
     try:
         policy = load_policy(document, name="policy")

@@ -15,7 +15,7 @@ REPORT_FORMATS = ("json", "html", "pdf", "oscal")
 
 
 class DocumentRenderer(Protocol):
-    """Renders reports and certificates for people."""
+    """Renders reports, certificates and letters for people."""
 
     def formats(self) -> tuple[str, ...]:
         """The formats of a report that this installation can write."""
@@ -25,6 +25,12 @@ class DocumentRenderer(Protocol):
 
     def certificate(self, document: dict[str, Any]) -> bytes:
         """The page of an erasure's certificate."""
+
+    def letter_forms(self) -> tuple[str, ...]:
+        """What a letter to a person can be written as."""
+
+    def letter(self, case: dict[str, Any], details: dict[str, str], form: str) -> bytes:
+        """The letter of a case: `details` are its kind, addressee, sender and date."""
 
 
 class JsonDocuments:
@@ -41,3 +47,11 @@ class JsonDocuments:
     def certificate(self, document: dict[str, Any]) -> bytes:
         """There is no page."""
         raise ProblemError("not-acceptable", "this service renders no pages; ask for the certificate's JSON")
+
+    def letter_forms(self) -> tuple[str, ...]:
+        """None: a letter is for people."""
+        return ()
+
+    def letter(self, case: dict[str, Any], details: dict[str, str], form: str) -> bytes:
+        """There is no letter."""
+        raise ProblemError("not-acceptable", "this service writes no letters; `kvcustody case letter` does")

@@ -104,7 +104,7 @@ def start_report(
             done = min(done + 1, _PARTS)
             progress(done, _PARTS + 1)
 
-        key = _report_key(service)
+        key = report_key(service)
         with service.reading() as connection:
             report = build_report(connection, asked, progress=tell)
             if key is not None:
@@ -132,7 +132,7 @@ def start_report(
     )
 
 
-def _report_key(service: ReportingService) -> SigningKey | None:
+def report_key(service: ReportingService) -> SigningKey | None:
     """The key of rule 3, its leaf under a signed checkpoint."""
     if service.signer is None:
         return None

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from kvcustody.audit.cases.case_clock import WorkingCalendar, read_holidays, working_calendar
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
 from kvcustody.audit.tlog.signed_note import SigningKind, check_name
@@ -379,6 +380,15 @@ class ServiceSettings(LayeredSettings):
     clock_away_days_max: int = Field(
         30, ge=1, le=3650, description="The same for the time that this machine was off."
     )
+    case_zone: str = Field(
+        "UTC",
+        description="The controller's time zone (IANA), by whose days the clock of a person's request runs.",
+    )
+    case_holidays_path: Path | None = Field(
+        None,
+        description="The controller's public holidays, a date a line: a period that ends on one, or on a weekend, ends "
+        "with the next working day. None: weekends alone.",
+    )
     tenant_labels: Literal["pseudonym", "name", "none"] = Field(
         "pseudonym", description="How a tenant appears in metrics."
     )
@@ -398,6 +408,15 @@ class ServiceSettings(LayeredSettings):
         """The store of subject keys; None where names are kept in clear. Raises `ConfigError` where it is not said."""
         clear = self.subject_names == "clear"
         return open_subject_keys(self.database_url, self.subject_keys_url, clear=clear)
+
+    def case_calendar(self) -> WorkingCalendar:
+        """By which days the clock of a person's request runs; raises `ConfigError` for a list that is none."""
+        path = self.case_holidays_path
+        try:
+            text = "" if path is None else path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"case_holidays_path: `{path}` cannot be read: {error}", path=path) from None
+        return working_calendar(self.case_zone, read_holidays(text))
 
     @property
     def certificates(self) -> tuple[Path, ...]:

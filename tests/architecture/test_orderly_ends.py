@@ -18,6 +18,7 @@ MANAGED = {
     "console/erasure/command.py": "`erasure request`",
     "console/replay/run/environment.py": "what a replay that was killed left behind",
     "governance/keys/checkpoint_signing_key.py": "`audit sign`",
+    "console/case/command.py": "`case open`, `case step`",
     "console/policy/release_options.py": "`policy propose` and the other steps",
     "console/scan/command.py": "`scan close-dead`",
     "governance/service/access/local_administration.py": "`principal`, `apikey`, `serve --init`",

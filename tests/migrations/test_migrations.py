@@ -111,7 +111,17 @@ def test_a_populated_ledger_moves_forward_without_loss(empty: Engine) -> None:
     assert (
         after.keys() - before.keys()
         == {"attachments", "event_traces", "policy_release", "subject_unlinkings"}
-        | {*trees, *erasures, *service, *keeping, *figures, "copy_steps", "transfer_decisions"}
+        | {
+            *trees,
+            *erasures,
+            *service,
+            *keeping,
+            *figures,
+            "copy_steps",
+            "transfer_decisions",
+            "cases",
+            "case_steps",
+        }
         and len(before) > 15
     )
     assert after["attachments"] == [] and before.keys() <= after.keys()

@@ -204,9 +204,12 @@ def test_traces_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
         assert [connection.execute(query).all() for query in everything] == before
         assert connection.execute(select(event_traces)).all() == []
         if on_postgres:
-            assert connection.execute(_RIGHTS, {"table": "event_traces"}).all() == rights
+            for name in ("event_traces", "cases", "case_steps"):
+                assert connection.execute(_RIGHTS, {"table": name}).all() == rights, name
             walls = "SELECT tablename FROM pg_policies WHERE policyname = 'of_tenant' ORDER BY 1"
             walled = [
+                "case_steps",
+                "cases",
                 "copy_steps",
                 "counter_deltas",
                 "counters",
@@ -214,7 +217,7 @@ def test_traces_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) 
                 "event_traces",
                 "events",
                 "transfer_decisions",
-            ]  # 0022 adds three, 0026 two
+            ]  # 0022 adds three, 0026 two, 0032 two
             assert connection.exec_driver_sql(walls).scalars().all() == walled
             for table in ("logs", "workers", "incarnations"):  # the rows came with their ids
                 numbers = (
@@ -307,11 +310,14 @@ def _roles_of_0014(engine: Engine) -> Any:
         return connection.execute(_RIGHTS, {"table": "decisions"}).all()
 
 
+OF_CASES = ("cases", "case_steps", "legal_holds")  # made or changed by 0032
+
+
 def test_copies_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) -> None:
     """0026: nothing that is there changes; the tables have their months and rights, and the next writer fills them."""
     upgrade(earlier, "0025")
     on_postgres = earlier.dialect.name == "postgresql"
-    later = {"copy_steps", "transfer_decisions", *REPORTS}
+    later = {"copy_steps", "transfer_decisions", *REPORTS, *OF_CASES}
     tables = [table for table in every_table() if table.name not in later]
     everything = [select(table).order_by(*table.primary_key.columns) for table in tables]
     with earlier.connect() as connection:
@@ -362,6 +368,7 @@ def test_verdicts_by_hour_are_judged_anew(earlier: Engine) -> None:
         "coverage_pass",
         "transfer_decisions",
         *REPORTS,
+        *OF_CASES,
     }  # the third has a column of 0029
     kept = [table for table in every_table() if table.name not in later]
     everything = [select(table).order_by(*table.primary_key.columns) for table in kept]

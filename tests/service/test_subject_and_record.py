@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from kvcustody.audit.report.subject_access import page_of_data, subject_page
 from kvcustody.console.main import app
 from kvcustody.governance.api.app import create_app
-from kvcustody.governance.observability.processing_record import OPEN
+from kvcustody.governance.processing.record import OPEN
 
 POLICY = Path(__file__).resolve().parents[2] / "policies/library/regulated-saas.yaml"
 PAGE = "/v1/custody/subject?tenant=acme&subject=user-1"
@@ -97,7 +97,7 @@ def test_a_record_of_processing_is_the_policys_and_the_controllers(
         "time_limits"
     ]
     assert told[1]["tiers"] == "device memory; host, in plain memory, at most 10m"
-    narrow = client("POST", RECORD, people["dpo"], json={**body, "until": 1}, keyed=False).json()
+    narrow = client("POST", RECORD, people["dpo"], json={**body, "since": 0, "until": 1}, keyed=False).json()
     assert narrow["due"] == 0
     for wrong in ({"policy": "x: 1"}, {"since": 2, "until": 1}, {"officer": "x" * 1001}, {"of": "me"}):
         assert client("POST", RECORD, people["dpo"], json=body | wrong, keyed=False).status_code == 422, wrong
@@ -150,8 +150,11 @@ def test_a_record_from_the_command_line(shipped: Any, to: list[str], tmp_path: P
     over = run(*asked, "--out", str(tmp_path / "over"), *to, "--json")
     assert over.exit_code == 0, over.output
     database = str(shipped.settings.database_url)
-    here = run(*asked, "--out", str(tmp_path / "here"), "--ledger", database, "--json")
+    same = ["--as-of", str(json.loads(over.stdout)["record"]["checkpoint"])]
+    same += ["--sign-with", str(shipped.settings.report_key_file)]
+    here = run(*asked, *same, "--out", str(tmp_path / "here"), "--ledger", database, "--json")
     assert json.loads(over.stdout)["record"] == json.loads(here.stdout)["record"]
+    assert json.loads(over.stdout)["record"]["signature"] is not None
     for name in ("ropa.json", "ropa.csv", "ropa.html"):
         assert (tmp_path / "over" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
     unknown = run("report", "ropa", "--ledger", database, "--out", str(tmp_path / "none"))

@@ -1,7 +1,8 @@
 """The opinion that follows from a report's facts, and from nothing else: whoever has the report makes the same.
 
-1. Unqualified: nothing that was due is not covered, every identity holds, every erasure is answered, every pool was
-   scanned, nothing is missing. Anything else is an exception, and the opinion is qualified.
+1. Unqualified: nothing that was due is not covered, every identity holds, every erasure and every person who asked is
+   answered in time, every pool was scanned, nothing is missing. Anything else is an exception, and the opinion is
+   qualified.
 2. Adverse: the tables say what the leaves do not, an identity is off by more than one in a hundred, or even the upper
    end of the range is below `ADVERSE_BELOW_PPM`.
 3. What is unknown stays unknown: custody whose process died, and blocks that a pool's counter handed out and no leaf
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from kvcustody.audit.cases.case_record import CaseState
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.opinion.opinion_model import (
     ADVERSE,
@@ -24,6 +26,7 @@ from kvcustody.audit.report.opinion.opinion_model import (
 )
 from kvcustody.audit.report.reconciliation import HANDED_OUT, Balance
 from kvcustody.audit.report.system_boundary import deaths
+from kvcustody.times import iso
 
 ADVERSE_BELOW_PPM = 900_000
 _PPM = 1_000_000
@@ -34,6 +37,7 @@ RISKS = {
     "identity": "something was not recorded, so totals may be too small or too large",
     "recount": "rows were changed behind the leaves, so what is shown may not be what was recorded",
     "erasure": "what somebody asked to be erased may be there still: nobody knows",
+    "case": "a person was not answered in the time that the law gives",
     "unscanned": "custody that the ledger and the memory disagree about would not have been found",
     "gap": "what the missing records would have said is unknown",
     "death": "memory of a process that died went back to the driver, and nobody saw it overwritten",
@@ -100,6 +104,7 @@ def _found(report: Report) -> Iterator[_Found]:
         number = len(report.recount.differences)
         yield _Found("recount", number, f"{number:,} figures differ between tables and leaves", True)
     yield from _erasures(report)
+    yield from _cases(report)
     if report.unscanned:
         names = ", ".join(report.unscanned[:5])
         yield _Found("unscanned", len(report.unscanned), f"no scan for orphans in the period of: {names}")
@@ -149,4 +154,14 @@ def _erasures(report: Report) -> Iterator[_Found]:
                 f"erasure:{item.erasure}",
                 item.remaining,
                 f"erasure {item.erasure}: {item.outcome}" + (f", {item.reason}" if item.reason else ""),
+            )
+
+
+def _cases(report: Report) -> Iterator[_Found]:
+    """Requests of people that were not answered in time; one whose deadline is near qualifies nothing yet."""
+    for case in report.activity.cases:
+        if case.state in (CaseState.MISSED, CaseState.LATE):
+            answered = f"answered {iso(case.answered_us)}" if case.answered_us else "not answered"
+            yield _Found(
+                f"case:{case.case_id}", 1, f"case {case.case_id}: due before {iso(case.due_us)}, {answered}"
             )

@@ -45,13 +45,16 @@ class ReportSignature(NamedTuple):
     enrolments: tuple[KeyEnrolment, ...]
 
 
-def statement_text(key_name: str, digest: str) -> str:
-    """What is signed."""
-    return f"{key_name}\nkvcustody evidence report\n{digest}\n"
+REPORT = "kvcustody evidence report"
 
 
-def sign_digest(connection: Connection, digest: str, key: SigningKey) -> ReportSignature:
-    """The signature of a report by a key that the ledger names.
+def statement_text(key_name: str, digest: str, what: str = REPORT) -> str:
+    """What is signed; `what` says what the digest is of, so that no signature counts for another kind of document."""
+    return f"{key_name}\n{what}\n{digest}\n"
+
+
+def sign_digest(connection: Connection, digest: str, key: SigningKey, what: str = REPORT) -> ReportSignature:
+    """The signature of a report, or of `what`, by a key that the ledger names.
 
     Raises `NoteError` where it names another or none, `ProofError` where the leaf is under no signed checkpoint yet.
     """
@@ -68,7 +71,7 @@ def sign_digest(connection: Connection, digest: str, key: SigningKey) -> ReportS
         )
         for idx, leaf in leaves
     )
-    made = sign_statement(key, statement_text(key.name, digest))
+    made = sign_statement(key, statement_text(key.name, digest, what))
     return ReportSignature(
         str(key.verifier), made.key_id.hex(), base64.b64encode(made.data).decode(), carried
     )
@@ -98,13 +101,17 @@ def report_key_periods(leaves: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
 
 
 def check_signature(
-    signature: dict[str, Any], digest: str, checkpoint: int, keys: Sequence[VerifierKey]
+    signature: dict[str, Any],
+    digest: str,
+    checkpoint: int,
+    keys: Sequence[VerifierKey],
+    what: str = REPORT,
 ) -> list[str]:
     """What is wrong with a signature over a digest, for the reader's keys of the log; raises as what it calls."""
     key = parse_vkey(signature["key"])
     data = base64.b64decode(signature["data"], validate=True)
     made = NoteSignature(key.name, bytes.fromhex(signature["key_id"]), data)
-    verify_statement(key, statement_text(key.name, digest), made)
+    verify_statement(key, statement_text(key.name, digest, what), made)
     leaves = []
     for carried in signature["enrolments"]:
         leaf = carried["leaf"].encode()

@@ -44,6 +44,7 @@ TAGS = {
     "custody": "What is held, for whom, until when, and how it ended.",
     "audit": "The ledger: its events, its checkpoints and proofs.",
     "erasures": "Requests to end custody, and their certificates.",
+    "cases": "Requests of people about their data, from receipt to the letter.",
     "evidence": "Reports for auditors, and checks of the whole ledger: long work, as jobs.",
     "policies": "From a draft to an active revision.",
     "operations": "Workers, quotas and capacity, scans, webhooks, health.",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from kvcustody.audit.erasure.erasure_holds import ErasureHold
 from kvcustody.audit.erasure.preview import PreviewRow
 from kvcustody.audit.erasure.requests_and_answers import ErasureAnswer
 from kvcustody.governance.api.models.base import Model, Name, TenantName, Utc, Whole, example
@@ -20,6 +21,15 @@ _ERASURE = {
     "deadline_us": 1_780_000_060_000_000,
 }
 AnswerOfWorker = shown(ErasureAnswer, "AnswerOfWorker")
+_HOLD = {
+    "hold": "case-9",
+    "tenant": "acme",
+    "subject": None,
+    "reason": "litigation",
+    "actor": "counsel",
+    "at_us": 1_780_000_000_000_000,
+}
+ErasureHoldModel = shown(ErasureHold, "ErasureHoldModel", _HOLD)
 
 
 class ErasureRequest(Model):
@@ -101,12 +111,14 @@ class ErasureStatus(ErasureListed):
     model_config = example(
         _ERASURE
         | {"state": "open", "outcome": "partial", "answers": [], "waiting": ["gpu-0"], "unreachable": []}
+        | {"holds": [_HOLD]}
     )
 
     outcome: Literal["complete", "partial"]
     answers: list[AnswerOfWorker]  # type: ignore[valid-type]
     waiting: list[str]
     unreachable: list[str]
+    holds: list[ErasureHoldModel]  # type: ignore[valid-type]
 
 
 class ErasurePage(Model):

@@ -135,6 +135,7 @@ class InboxItemModel(Model):
         "activation",
         "consent",
         "erasure",
+        "case",
         "grant",
         "policy",
         "key",

@@ -15,6 +15,7 @@ import orjson
 from fastapi import Path, Response
 
 from kvcustody.audit.erasure import requests_and_answers as ledger
+from kvcustody.audit.erasure.erasure_holds import holds_on_erasure
 from kvcustody.audit.erasure.preview import preview
 from kvcustody.audit.erasure.requests_and_answers import Requested
 from kvcustody.audit.query.known_names import check_tenant
@@ -149,7 +150,10 @@ def erasures(
 
 
 def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
-    """One erasure: which workers have answered, which have not, and what each ended."""
+    """One erasure: which workers have answered, which have not, what each ended, and which legal holds are beside it.
+
+    Holds bind the ledger's record of it, and no block. The reason of one on everything is for those who see all.
+    """
     periods = service.work_periods()
     with service.reading(caller.tenant) as connection:
         try:
@@ -158,13 +162,17 @@ def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> di
             raise not_found() from None
     if caller.reach(READ) is Reach.OWN and found.request.tenant != caller.tenant:
         raise not_found()
+    with service.reading() as connection:  # no wall: a hold on everything is in the system log
+        holds = holds_on_erasure(connection, found.request.tenant, found.request.subject)
+    sees_all = caller.reach(READ) is Reach.ALL
+    held = [hold if sees_all or hold.tenant is not None else hold._replace(reason="") for hold in holds]
     standing = {
         "state": found.state,
         "outcome": found.outcome,
         "waiting": list(found.waiting),
         "unreachable": list(found.unreachable),
     }
-    return _shown(found.request) | standing | {"answers": facts(found.answers)}
+    return _shown(found.request) | standing | {"answers": facts(found.answers), "holds": facts(held)}
 
 
 def certificate_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Response:

@@ -1,7 +1,6 @@
 """Evidence reports and checks of the whole ledger, as jobs.
 
-1. A report is of what its principal may see; a check reads every log, and a record of processing names every tenant,
-   so they are for those who see all.
+1. A report is of what its principal may see; a check reads every log, so it is for those who see all.
 2. That any was asked for is on record before it begins, for those whose reads are events.
 """
 
@@ -13,13 +12,11 @@ from typing import Annotated, Any
 
 from fastapi import Path
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
-from kvcustody.errors import ConfigError, PolicyError
+from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
@@ -30,8 +27,6 @@ from kvcustody.governance.api.models.evidence import (
     Frameworks,
     MadeReportModel,
     MadeReportPage,
-    ProcessingRecord,
-    ProcessingRequest,
     ReportRequest,
     ScheduleList,
     ScheduleModel,
@@ -39,9 +34,6 @@ from kvcustody.governance.api.models.evidence import (
     ScheduleRequest,
 )
 from kvcustody.governance.api.models.jobs import JobModel
-from kvcustody.governance.api.operations.policy_workbench import policy_of
-from kvcustody.governance.observability.processing_record import ControllerStatement, record_of
-from kvcustody.governance.release.policies_in_effect import PoliciesInEffect
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach, Role
 from kvcustody.governance.service.jobs import JobProgress, shown
@@ -56,8 +48,6 @@ from kvcustody.governance.service.schedules.schedule_book import (
     listed_destinations,
 )
 from kvcustody.governance.service.service import Service
-from kvcustody.policies.document.digest import digest
-from kvcustody.policies.document.model import Policy
 
 READ = Permission.READ_CUSTODY
 ScheduleId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", examples=["ab12" * 4])]
@@ -92,8 +82,6 @@ def add_evidence(api: Api) -> None:
         api.add(changing, _changing(act, says), answers=ScheduleModel, problems=("not-found",))
     retrying = _evidence("retryReport", "POST", "/v1/reports/{report}/retry", keyed=True, exports=True)
     api.add(retrying, retry, answers=MadeReportModel, problems=("not-found",))
-    recording = _evidence("makeProcessingRecord", "POST", "/v1/reports:processing", whole=True)
-    api.add(recording, processing_record, answers=ProcessingRecord, problems=("conflict",))
     checking = _evidence("checkLedger", "POST", "/v1/checks", keyed=True, whole=True)
     api.add(checking, check, answers=JobModel, status=202)
 
@@ -228,33 +216,6 @@ def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:
 
     change.__doc__ = says
     return change
-
-
-def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRequest) -> dict[str, Any]:
-    """The record of processing activities (GDPR 30): time limits, recipients and measures, as the policy has them.
-
-    It names every tenant that reads another's blocks, so it is for those who see all. Nothing is changed or kept.
-    """
-    if what.since is not None and what.until is not None and what.since >= what.until:
-        raise ProblemError("invalid", "`since` must be before `until`")
-    given = None if what.policy is None else policy_of(what.policy)
-    effect = service.policies_in_effect()
-    policy, revoked = _the_one(effect) if given is None else (given, frozenset[str]())
-    record_read(service, caller, "makeProcessingRecord")
-    with service.reading() as connection:
-        total = coverage(connection, since_us=what.since, until_us=what.until).total
-    stated = ControllerStatement(**what.model_dump(include=set(ControllerStatement._fields)))
-    run_by, said = effect.run_by(digest(policy)), history(service.marked())
-    return record_of(policy, total, stated, history=said, run_by=run_by, revoked=revoked).facts()
-
-
-def _the_one(effect: PoliciesInEffect) -> tuple[Policy, frozenset[str]]:
-    try:
-        found = effect.the_one()
-    except PolicyError as error:
-        raise ProblemError("conflict", f"{error.message}; send the policy of the record") from None
-    assert found.policy is not None, "the one in effect is known"
-    return found.policy, found.revoked
 
 
 def frameworks() -> dict[str, Any]:

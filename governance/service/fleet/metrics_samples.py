@@ -210,6 +210,12 @@ def _of_inbox(found: InboxContents, now_us: int) -> Iterator[Sample]:
         yield "erasure_next_deadline_seconds", (), max(0, found.next_deadline_us - now_us) / MICROSECONDS
     overdue_us = 0 if found.missed_deadline_us is None else max(0, now_us - found.missed_deadline_us)
     yield "erasure_overdue_seconds_max", (), overdue_us / MICROSECONDS
+    for case_state, number in found.cases.items():
+        yield "subject_cases", (case_state.value,), number
+    if found.next_case_us is not None:
+        yield "subject_case_next_deadline_seconds", (), max(0, found.next_case_us - now_us) / MICROSECONDS
+    missed_us = 0 if found.missed_case_us is None else max(0, now_us - found.missed_case_us)
+    yield "subject_case_overdue_seconds_max", (), missed_us / MICROSECONDS
     for kind, ends_us in sorted(found.ends.items()):
         yield "next_end_seconds", (kind.value,), (ends_us - now_us) / MICROSECONDS
     yield "ledger_witnesses", (), found.witnesses

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
+from kvcustody.audit.cases.case_record import NEAR_US
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.times import DAY_US, SECOND_US
@@ -24,6 +25,7 @@ class InboxKind(StrEnum):
     ACTIVATION = "activation"
     CONSENT = "consent"
     ERASURE = "erasure"
+    CASE = "case"
     GRANT = "grant"
     POLICY = "policy"
     KEY = "key"
@@ -45,6 +47,7 @@ _PERMISSION = {
     InboxKind.ACTIVATION: Permission.ACTIVATE_POLICY,
     InboxKind.CONSENT: Permission.CONSENT,
     InboxKind.ERASURE: Permission.ERASE,
+    InboxKind.CASE: Permission.ERASE,
     InboxKind.GRANT: Permission.WRITE_POLICY,
     InboxKind.POLICY: Permission.WRITE_POLICY,
     InboxKind.KEY: Permission.MANAGE_KEYS,
@@ -53,6 +56,7 @@ _PERMISSION = {
     InboxKind.REPORT: Permission.READ_CUSTODY,
 }
 SOON_US = {
+    InboxKind.CASE: NEAR_US,
     InboxKind.GRANT: 30 * DAY_US,
     InboxKind.POLICY: 30 * DAY_US,
     InboxKind.KEY: 14 * DAY_US,

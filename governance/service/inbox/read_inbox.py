@@ -15,6 +15,8 @@ from typing import NamedTuple
 from cryptography import x509
 from sqlalchemy import Connection, select
 
+from kvcustody.audit.cases.case_record import CaseState, SubjectCase
+from kvcustody.audit.cases.read_cases import read_cases
 from kvcustody.audit.erasure.requests_and_answers import ErasureState, Requested, read_states_of, requests
 from kvcustody.audit.schema.service import service_keys, service_principals
 from kvcustody.audit.witness.status import WitnessStatus, witness_status
@@ -42,6 +44,8 @@ _COMPARED_MAX = 64
 class InboxContents(NamedTuple):
     """What waits, the most urgent first, and the dates behind it that metrics show.
 
+    `cases`: how many requests of people there are by state; `next_case_us` and `missed_case_us`: the first deadline of
+    one that is open, and the first that was missed.
     `ends`: by kind when the first of them ends or ended, however far away. `erasures`: how many there are by state;
     `next_deadline_us` and `missed_deadline_us`: the first deadline that is open, and the first that was missed.
     `unwitnessed_us`: how long the oldest checkpoint that no witness signed has waited; `witnesses`: how many there are.
@@ -54,6 +58,9 @@ class InboxContents(NamedTuple):
     missed_deadline_us: int | None
     unwitnessed_us: int
     witnesses: int
+    cases: dict[CaseState, int]
+    next_case_us: int | None
+    missed_case_us: int | None
 
 
 class _End(NamedTuple):
@@ -85,11 +92,13 @@ class InboxReader:
             ends += _certificates(path, now_us)
         asked = requests(connection)
         states = read_states_of(connection, asked, now_us)
+        cases = [(case, case.state(now_us)) for case in read_cases(connection)]
         seen = witness_status(connection, now_us)
         items = [
             *(one.item for one in ends if one.item is not None),
             *self._proposals(release, now_us),
             *_erasures(asked, states),
+            *_cases(cases),
             *_witness(seen, now_us),
             *_reports(connection),
         ]
@@ -107,6 +116,12 @@ class InboxReader:
             min(due.get(ErasureState.MISSED, ()), default=None),
             seen.unwitnessed_us,
             len(seen.witnesses),
+            {state: sum(found is state for _, found in cases) for state in CaseState},
+            min(
+                (case.due.until_us for case, found in cases if found in (CaseState.OPEN, CaseState.NEAR)),
+                default=None,
+            ),
+            min((case.due.until_us for case, found in cases if found is CaseState.MISSED), default=None),
         )
 
     def _proposals(self, state: ReleaseState | None, now_us: int) -> Iterator[InboxItem]:
@@ -194,6 +209,20 @@ def _erasures(asked: Sequence[Requested], states: Mapping[str, ErasureState]) ->
                 f"erasure {one.erasure[:12]} of {one.tenant or 'any tenant'} missed its deadline", one.at_us,
                 one.deadline_us, one.tenant, None, f"/erasures/{one.erasure}",
                 f"kvcustody erasure status {one.erasure}",
+            )  # fmt: skip
+
+
+def _cases(cases: Sequence[tuple[SubjectCase, CaseState]]) -> Iterator[InboxItem]:
+    """Requests of people whose deadline is near, or was missed."""
+    for case, found in cases:
+        if found in (CaseState.NEAR, CaseState.MISSED):
+            opened, missed = case.opened, found is CaseState.MISSED
+            words = "was not answered by" if missed else "is to be answered by"
+            yield InboxItem(
+                InboxKind.CASE, opened.case_id, InboxState.OVERDUE if missed else InboxState.SOON,
+                f"case {opened.case_id[:12]} of {opened.tenant} ({opened.subject_right}) {words} {case.due.day}",
+                opened.received_us, case.due.until_us, opened.tenant, None, f"/cases/{opened.case_id}",
+                f"kvcustody case show {opened.case_id}",
             )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ KEPT_RUNS_MAX = 1000  # that a worker asks about at once
 CONTROL_KINDS = frozenset(  # what only the control plane writes
     {"access", "principal-changed", "signing-key", "report-key", "release-step", "retention-purged"}
     | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered", "clock-confirmed", "log-broken"}
-    | {"worker-returned", "worker-closing-asked"}
+    | {"worker-returned", "worker-closing-asked", "case-opened", "case-step"}
     | {"report-schedule-changed", "scheduled-report-made", "report-delivery"}
 )
 _WORKERS_KINDS = LEAF_KEYS.keys() - CONTROL_KINDS

@@ -224,6 +224,8 @@ BOUNDED = {
     "orphan_scans": "one row for each scan, which have an interval",
     "orphan_findings": "one row for each thing that a scan found wrong",
     "retention_purges": "one row for each purge and log",
+    "cases": "one row for each request of a person that somebody records",
+    "case_steps": "one row for each step of a case, which a person takes",
     "legal_holds": "one row for each act on a legal hold",
     "tree_nodes": "a fifteenth of the leaves, and what a purge keeps of those that it dropped: by place and not by "
     "time, as proofs of everything later need them, whatever month they are of",

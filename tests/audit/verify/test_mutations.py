@@ -31,6 +31,8 @@ from sqlalchemy.exc import IntegrityError
 from kvcustody.audit.counters.fold import fold
 from kvcustody.audit.counters.judge_hours import judge
 from kvcustody.audit.events import (
+    CaseOpened,
+    CaseStepped,
     CopiesDestroyed,
     CopiesEnded,
     CopiesStored,
@@ -117,7 +119,9 @@ def lived(world: Any) -> list[Event]:
         OrphanFound(at, 1, 1, "leaked", "test", tenant, 5, (), "none", "left"),
         GapRecorded(at, "test", 5000, 5001),
         CustodyOverdue(at, 0, 1, at),
-        LegalHoldChanged(at, "hold-1", tenant, "placed", "case", "counsel"),
+        LegalHoldChanged(at, "hold-1", tenant, "placed", "case", "counsel", "user-1"),
+        CaseOpened(at, "c-1", tenant, "user-1", "erasure", "mail", 5, "UTC", ("2026-12-25",), "dana"),
+        CaseStepped(at, "c-1", tenant, "identity", "asked", "", "", "a common name", "", "dana"),
         RetentionPurged(at, f"tenant/{tenant}", 0, 0, 1, "sha256:2", "one", "two", "age"),
         CopiesStored(at, "nvme", tenant, "low", *COPIES, (at + 9, at + 8), (at, at), 5),
         CopiesEnded(at, "nvme", tenant, "low", "erased", *COPIES, (at, at), (at, at), 5, "e-1"),

@@ -178,7 +178,8 @@ def test_the_record_of_processing_activities(ledger: Path, tmp_path: Path) -> No
     assert record["time_limits"][0]["classification"] == "public"
     assert record["due"] >= record["covered"] == 4
     rows = list(csv.reader(io.StringIO((out / "ropa.csv").read_text())))
-    assert len(rows) == 1 + len(record["time_limits"]) and rows[1][1] == "'=Example AG"
+    named = rows[0].index("controller")
+    assert len(rows) == 1 + len(record["time_limits"]) and rows[1][named] == "'=Example AG"
     page = (out / "ropa.html").read_text()
     assert "to be stated by the controller" in page and "Time limits (f)" in page
 

@@ -227,7 +227,7 @@ ACTS = {  # commands on a ledger that show nothing of what processes recorded
     "replay", "db upgrade", "db roles", "db partitions", "audit timestamp", "audit sign", "audit rotate-key",
     "audit redact", "audit purge", "audit hold place", "audit hold lift", "audit sink detach", "audit sink attach",
     "audit sink retry", "audit push", "audit confirm-break", "erasure request", "scan close-dead", "clock confirm",
-    "worker close", "policy enforce", "observe", "report enrol-key", "report rotate-key",
+    "worker close", "policy enforce", "observe", "report enrol-key", "report rotate-key", "case open", "case step",
 }  # fmt: skip
 POLICY = "policies/library/regulated-saas.yaml"
 
@@ -241,6 +241,16 @@ def commands() -> dict[str, Any]:
     return {name: found for name, found in flags.items() if "--ledger" in found and "--config" not in found}
 
 
+def _case() -> str:
+    """A case whose person was asked who they are, by somebody whom the book of principals has."""
+    run("principal", "add", "dana", "--role", "dpo", "--ledger", "sqlite:///kvcustody.db")
+    asks = ("--tenant", "acme", "--subject", "somebody", "--right", "access", "--channel", "mail")
+    how = ("--actor", "dana", "--subject-names", "clear", "--json")
+    case = str(json.loads(run("case", "open", *asks, *how))["case_id"])
+    run("case", "step", case, "identity", "--outcome", "asked", *how)
+    return case
+
+
 def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
     """Arguments for every command that shows what processes recorded."""
     policy = str(Path(kvcustody.__file__).parent / POLICY)
@@ -248,6 +258,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "erasure"
     ]
     (out / "log.vkey").write_text(vkey())
+    case = _case()
     [opened] = json.loads(run("audit", "query", "--kind", "residency-opened", "--limit", "1", "--json"))[
         "events"
     ]
@@ -278,6 +289,9 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "erasure status": (erasure,),
         "erasure list": (),
         "erasure certificate": (erasure, "--signing-key", KEY, "--out", str(out / "c.json")),
+        "case list": (),
+        "case show": (case,),
+        "case letter": (case, "--kind", "identity", "--to", "A. Person", "--out", str(out / "letter")),
         "scan ledger": (),
         "size ledger": ("--ledger", "sqlite:///kvcustody.db"),
         "scan findings": (),

@@ -26,6 +26,7 @@ PAGES = {  # each page's path, and who reads it
     "/tiers": ("/tiers?residency=1", "auditor", "operator", TENANT),
     "/erasures": ("dpo", TENANT),
     "/erasures/{erasure}": ("/erasures/{asked}", "dpo", TENANT),
+    "/cases": ("dpo", TENANT),
     "/deletion": ("/deletion?period=7d", "auditor", TENANT),
     "/policy": ("auditor",),
     "/policy/draft": ("author",),
@@ -45,6 +46,7 @@ PAGES = {  # each page's path, and who reads it
 FILES = {
     "/audit/export/{form}",
     "/erasures/{erasure}/{file}",
+    "/cases/{case}",
     "/reports/{job}",
     "/reports/{job}/{file}",
 }  # what a journey makes

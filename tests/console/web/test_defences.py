@@ -141,6 +141,7 @@ def test_absent_and_foreign_are_one_page(world: World, signed_in: Callable[[str]
             "/console/custody/subject?tenant=labs&subject=user-1",
             "/console/custody/subject?tenant=nobody&subject=user-1",
         ),
+        ("/console/cases/" + "ab" * 16, "/console/nothing"),
         ("/console/reports/" + "ab" * 16, "/console/nothing"),
     ]
     for foreign, absent in pairs:
@@ -149,7 +150,7 @@ def test_absent_and_foreign_are_one_page(world: World, signed_in: Callable[[str]
     world.worker.strange("umbra", "umbra-secret")
     auditor, pages = (
         signed_in("auditor"),
-        ("", "audit", "custody", "deletion", "erasures", "decisions", "reports"),
+        ("", "audit", "cases", "custody", "deletion", "erasures", "decisions", "reports"),
     )
     assert all("umbra" not in _main(client.get(f"/console/{name}").text) for name in pages)
     seen = [name for name in pages if "umbra" in _main(auditor.get(f"/console/{name}").text)]

@@ -42,6 +42,7 @@ PAGES = {
         "consents": "/policy/consents",
         "own-grants": "/grants",
         "erasures": "/erasures",
+        "cases": "/cases",
         "tenant-decisions": "/decisions",
     },
 }

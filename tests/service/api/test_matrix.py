@@ -26,6 +26,7 @@ TENANT_PEOPLE = [f"{role}@acme" for role in sorted(OF_TENANTS)]
 POLICY = (Path(__file__).resolve().parents[3] / "policies/library/regulated-saas.yaml").read_text()
 CASES = "schema: kvcustody/policy-tests@1\ncases: []\n"
 QUESTION = {"reader": "acme", "classification": "internal"}
+CASE_LETTER = {"addressee": "A. Person", "date": "2026-06-01", "kind": "identity"}
 STEP = {"record": "{}"}
 POLICY_READERS = "auditor author approver"
 POLICY_STEPPERS = "auditor author approver operator break-glass"
@@ -171,6 +172,23 @@ ROWS = {
         "/v1/erasures:preview", own="tenant-admin", every="dpo", body={"tenant": "{tenant}"}, absent=422
     ),
     "listErasures": Row("/v1/erasures?tenant={tenant}", **READERS),
+    "openCase": Row(
+        "/v1/cases",
+        own="tenant-admin",
+        every="dpo",
+        body={"tenant": "{tenant}", "subject": "user-1", "right": "erasure", "channel": "mail"},
+        ok=201,
+        absent=422,
+    ),
+    "listCases": Row("/v1/cases?tenant={tenant}", **READERS),
+    "getCase": Row("/v1/cases/{case}", **READERS, absent=404),
+    "takeCaseStep": Row(
+        "/v1/cases/{case}/steps",
+        **CERTIFIERS,
+        body={"step": "identity", "outcome": "confirmed"},
+        absent=404,
+    ),
+    "writeCaseLetter": Row("/v1/cases/{case}/letter", **CERTIFIERS, body=CASE_LETTER, absent=404),
     "getErasure": Row("/v1/erasures/{erasure}", **READERS, absent=404),
     "getCertificate": Row("/v1/erasures/{erasure}/certificate", **CERTIFIERS, absent=404),
     "getCertificatePage": Row("/v1/erasures/{erasure}/certificate.html", **CERTIFIERS, absent=404),
@@ -334,6 +352,7 @@ def world(service, client, people, operations) -> World:
             "key": "0" * 12,
             "life": "0" * 32,
             "erasure": "absent",
+            "case": "absent",
             "order": "0" * 32,
         }
         if tenant in generations:
@@ -341,6 +360,11 @@ def world(service, client, people, operations) -> World:
                 "POST", "/v1/erasures", people["dpo"], json={"tenant": tenant, "subject": "user-1"}
             )
             names[about]["erasure"] = asked.json()["erasure"]
+            request = {"tenant": tenant, "subject": "user-1", "right": "erasure", "channel": "mail"}
+            case = client("POST", "/v1/cases", people["dpo"], json=request).json()["case_id"]
+            step = {"step": "identity", "outcome": "asked"}
+            assert client("POST", f"/v1/cases/{case}/steps", people["dpo"], json=step).status_code == 200
+            names[about]["case"] = case
     for about, name in (("own", "worker"), ("foreign", "another")):
         asked = client("POST", f"/v1/workers/{name}/scans", people["operator"], json={})
         names[about]["order"] = asked.json()["order"]

@@ -1,0 +1,1 @@
+"""Requests of people about their data as cases: their clock, their steps from leaves, and what each may follow."""

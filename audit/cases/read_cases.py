@@ -1,0 +1,93 @@
+"""Cases from the ledger: one, or all, with the steps that count.
+
+1. What is read are projections of leaves, so a verified ledger gives the same cases.
+2. Who acted is held against `principal-changed` leaves: an actor that no leaf enrolled, or whom one had disabled by
+   then, is named (`strangers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, and_, select, true
+
+from kvcustody.audit.cases.case_record import CaseStep, OpenedCase, SubjectCase, replay
+from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.cases import case_steps, cases
+from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.errors import LedgerError
+
+_ENROLLED = frozenset({"enrolled", "enabled"})
+_DISABLED = "disabled"
+_CASE = [cases.c[name] for name in OpenedCase._fields]
+_STEP = [case_steps.c[name] for name in CaseStep._fields if name != "void"]
+
+
+class PrincipalPeriods(NamedTuple):
+    """When each principal could act, as the system log has it: (from, or None at an end), in order."""
+
+    changes: Mapping[str, tuple[tuple[int, bool], ...]]
+
+    def acted(self, name: str, at_us: int) -> bool:
+        """Whether somebody of this name was enrolled and not disabled at a moment."""
+        known = [is_in for since_us, is_in in self.changes.get(name, ()) if since_us <= at_us]
+        return bool(known) and known[-1]
+
+
+def read_cases(
+    connection: Connection, *, tenant: str | None = None, as_of: AsOf | None = None
+) -> tuple[SubjectCase, ...]:
+    """Every case, newest first; of one tenant, or as a checkpoint left them."""
+    mine: ColumnElement[bool] = true() if tenant is None else cases.c.tenant == tenant
+    steps: dict[str, list[CaseStep]] = {}
+    in_cases: ColumnElement[bool] = true() if as_of is None else as_of.has(cases)
+    in_steps: ColumnElement[bool] = true() if as_of is None else as_of.has(case_steps)
+    order = (case_steps.c.at_us, case_steps.c.log, case_steps.c.idx)
+    of = case_steps.c.case_id.in_(select(cases.c.case_id).where(mine))
+    query = select(case_steps.c.case_id, *_STEP).where(and_(of, in_steps)).order_by(*order)
+    for case_id, *step in connection.execute(query):
+        steps.setdefault(case_id, []).append(CaseStep(*step))
+    opened = select(*_CASE).where(and_(mine, in_cases))
+    opened = opened.order_by(cases.c.at_us.desc(), cases.c.log, cases.c.idx.desc())
+    found = (OpenedCase(*row) for row in connection.execute(opened))
+    return tuple(replay(one, steps.get(one.case_id, ())) for one in found)
+
+
+def read_case(connection: Connection, case_id: str) -> SubjectCase:
+    """One case; raises `LedgerError` where the ledger has none of this id."""
+    row = connection.execute(select(*_CASE).where(cases.c.case_id == case_id)).first()
+    if row is None:
+        raise LedgerError(f"case `{case_id}` is not in the ledger", case_id=case_id)
+    order = (case_steps.c.at_us, case_steps.c.log, case_steps.c.idx)
+    query = select(*_STEP).where(case_steps.c.case_id == case_id).order_by(*order)
+    return replay(OpenedCase(*row), (CaseStep(*step) for step in connection.execute(query)))
+
+
+def principal_periods(connection: Connection) -> PrincipalPeriods:
+    """From the leaves of the system log (rule 2)."""
+    query = (
+        select(events.c.leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(logs.c.name == SYSTEM, events.c.kind == "principal-changed")
+        .order_by(events.c.idx)
+    )
+    changes: dict[str, list[tuple[int, bool]]] = {}
+    for leaf in connection.scalars(query):
+        body = orjson.loads(bytes(leaf))
+        if body["action"] in _ENROLLED or body["action"] == _DISABLED:
+            change = (int(body["at_us"]), body["action"] in _ENROLLED)
+            changes.setdefault(body["principal"], []).append(change)
+    return PrincipalPeriods({name: tuple(sorted(made)) for name, made in changes.items()})
+
+
+def strangers(case: SubjectCase, known: PrincipalPeriods, issuers: Iterable[str] = ()) -> tuple[str, ...]:
+    """Actors of a case whom no leaf had enrolled by then; those that an issuer of tokens keeps are the issuer's."""
+    marks = tuple(f"{name}:" for name in issuers)
+    acts = [(case.opened.actor, case.opened.at_us)]
+    acts += [(step.actor, step.at_us) for step in case.steps]
+    return tuple(
+        sorted({name for name, at_us in acts if not (name.startswith(marks) or known.acted(name, at_us))})
+    )

@@ -1,0 +1,42 @@
+"""Events of cases: what a person asked for of their data, and every step of its answer."""
+
+from __future__ import annotations
+
+from kvcustody.audit.events.event import GuardingEvent
+
+
+class CaseOpened(GuardingEvent, frozen=True, tag="case-opened"):
+    """A request of a person was received, and is about to be answered as a case (class A).
+
+    `received_utc` is when it came in, in UTC microseconds, as `actor` says. Its deadlines follow from that, the `zone`
+    and the `holidays`, which are those of the controller's list that can matter (`audit.cases.case_clock`).
+    """
+
+    case_id: str
+    tenant: str
+    subject: str | None
+    subject_right: str
+    channel: str
+    received_utc: int
+    zone: str
+    holidays: tuple[str, ...]
+    actor: str
+    trace: str = ""
+
+
+class CaseStepped(GuardingEvent, frozen=True, tag="case-step"):
+    """A step of a case is about to be taken (class A). What its words mean is in `audit.cases.case_record`.
+
+    `about` names an erasure, a recipient, a third party or a channel; `digest` is the SHA-256 of a letter or an export.
+    """
+
+    case_id: str
+    tenant: str
+    step: str
+    outcome: str
+    ground: str
+    about: str
+    reason: str
+    digest: str
+    actor: str
+    trace: str = ""

@@ -1,0 +1,374 @@
+"""The commands of `kvcustody case`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy import Engine
+
+from kvcustody.audit.cases.case_clock import read_holidays, working_calendar
+from kvcustody.audit.cases.case_record import CaseState, CaseStep, StepKind, SubjectRight
+from kvcustody.audit.cases.read_cases import read_case, read_cases
+from kvcustody.audit.query.known_names import known_tenant
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.clock import SystemClock
+from kvcustody.console.case.letter import LETTER_FORMS, LETTER_KINDS, LetterDetails, letter_files
+from kvcustody.console.clock import deadline_us
+from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.files import read_file, write_files
+from kvcustody.console.opening import connect, one_ledger, reading, subject_store, writing
+from kvcustody.console.options import (
+    DEFAULT,
+    Authority,
+    KeyFile,
+    Ledger,
+    NamesOfSubjects,
+    Server,
+    SubjectNames,
+    SubjectStore,
+    moment_us,
+)
+from kvcustody.errors import ConfigError
+from kvcustody.governance.cases.show_case import summary_of, view_case
+from kvcustody.governance.cases.take_step import (
+    WantedCase,
+    check_actor,
+    check_step,
+    opened_event,
+    step_event,
+)
+from kvcustody.times import readable
+
+_PAGE = 1000
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Requests of people about their data as cases: receipt, identity, the clock of one month, decision, letter.",
+    epilog="docs/audit/cases.md says how the clock runs, what each step may follow, and what a case shows.",
+)
+_Case = Annotated[str, typer.Argument(help="The case's id, as `open` printed it.", metavar="CASE")]
+_Actor = Annotated[
+    str | None, typer.Option(help="Who acts: a principal of the ledger. With --server: whose key it is.")
+]
+
+
+@app.command(
+    name="open",
+    epilog="Examples:\n\n    kvcustody case open --tenant acme --subject ada --right erasure --channel mail "
+    "--received 2026-11-25T09:30:00+01:00 --zone Europe/Berlin --holidays holidays.txt --actor dana\n\n"
+    "    kvcustody case open --tenant acme --subject ada --right access --channel letter "
+    "--server https://ledger.example:8443 --api-key-file dpo.key --json",
+)
+def open_case(
+    ctx: typer.Context,
+    *,
+    tenant: Annotated[str, typer.Option(help="Whose subject it is.")],
+    subject: Annotated[str, typer.Option(help="The person, as the tenant's identity names them.")],
+    right: Annotated[SubjectRight, typer.Option(help="What they ask for.")],
+    channel: Annotated[str, typer.Option(help="How it came in: `mail`, `letter`, `telephone`; no address.")],
+    received: Annotated[
+        str | None, typer.Option(help="When it came in (ISO 8601; without an offset UTC); default: now.")
+    ] = None,
+    zone: Annotated[str, typer.Option(help="The controller's time zone, by its IANA name.")] = "UTC",
+    holidays: Annotated[
+        Path | None, typer.Option(help="The controller's public holidays: a file with a date a line.")
+    ] = None,
+    actor: _Actor = None,
+    ledger: Ledger = DEFAULT,
+    subject_keys: SubjectStore = None,
+    subject_names: NamesOfSubjects = SubjectNames.SEALED,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Put a request of a person on record as a case. The answer is due in one month from receipt.
+
+    A control plane has the zone and the holidays in its settings. The ledger knows the person by a pseudonym.
+    """
+    at_us = moment_us(received, "--received")
+    if server is not None:
+        one_ledger(ctx)
+        with connect(server, key_file, authority) as plane:
+            body = {"tenant": tenant, "subject": subject, "right": right.value, "channel": channel}
+            made = plane.post("/v1/cases", body | {"received": at_us})
+    else:
+        texts = () if holidays is None else read_holidays(read_file(holidays).decode(errors="replace"))
+        calendar = working_calendar(zone, texts)
+        now_us = deadline_us()
+        wanted = WantedCase(tenant, subject, right.value, channel, now_us if at_us is None else at_us)
+        with _acting(ledger, actor, subject_keys, subject_names) as act:
+            with act.engine.connect() as connection:
+                wanted = wanted._replace(tenant=known_tenant(connection, tenant) or "")
+            event = opened_event(0, wanted, act.actor, calendar, now_us)
+            act.put(event)
+            with act.engine.connect() as connection:
+                made = summary_of(read_case(connection, event.case_id), now_us)._asdict()
+    if as_json:
+        print_json(made)
+    else:
+        print(f"opened: {made['case_id']}, to be answered by {made['due_day']}")
+
+
+class _Act:
+    """An open ledger, and somebody who may act on it."""
+
+    def __init__(
+        self, engine: Engine, actor: str, keys: SubjectKeys | None, subject_names: SubjectNames
+    ) -> None:
+        self.engine, self.actor, self.keys = engine, actor, keys
+        self._clear = subject_names is SubjectNames.CLEAR
+
+    def put(self, event: Any) -> None:
+        """Make an event durable, at this moment."""
+        clock = SystemClock()
+        keys = None if self._clear else self.keys
+        with recorder(self.engine, clock, subject_keys=keys, clear_names=self._clear) as writer:
+            writer.submit_durable(event._replace(at_us=clock.now_us()))
+
+
+@contextmanager
+def _acting(
+    ledger: str, actor: str | None, subject_keys: str | None, subject_names: SubjectNames
+) -> Iterator[_Act]:
+    if actor is None:
+        raise ConfigError("--actor is needed: every step names a principal of the ledger")
+    with subject_store(subject_keys, ledger) as keys, writing(ledger) as engine:
+        if keys is None and subject_names is not SubjectNames.CLEAR:
+            raise ConfigError(
+                "--subject-keys: there is no store of subject keys beside the ledger; name it, or give "
+                "`--subject-names clear` where workers keep names in clear"
+            )
+        with engine.connect() as connection:
+            check_actor(connection, actor, SystemClock().utc_us())
+        yield _Act(engine, actor, keys, subject_names)
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody case step 4f1c… identity --outcome confirmed --actor dana\n\n"
+    "    kvcustody case step 4f1c… extend --ground complexity --reason 'three systems' --actor dana\n\n"
+    "    kvcustody case step 4f1c… erasure --about 3f2a… --actor dana\n\n"
+    "    kvcustody case step 4f1c… answer --about letter --file letter.pdf --actor dana"
+)
+def step(
+    ctx: typer.Context,
+    case_id: _Case,
+    kind: Annotated[StepKind, typer.Argument(help="What was done.", metavar="STEP")],
+    *,
+    outcome: Annotated[
+        str, typer.Option(help="What it came to; a wrong one is answered with the list.")
+    ] = "",
+    ground: Annotated[str, typer.Option(help="The ground in the GDPR, as `17(3)(e)`.")] = "",
+    about: Annotated[
+        str, typer.Option(help="An erasure's id, a recipient, a third party, or how an answer was sent.")
+    ] = "",
+    reason: Annotated[str, typer.Option(help="Why, in words that name no person.")] = "",
+    file: Annotated[
+        Path | None, typer.Option(help="The letter or export that was given: its SHA-256 is recorded.")
+    ] = None,
+    actor: _Actor = None,
+    ledger: Ledger = DEFAULT,
+    subject_keys: SubjectStore = None,
+    subject_names: NamesOfSubjects = SubjectNames.SEALED,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Take a step of a case: identity, extension, exemption, restriction, third party, recipient, decision, answer.
+
+    A step that may not follow, or that the ledger contradicts, is refused with the reason, and nothing is recorded.
+    """
+    digest = "" if file is None else hashlib.sha256(read_file(file)).hexdigest()
+    wanted = CaseStep(kind.value, outcome, ground, about, reason, digest)
+    if server is not None:
+        one_ledger(ctx)
+        with connect(server, key_file, authority) as plane:
+            asked = wanted._asdict()
+            body = {name: asked[name] for name in ("step", "outcome", "ground", "about", "reason", "digest")}
+            made = plane.post(f"/v1/cases/{case_id}/steps", body)
+    else:
+        with _acting(ledger, actor, subject_keys, subject_names) as act:
+            with act.engine.connect() as connection:
+                case = read_case(connection, case_id)
+                taken = wanted._replace(actor=act.actor, at_us=deadline_us())
+                check_step(connection, case, taken, keys=act.keys)
+            act.put(step_event(0, case, taken))
+            with act.engine.connect() as connection:
+                after = read_case(connection, case_id)
+            if after.steps[-1].void:  # somebody else was first
+                raise ConfigError(f"step `{kind}`: {after.steps[-1].void}")
+            made = summary_of(after, deadline_us())._asdict()
+    if as_json:
+        print_json(made)
+    else:
+        print(f"{kind.value}: {made['case_id'][:12]} is {made['state']}, to be answered by {made['due_day']}")
+
+
+@app.command(name="list", epilog="Example: `kvcustody case list --tenant acme --json`")
+def show_list(
+    ctx: typer.Context,
+    *,
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    ledger: Ledger = DEFAULT,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Every case on record, newest first, and how it stands: `open`, `near`, `missed`, `answered` or `late`."""
+    if server is not None:
+        one_ledger(ctx)
+        with connect(server, key_file, authority) as plane:
+            found = list(plane.get("/v1/cases", tenant=tenant, limit=_PAGE)["items"])
+    else:
+        with reading(ledger) as engine, engine.connect() as connection:
+            tenant, now_us = known_tenant(connection, tenant), deadline_us()
+            found = [summary_of(case, now_us)._asdict() for case in read_cases(connection, tenant=tenant)]
+    if as_json:
+        print_json({"items": found})
+        return
+    if not found:
+        print("no case is on record; `kvcustody case open` records a request of a person")
+        return
+    table = make_table("", "case", "asks for", "tenant", "received", "due", "state", "decided", left=7)
+    for one in found:
+        days = (one["received_day"], one["due_day"])
+        table.add_row(
+            one["case_id"],
+            one["subject_right"],
+            one["tenant"],
+            *days,
+            _marked(one["state"]),
+            one["outcome"] or "no",
+        )
+    stdout().print(table)
+
+
+def _marked(state: str) -> str:
+    """The word, standing out where the clock was not kept, or is about to run out."""
+    if state in (CaseState.MISSED, CaseState.LATE):
+        return f"[bold red]{state}[/]"
+    return f"[yellow]{state}[/]" if state == CaseState.NEAR else state
+
+
+@app.command(epilog="Example: `kvcustody case show 4f1c… --json`")
+def show(
+    ctx: typer.Context,
+    case_id: _Case,
+    *,
+    ledger: Ledger = DEFAULT,
+    subject_keys: SubjectStore = None,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """One case: its clock, its steps, erasures, legal holds and recipients, and what is still to be done.
+
+    Steps that count for nothing are shown with the reason, and so is what the ledger says against a decision.
+    """
+    if server is not None:
+        one_ledger(ctx)
+    found = _view(case_id, ledger, subject_keys, server, key_file, authority)
+    if as_json:
+        print_json(found)
+        return
+    extended = f", extended from {found['first_due_day']}" if found["extended"] else ""
+    print(
+        f"{found['state']}: {found['subject_right']} for {found['tenant']}, due {found['due_day']}{extended}"
+    )
+    print(
+        f"received {found['received_day']} ({found['channel']}, {found['zone']}), decided: {found['outcome'] or 'no'}"
+    )
+    table = make_table("", "when (UTC)", "step", "outcome", "ground", "about", "by", "why", left=7)
+    for one in found["steps"]:
+        why = f"void: {one['void']}" if one["void"] else one["reason"]
+        cells = (one["step"], one["outcome"], one["ground"], one["about"], one["actor"], why)
+        table.add_row(readable(one["at_us"]), *cells)
+    stdout().print(table, markup=False)
+    for one in found["erasures"]:
+        print(f"erasure {one['erasure']}: {one['state']}")
+    for one in found["holds"]:
+        on = "everything" if one["tenant"] is None else "this person" if one["subject"] else one["tenant"]
+        print(f"legal hold {one['hold']} on {on}: {one['reason']}")
+    for one in found["recipients"]:
+        print(
+            f"recipient {one['reader']} by {one['by']}, up to {one['at_most']}: {one['told'] or 'not told'}"
+        )
+    for label, name in (("to do", "duties"), ("against it", "contradictions"), ("no principal", "strangers")):
+        for text in found[name]:
+            print(f"{label}: {text}")
+
+
+def _view(
+    case_id: str,
+    ledger: str,
+    subject_keys: str | None,
+    server: str | None,
+    key_file: Path | None,
+    authority: Path | None,
+) -> dict[str, Any]:
+    """The case with everything about it."""
+    if server is not None:
+        with connect(server, key_file, authority) as plane:
+            return dict(plane.get(f"/v1/cases/{case_id}"))
+    with (
+        subject_store(subject_keys, ledger) as keys,
+        reading(ledger) as engine,
+        engine.connect() as connection,
+    ):
+        return view_case(connection, read_case(connection, case_id), deadline_us(), keys=keys).data()
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody case letter 4f1c… --to 'Ada Lovelace' --from 'Example AG, Bonn' --out letter\n\n"
+    "    kvcustody case letter 4f1c… --kind extension --to 'Ada Lovelace' --format text,pdf --template ours.txt"
+)
+def letter(
+    ctx: typer.Context,
+    case_id: _Case,
+    *,
+    to: Annotated[
+        str, typer.Option("--to", help="Name and address; they are in the letter, and kept nowhere.")
+    ],
+    sender: Annotated[str, typer.Option("--from", help="Who writes: name and address.")] = "",
+    kind: Annotated[str, typer.Option(help=f"One of: {', '.join(LETTER_KINDS)}.")] = "answer",
+    date: Annotated[str | None, typer.Option(help="The letter's date; default: today (UTC).")] = None,
+    template: Annotated[
+        Path | None, typer.Option(help="A Jinja2 template of your own, as `console/case/letter.txt`.")
+    ] = None,
+    format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(LETTER_FORMS)}.")] = "text,html",
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("kvcustody-letter"),
+    ledger: Ledger = DEFAULT,
+    subject_keys: SubjectStore = None,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Write the letter to the person: the answer, the extension or the question who they are.
+
+    Record the one that was sent with `case step CASE answer --about letter --file letter.pdf`.
+    """
+    if server is not None:
+        one_ledger(ctx)
+    found = _view(case_id, ledger, subject_keys, server, key_file, authority)
+    today = datetime.now(UTC).date().isoformat()
+    source = "" if template is None else read_file(template).decode(errors="replace")
+    details = LetterDetails(kind, to, sender, date or today, source)
+    forms = [name.strip() for name in format.split(",") if name.strip()]
+    files = letter_files(found, details, forms)
+    write_files(out, files)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
+    if as_json:
+        print_json({"folder": str(out), "files": digests})
+        return
+    for name, digest in digests.items():
+        print(f"{out / name}: SHA-256 {digest}")

@@ -1,0 +1,1 @@
+"""Pages of data protection: requests of people as cases."""

@@ -1,0 +1,134 @@
+"""Cases: record a request of a person, see its clock and what is still to be done, take its steps, write the letter.
+
+1. What is done is the API's own function; the actor is who is signed in.
+2. A form has a key of its own: sent twice, by a double click or a reload, it acts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from kvcustody.audit.cases.case_record import GROUNDS, OUTCOMES, StepKind, SubjectRight
+from kvcustody.console.web.page_request import PageRequest, redirect
+from kvcustody.console.web.pages.audit import moment_us
+from kvcustody.console.web.pages.overview import sees_all
+from kvcustody.governance.api.models.base import Model
+from kvcustody.governance.api.models.privacy.cases import CaseRequest, LetterForm, LetterRequest, StepRequest
+from kvcustody.governance.api.operations.privacy import cases as cases_api
+from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+
+_PAGE = 50
+_Kind = TypeVar("_Kind", bound=Model)
+_STEP = ("step", "outcome", "ground", "about", "reason", "digest")
+
+
+def listed(visit: PageRequest) -> Response:
+    """Every case that the caller may see, newest first, and a form for another."""
+    tenant = visit.text("tenant")
+    visit.record("consoleCases", tenant)
+    found = cases_api.cases(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
+    return visit.page(
+        "case/cases.html",
+        "Cases",
+        found=found,
+        tenant=tenant,
+        all_tenants=sees_all(visit),
+        acts=visit.may(Permission.ERASE),
+        rights=list(SubjectRight),
+        zone=visit.service.settings.case_zone,
+    )
+
+
+def open_case(visit: PageRequest) -> Response:
+    """Record a request (rule 1); its page shows what is to be done."""
+    visit.caller.must(Permission.ERASE)
+    parts = {name: visit.text(name, 128) for name in ("tenant", "subject", "right", "channel")}
+    what = _model(CaseRequest, parts | {"received": moment_us(visit, "received")})
+
+    def act() -> str:
+        return str(cases_api.open_case(visit.caller, visit.service, what)["case_id"])
+
+    return redirect(f"/cases/{_once(visit, what, act)}")
+
+
+def show(visit: PageRequest) -> Response:
+    """One case."""
+    visit.record("consoleCase")
+    found = cases_api.case_of(visit.caller, visit.service, _id(visit))
+    return visit.page(
+        "case/case.html",
+        f"Case {found['case_id'][:12]}",
+        found=found,
+        acts=visit.may(Permission.ERASE),
+        writes=visit.may(Permission.CERTIFY),
+        steps=list(StepKind),
+        outcomes=sorted({word for words in OUTCOMES.values() for word in words}),
+        grounds=sorted({word for words in GROUNDS.values() for word in words}),
+        forms=visit.service.documents.letter_forms(),
+    )
+
+
+def step(visit: PageRequest) -> Response:
+    """Take a step (rule 1)."""
+    visit.caller.must(Permission.ERASE)
+    case = _id(visit)
+    what = _model(StepRequest, {name: visit.text(name, 500) or "" for name in _STEP})
+
+    def act() -> str:
+        return str(cases_api.take_step(visit.caller, visit.service, case, what)["case_id"])
+
+    return redirect(f"/cases/{_once(visit, what, act)}")
+
+
+def letter(visit: PageRequest) -> Response:
+    """The letter, to be kept by whoever asks."""
+    visit.caller.must(Permission.CERTIFY)
+    case = _id(visit)
+    parts = {name: visit.text(name, 64) for name in ("kind", "form", "date")}
+    texts = {name: visit.document(name).strip() for name in ("addressee", "sender")}
+    what = _model(LetterRequest, {name: value for name, value in (parts | texts).items() if value})
+    visit.record("consoleCaseLetter")
+    made = cases_api.letter(visit.caller, visit.service, case, what)
+    end = {LetterForm.TEXT: "txt", LetterForm.HTML: "html", LetterForm.PDF: "pdf"}[what.form]
+    made.headers["Content-Disposition"] = f'attachment; filename="letter-{case[:12]}.{end}"'
+    return made
+
+
+def _id(visit: PageRequest) -> str:
+    case = visit.places["case"]
+    if not (len(case) <= 64 and case.isascii() and case.replace("-", "").isalnum()):
+        raise not_found()
+    return case
+
+
+def _model(kind: type[_Kind], parts: dict[str, Any]) -> _Kind:
+    """What a form holds; raises `invalid` for what is none."""
+    try:
+        return kind(**parts)
+    except ValidationError as error:
+        places = ", ".join(str(item["loc"][0]) for item in error.errors())
+        raise ProblemError("invalid", f"this is missing or wrong: {places}") from None
+
+
+def _once(visit: PageRequest, what: Model, act: Callable[[], str]) -> str:
+    """What a form came to: sent twice, it acts once (rule 2)."""
+    key = visit.text("once", 64)
+    if key is None:
+        raise ProblemError("idempotency-key-required", "this form is not one of the console's; open it again")
+    answers = visit.service.answers
+    asked = f"{visit.path} {what.model_dump_json()}".encode()
+    claim = answers.claim(visit.caller.name, f"console:{key}", asked)
+    if isinstance(claim, bytes):
+        return claim.decode()
+    try:
+        made = act()
+    except BaseException:
+        answers.give_up(claim)
+        raise
+    answers.settle(claim, made.encode())
+    return made

@@ -1,0 +1,1 @@
+"""Models of data protection: cases and records of processing, as the API shows them."""

@@ -1,0 +1,219 @@
+"""A case as everybody is shown it: how it stands, what the ledger has on it, and what is still to be done.
+
+1. Everything in it is of leaves and of the directory's pseudonyms; no name of a person is in it.
+2. Holds are those in effect now on the person, on their tenant and on everything; they bind the ledger's retention and
+   the unlinking of pseudonyms, and no deadline of any block.
+3. Recipients are readers to whom the tenant's data was open since the person's first residency, each up to the
+   classification as granted. What is scoped to a subject is open to no reader; what the tenant shares may be of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from kvcustody.audit.cases.case_clock import received_day
+from kvcustody.audit.cases.case_record import CaseState, CaseStep, StepKind, SubjectCase
+from kvcustody.audit.cases.read_cases import principal_periods, strangers
+from kvcustody.audit.erasure.requests_and_answers import status
+from kvcustody.audit.processes.policies_in_period import read_policies_in_period
+from kvcustody.audit.processes.work_periods import WorkPeriod
+from kvcustody.audit.retention.purge_and_legal_hold import Hold, holds_on
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.errors import LedgerError
+from kvcustody.governance.cases.recipients import GrantedRecipient, known_policies, recipients_in
+from kvcustody.governance.cases.take_step import contradictions, first_residency_us, pseudonyms_of
+from kvcustody.governance.release.replay_records import ReleaseState
+
+
+class CaseErasure(NamedTuple):
+    """An erasure that a case names, and how it stands."""
+
+    erasure: str
+    selector: str
+    at_us: int
+    deadline_us: int
+    state: str
+    outcome: str
+    waiting: tuple[str, ...]
+
+
+class CaseRecipient(NamedTuple):
+    """A recipient, and what was told: the outcome of the step about it, empty where there is none."""
+
+    reader: str
+    by: str
+    at_most: str
+    policy_digest: str
+    first_use_us: int
+    told: str
+
+
+class CaseSummary(NamedTuple):
+    """A case in a list. Days are ISO dates in its zone; `due_us` is the first moment that is too late."""
+
+    case_id: str
+    tenant: str
+    subject: str | None
+    subject_right: str
+    state: str
+    identity: str
+    outcome: str
+    received_us: int
+    received_day: str
+    due_day: str
+    due_us: int
+    extended: bool
+    restricted: bool
+    answered_us: int | None
+
+
+class CaseView(NamedTuple):
+    """A case with everything about it."""
+
+    summary: CaseSummary
+    channel: str
+    zone: str
+    holidays: tuple[str, ...]
+    first_due_day: str
+    counted_day: str
+    opened_us: int
+    actor: str
+    steps: tuple[CaseStep, ...]
+    erasures: tuple[CaseErasure, ...]
+    holds: tuple[Hold, ...]
+    recipients: tuple[CaseRecipient, ...]
+    unknown_policies: tuple[str, ...]
+    duties: tuple[str, ...]
+    contradictions: tuple[str, ...]
+    strangers: tuple[str, ...]
+
+    def data(self) -> dict[str, Any]:
+        """As JSON data, the summary's fields beside the others."""
+        made: dict[str, Any] = self._asdict()
+        summary = made.pop("summary")._asdict()
+        for name, value in made.items():
+            if isinstance(value, tuple):
+                made[name] = [one._asdict() if hasattr(one, "_asdict") else one for one in value]
+        return {**summary, **made}
+
+
+def summary_of(case: SubjectCase, now_us: int) -> CaseSummary:
+    """The case in a list."""
+    opened, due = case.opened, case.due
+    return CaseSummary(
+        opened.case_id,
+        opened.tenant,
+        opened.subject,
+        opened.subject_right,
+        case.state(now_us).value,
+        case.identity,
+        case.outcome,
+        opened.received_us,
+        received_day(opened.received_us, opened.zone).isoformat(),
+        due.day.isoformat(),
+        due.until_us,
+        bool(case.of_kind(StepKind.EXTEND)),
+        case.is_restricted,
+        case.answered_us,
+    )
+
+
+def view_case(
+    connection: Connection,
+    case: SubjectCase,
+    now_us: int,
+    *,
+    keys: SubjectKeys | None = None,
+    release: ReleaseState | None = None,
+    issuers: Iterable[str] = (),
+    periods: Mapping[str, WorkPeriod] | None = None,
+) -> CaseView:
+    """The case as it stands; `connection` sees the directory and the system log (`check_step`)."""
+    opened = case.opened
+    names = pseudonyms_of(connection, case, keys)
+    recipients, unknown = _recipients(connection, case, names, now_us, release)
+    erasures = tuple(_erasures(connection, case, now_us, periods))
+    told = {step.about: step.outcome for step in case.of_kind(StepKind.RECIPIENT)}
+    shown = tuple(
+        CaseRecipient(
+            one.reader, one.by, one.at_most, one.policy_digest, one.first_use_us, told.get(one.reader, "")
+        )
+        for one in recipients
+    )
+    return CaseView(
+        summary_of(case, now_us),
+        opened.channel,
+        opened.zone,
+        tuple(opened.holidays.split()),
+        case.first_due.day.isoformat(),
+        case.due.counted.isoformat(),
+        opened.at_us,
+        opened.actor,
+        case.steps,
+        erasures,
+        holds_on(connection, opened.tenant, names),
+        shown,
+        unknown,
+        tuple(_duties(case, now_us, shown, erasures)),
+        contradictions(connection, case, now_us, keys=keys, periods=periods),
+        strangers(case, principal_periods(connection), issuers),
+    )
+
+
+def _erasures(
+    connection: Connection, case: SubjectCase, now_us: int, periods: Mapping[str, WorkPeriod] | None
+) -> Iterator[CaseErasure]:
+    for erasure in case.erasures:
+        try:
+            found = status(connection, erasure, now_us, periods)
+        except LedgerError:
+            yield CaseErasure(erasure, "", 0, 0, "", "not in the ledger", ())
+            continue
+        asked = found.request
+        waiting = (*found.waiting, *found.unreachable)
+        yield CaseErasure(
+            erasure, asked.selector, asked.at_us, asked.deadline_us, found.state.value, found.outcome, waiting
+        )
+
+
+def _recipients(
+    connection: Connection, case: SubjectCase, names: list[str], now_us: int, release: ReleaseState | None
+) -> tuple[tuple[GrantedRecipient, ...], tuple[str, ...]]:
+    """Who they are (rule 3), and the digests of policies of which nobody has the document."""
+    first_us = first_residency_us(connection, case, names)
+    if first_us is None:
+        return (), ()
+    known = known_policies(read_policies_in_period(connection, first_us, now_us), release)
+    unknown = sorted({one.period.digest for one in known if one.policy is None})
+    return recipients_in(connection, known, first_us, now_us, owner=case.opened.tenant), tuple(unknown)
+
+
+def _duties(
+    case: SubjectCase, now_us: int, recipients: Iterable[CaseRecipient], erasures: Iterable[CaseErasure]
+) -> Iterator[str]:
+    """What is still to be done, in the order in which it is due."""
+    state = case.state(now_us)
+    if not case.identity and case.answered_us is None:
+        yield "check who asks (step `identity`)"
+    if case.identity == "asked" and case.answered_us is None:
+        yield "the person was asked who they are: the clock runs on"
+    if case.identity == "confirmed" and not case.outcome and case.opened.subject_right == "erasure":
+        if not case.erasures:
+            yield "ask for the erasure, and name it (step `erasure`)"
+        elif any(one.outcome != "complete" for one in erasures):
+            yield "wait for the erasure, or ask its workers"
+    if not case.outcome:
+        yield "decide (step `decide`)"
+    if case.outcome and case.answered_us is None:
+        yield "answer the person (`case letter`, then step `answer`)"
+    if state is CaseState.MISSED:
+        yield f"the answer was due on {case.due.day.isoformat()}: it is late whatever is done now"
+    if case.outcome in ("erased", "partly", "restricted"):
+        untold = case.untold(one.reader for one in recipients)
+        if untold:
+            yield f"tell recipients of it (19, step `recipient`): {', '.join(untold)}"
+    if case.is_restricted and case.outcome:
+        yield "processing is restricted: say before it is lifted (18(3))"

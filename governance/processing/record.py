@@ -1,0 +1,234 @@
+"""The record of processing activities (GDPR 30), of a controller or a processor, as far as the KV cache knows it.
+
+1. What policies and the ledger say is filled in; what only the controller or the processor knows is left open and
+   named as open.
+2. It is of a period: every policy that was in effect in it by leaves is named by its digest, with its time limits and
+   its recipients, each up to the classification as granted. A policy of which nobody has the document is named, too.
+3. Measures point to controls of the library, each with the status that the ledger's evidence of the period gives it.
+4. A record is a function of the ledger as a checkpoint left it, the documents of policies, and what was stated. Its
+   digest leaves the signature out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import orjson
+
+from kvcustody.audit.report.signing.report_signature import ReportSignature
+from kvcustody.errors import LedgerError
+from kvcustody.governance.cases.recipients import GrantedRecipient
+from kvcustody.policies.document.model import Offload, Policy
+from kvcustody.times import span
+
+SCHEMA = "kvcustody/processing-record@1"
+STATEMENT = "kvcustody record of processing"  # what its signature says that it is of
+OPEN = "to be stated by the controller"
+CONTROLLER, PROCESSOR = "controller", "processor"
+ROLES = (CONTROLLER, PROCESSOR)
+OF_LEAVES, OF_RELEASE, GIVEN, UNKNOWN = "leaves", "release", "given", "unknown"
+
+
+class ControllerStatement(NamedTuple):
+    """What the controller, or the processor, states; empty is left open."""
+
+    controller: str = ""
+    contact: str = ""
+    officer: str = ""
+    purposes: str = ""
+    subjects: str = ""
+    data: str = ""
+    transfers: str = ""
+
+
+class TimeLimit(NamedTuple):
+    """The envisaged time limits of one classification (30(1)(f)), as the policy of this digest has them."""
+
+    classification: str
+    since_last_use: str
+    since_birth: str
+    running_at_most: str
+    overwritten_within: str
+    read_back: str
+    tiers: str
+    policy_digest: str
+
+
+class RecordedPolicy(NamedTuple):
+    """A policy in effect in the period. Times are UTC microseconds; `until_us` 0: it still is.
+
+    `source` is where its document comes from: `leaves`, `release`, `given` with the question, or `unknown`.
+    """
+
+    digest: str
+    name: str
+    stage: str
+    since_us: int
+    until_us: int
+    workers: tuple[str, ...]
+    source: str
+
+
+class ProcessedCategory(NamedTuple):
+    """What was processed for one tenant at one classification: units of custody that were due, and covered."""
+
+    tenant: str
+    classification: str
+    due: int
+    covered: int
+
+
+class ServedController(NamedTuple):
+    """A controller on whose behalf a processor acts (30(2)(a)): the tenant, and its name as it was stated."""
+
+    tenant: str
+    name: str
+
+
+class MeasuredControl(NamedTuple):
+    """A control of the library, what the evidence of the period says of it, and the report's sections that say so."""
+
+    framework: str
+    control: str
+    title: str
+    status: str
+    sections: tuple[str, ...]
+
+
+class ProcessingRecord(NamedTuple):
+    """One record of processing: the caching of attention keys and values of language models.
+
+    `checkpoint` 0: of the ledger as it was, which nobody signed. `policy`, its digest and `run_by` are of the policy
+    that was given, else of the last to take effect for everybody.
+    """
+
+    schema_name: str
+    version: str
+    role: str
+    checkpoint: int
+    since_us: int
+    until_us: int
+    activity: str
+    controller: str
+    contact: str
+    officer: str
+    purposes: str
+    subjects: str
+    data: str
+    transfers: str
+    controllers: tuple[ServedController, ...]
+    categories: tuple[ProcessedCategory, ...]
+    policies: tuple[RecordedPolicy, ...]
+    recipients: tuple[GrantedRecipient, ...]
+    time_limits: tuple[TimeLimit, ...]
+    erasure_within: str
+    measures: tuple[str, ...]
+    controls: tuple[MeasuredControl, ...]
+    policy: str
+    policy_digest: str
+    run_by: tuple[str, ...]
+    due: int
+    covered: int
+    history: str = ""
+    signature: ReportSignature | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """The record as JSON values."""
+        made: dict[str, Any] = _plain(self)
+        return made
+
+    def to_bytes(self) -> bytes:
+        """The canonical JSON."""
+        return orjson.dumps(self.facts(), option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
+
+    def digest(self) -> str:
+        """SHA-256 of `to_bytes` without a signature, hexadecimal: what is signed."""
+        return hashlib.sha256(self._replace(signature=None).to_bytes()).hexdigest()
+
+
+def record_of_facts(facts: dict[str, Any]) -> ProcessingRecord:
+    """The record that `facts` gave; raises `LedgerError` where they are of none."""
+    if not isinstance(facts, dict) or facts.get("schema_name") != SCHEMA:
+        raise LedgerError(f"this is no record of processing of schema `{SCHEMA}`")
+    try:
+        made: ProcessingRecord = read_fields(ProcessingRecord, facts)
+    except (TypeError, KeyError, AttributeError) as problem:
+        raise LedgerError(f"this is no record of processing: {problem}") from None
+    if made.facts() != facts:
+        raise LedgerError("this is no record of processing: a part of it is of another type")
+    return made
+
+
+def read_fields(kind: Any, value: dict[str, Any]) -> Any:
+    """A named tuple from JSON values; whether they are of its types is not looked at."""
+    hints, given = get_type_hints(kind), {}
+    for name, each in value.items():
+        hint = hints[name]
+        if hint == ReportSignature | None:
+            hint = ReportSignature if each is not None else type(None)
+        if hasattr(hint, "_fields"):
+            given[name] = read_fields(hint, each)
+        elif isinstance(each, list):
+            item = get_args(hint)[0]
+            given[name] = tuple(read_fields(item, one) if hasattr(item, "_fields") else one for one in each)
+        else:
+            given[name] = each
+    return kind(**given)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def limits_of(policy: Policy, digest: str) -> tuple[TimeLimit, ...]:
+    """The time limits of a policy, by classification."""
+    return tuple(_limit(policy, level, digest) for level in range(len(policy.classifications)))
+
+
+def _limit(policy: Policy, level: int, digest: str) -> TimeLimit:
+    kept, scrub, offload = policy.retention[level], policy.scrub[level], policy.offload[level]
+    return TimeLimit(
+        policy.classifications[level],
+        length(kept.idle_us),
+        length(kept.absolute_us),
+        length(kept.active_max_us),
+        length(scrub.within_us),
+        "every block" if scrub.verify == 1 else f"a share of {scrub.verify} of the blocks",
+        _copies(offload),
+        digest,
+    )
+
+
+def _copies(offload: Offload) -> str:
+    """Where copies may be, how they lie there, and for how long."""
+    if not offload.tiers:
+        return "device memory only"
+    how = "encrypted" if offload.encrypt else "in plain memory"
+    places = (f"{limit.tier}, {how}, at most {length(limit.absolute_us)}" for limit in offload.limits)
+    return "; ".join(("device memory", *places))
+
+
+def measures_of(policy: Policy) -> tuple[str, ...]:
+    """Technical and organisational measures (30(1)(g), 30(2)(d)), in words."""
+    crossing = (
+        "no tenant boundary is crossed."
+        if policy.profile.isolating
+        else "grants and segments may cross tenants."
+    )
+    return (
+        "Reuse is denied unless the policy permits it; across tenants only by a named grant or segment.",
+        f"Profile {policy.profile.value}: {crossing}",
+        "Blocks are found under keys derived from a random secret of the tenant; destroying it makes them unreachable.",
+        "Memory is zeroized after custody ends and before it is handed out again, with a receipt for each shard.",
+        "Subjects and sessions appear in the ledger under random pseudonyms; destroying the link and key unlinks them.",
+        "The ledger is tamper-evident: Merkle trees under signed checkpoints, checked offline.",
+        "Deletion coverage is computed twice, by independent implementations.",
+    )
+
+
+def length(value_us: int) -> str:
+    """A length of time as a policy writes it."""
+    return span(value_us) if value_us else "not kept"
