@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -21,6 +22,7 @@ from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.observability.logs import configure
 
 if TYPE_CHECKING:
+    from kvcustody.console.up.vllm_worker import VllmWorker
     from kvcustody.console.up.worker import SimulatedWorker
     from kvcustody.governance.service.service import Service
 
@@ -33,6 +35,8 @@ Examples:
 
     kvcustody up --seconds 60 --json
 
+    kvcustody up --engine vllm --engine-python /opt/vllm/bin/python
+
 What to look at first: *Overview*, then *Custody* (what is held, for how long yet), *Erasures* (one misses its deadline
 within minutes, on purpose), *Decisions* (what was denied, and by which rule), *Audit explorer* (every leaf, with its
 proof). In another terminal, in the same folder:
@@ -41,15 +45,22 @@ proof). In another terminal, in the same folder:
 
     kvcustody audit fsck --ledger sqlite:///FOLDER/ledger.db
 
-Nothing here needs a GPU, a model or the network. docs/start/up.md says what runs, and what is left behind.
+Nothing here needs a GPU, the network, or a model that is downloaded. docs/start/up.md says what runs, and what is left.
 """
-_READY_SECONDS = 120.0
+_READY_SECONDS, _ENGINE_SECONDS = 120.0, 660.0
 _HOST = "127.0.0.1"
+
+
+class ServingEngine(StrEnum):
+    """What serves the tenants of this `up`."""
+
+    SIMULATED = "simulated"
+    VLLM = "vllm"
 
 
 class _Up(NamedTuple):
     service: Service
-    worker: SimulatedWorker
+    worker: SimulatedWorker | VllmWorker
     url: str
     folder: Path
     said: Progress
@@ -74,6 +85,16 @@ def up(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0: one that is free.")] = 0,
     tenants: Annotated[int, typer.Option(min=1, max=64, help="How many tenants the workload has.")] = 8,
     seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
+    engine: Annotated[
+        ServingEngine,
+        typer.Option(help="What serves: kvcustody's own pool, or a real vLLM with random weights."),
+    ] = ServingEngine.SIMULATED,
+    engine_python: Annotated[
+        str,
+        typer.Option(
+            help="With --engine vllm: the Python that has vLLM beside kvcustody[vllm]; else this one."
+        ),
+    ] = "",
     seconds: Annotated[
         float | None, typer.Option(min=0.0, help="End by itself after so long, for scripts and tests.")
     ] = None,
@@ -84,14 +105,17 @@ def up(
     It prints the console's address and a link that signs you in: it works once, within a minute, on this machine
     alone; Enter prints another. The worker is kvcustody's own pool and Governor under generated traffic of several
     tenants, and everything on the pages is what it does: decisions, custody, scrubs, erasures, and now and then a
-    stalled engine or a hung device. Its leaves say `simulated`. Ctrl-C ends it in order.
+    stalled engine or a hung device. Its leaves say `simulated`. Ctrl-C ends it in order. With `--engine vllm` a real
+    governed vLLM serves instead, with a model of random weights: nothing is downloaded, and it takes a minute to start.
     """
+    if engine_python and engine is not ServingEngine.VLLM:
+        raise ConfigError("--engine-python is of --engine vllm")
     _checked_extras()
     configure("error", "console")
     stop = threading.Event()
     with _signals(stop), ExitStack() as stack:
         try:
-            made = _start(stack, stop, folder, port, tenants, seed)
+            made = _start(stack, stop, folder, port, tenants, seed, engine, engine_python)
         except KeyboardInterrupt:
             print("ending what was started", file=sys.stderr)
             raise
@@ -102,14 +126,21 @@ def up(
         raise (
             made.worker.error
             if isinstance(made.worker.error, CustodyError)
-            else ConfigError(f"the simulated worker ended: {type(made.worker.error).__name__}")
+            else ConfigError(f"the worker ended: {type(made.worker.error).__name__}")
         )
     kept = f"; {made.folder} is kept" if folder is not None else ""
     made.said(f"ended, {made.worker.requests:,} requests served{kept}")
 
 
 def _start(
-    stack: ExitStack, stop: threading.Event, folder: Path | None, port: int, tenants: int, seed: int
+    stack: ExitStack,
+    stop: threading.Event,
+    folder: Path | None,
+    port: int,
+    tenants: int,
+    seed: int,
+    engine: ServingEngine,
+    engine_python: str,
 ) -> _Up:
     """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
     said = Progress()
@@ -119,13 +150,16 @@ def _start(
     from kvcustody.console.replay.workload.tenant_assignment import tenant_names
     from kvcustody.console.up.office import Office
     from kvcustody.console.up.place import (
+        VLLM,
+        WORKER,
         claimed,
         enrol_people,
         free_port,
         plane_settings,
         release_policy,
-        simulated_settings,
+        worker_settings,
     )
+    from kvcustody.console.up.vllm_worker import VllmWorker
     from kvcustody.console.up.witness import witnessed
     from kvcustody.console.up.worker import SimulatedWorker, lively
     from kvcustody.governance.service.service import open_service
@@ -146,15 +180,26 @@ def _start(
         opened.enter_context(_served(service, stop))
         ledger = read_signing_key(settings.signing_key_path).verifier
         opened.enter_context(witnessed(service, place.resolve() / "witness", ledger))
-        names = tenant_names(service.policies_in_effect().the_table(None).policy, tenants)
-        office = Office(service, spec, names)
-        worker = SimulatedWorker(
-            simulated_settings(place.resolve(), settings.listen), spec, stalls=office.stalls
-        )
+        policy = service.policies_in_effect().the_table(None).policy
+        name = VLLM if engine is ServingEngine.VLLM else WORKER
+        office = Office(service, spec, tenant_names(policy, tenants), name)
+        of_worker = worker_settings(place.resolve(), settings.listen, name)
+        worker: SimulatedWorker | VllmWorker
+        if engine is ServingEngine.VLLM:
+            home = place.resolve() / "worker"
+            worker = VllmWorker(of_worker, home, spec, policy, port=free_port(_HOST), python=engine_python)
+            said("starting vLLM with a model of random weights; it takes a minute")
+        else:
+            worker = SimulatedWorker(of_worker, spec, stalls=office.stalls)
+            said("opening the worker: its blocks are zeroed, its policy goes on record")
         opened.callback(worker.stop)
-        said("opening the worker: its blocks are zeroed, its policy goes on record")
         worker.start()
-        _wait(worker.serving, stop, "the worker")
+        _wait(
+            worker.serving,
+            stop,
+            "the worker",
+            _ENGINE_SECONDS if engine is ServingEngine.VLLM else _READY_SECONDS,
+        )
         if worker.error is not None:
             raise worker.error
         office.start()
@@ -236,12 +281,12 @@ def _stay(made: _Up, stop: threading.Event, seconds: float | None) -> None:
                 print(f"sign in   {_link(made)}", flush=True)
 
 
-def _wait(event: threading.Event, stop: threading.Event, what: str) -> None:
-    until = time.monotonic() + _READY_SECONDS
+def _wait(event: threading.Event, stop: threading.Event, what: str, seconds: float = _READY_SECONDS) -> None:
+    until = time.monotonic() + seconds
     while not event.wait(0.1):
         _go_on(stop)
         if time.monotonic() > until:
-            raise ConfigError(f"{what} does not answer after {_READY_SECONDS:g} s")
+            raise ConfigError(f"{what} does not answer after {seconds:g} s")
     _go_on(stop)
 
 

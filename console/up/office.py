@@ -15,7 +15,7 @@ from itertools import cycle
 import structlog
 
 from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
-from kvcustody.console.up.place import PEOPLE, WORKER, YOU
+from kvcustody.console.up.place import PEOPLE, YOU
 from kvcustody.errors import CustodyError
 from kvcustody.governance.api.models.erasures import ErasureRequest
 from kvcustody.governance.api.models.scan_orders import ScanWanted
@@ -36,8 +36,8 @@ _MISSES_EVERY = 4  # stalls
 class Office:
     """Asks on a thread of its own until it is told to stop."""
 
-    def __init__(self, service: Service, spec: WorkloadSpec, tenants: list[str]) -> None:
-        self._service = service
+    def __init__(self, service: Service, spec: WorkloadSpec, tenants: list[str], worker: str) -> None:
+        self._service, self._worker = service, worker
         labels = generate(spec).labels[:_SUBJECTS]
         self._subjects = cycle([(tenants[label.tenant], label.subject) for label in labels])
         self._stop = threading.Event()
@@ -67,7 +67,7 @@ class Office:
             pause, turn = _TURN_SECONDS, turn + 1
             try:
                 self._erase(deadline_seconds=60)
-                order_scan(_caller(YOU), self._service, WORKER, ScanWanted(within_seconds=60))
+                order_scan(_caller(YOU), self._service, self._worker, ScanWanted(within_seconds=60))
                 if turn == _REPORT_TURN:
                     self._report()
                 with ControlPlaneConnection(

@@ -37,7 +37,7 @@ from kvcustody.governance.settings import CONTROL_PLANE, Settings
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.policies import library
 
-WORKER = "simulated"
+WORKER, VLLM = "simulated", "vllm"
 YOU = "you"
 MARK = "up.toml"
 PEOPLE: dict[str, tuple[frozenset[Role], str | None]] = {
@@ -49,6 +49,7 @@ PEOPLE: dict[str, tuple[frozenset[Role], str | None]] = {
     "owner": (frozenset({Role.TENANT_ADMIN}), "acme"),
     "dpo-desk": (frozenset({Role.DPO}), None),
     WORKER: (frozenset({Role.WORKER}), None),
+    VLLM: (frozenset({Role.WORKER}), None),
 }
 SIGNERS: dict[str, tuple[str, str | None]] = {
     "author": ("author", None),
@@ -135,14 +136,14 @@ def plane_settings(folder: Path, port: int) -> ServiceSettings:
     return ServiceSettings(**fields)
 
 
-def simulated_settings(folder: Path, listen: str) -> Settings:
+def worker_settings(folder: Path, listen: str, name: str = WORKER) -> Settings:
     """The settings of the worker, behind the service as any worker is."""
     home = folder / "worker"
     home.mkdir(mode=0o700, exist_ok=True)
     fields: dict[str, Any] = {
-        "worker_name": WORKER,
+        "worker_name": name,
         "control_plane": f"http://{listen}",
-        "control_plane_key_path": key_file(folder, WORKER),
+        "control_plane_key_path": key_file(folder, name),
         "policy_trust": str(folder / "trust.toml"),
         "policy_release": CONTROL_PLANE,
         "policy_mark_path": home / "policy.mark",
@@ -200,7 +201,7 @@ def policy_text(folder: Path, spec: WorkloadSpec) -> str:
         if long not in text:
             raise ConfigError(f"the library's regulated-saas has no `{long}` any more")
         text = text.replace(long, short)
-    settings = simulated_settings(folder, "127.0.0.1:1")
+    settings = worker_settings(folder, "127.0.0.1:1")
     prompt, model = expand(house_prompt(spec), spec.block_tokens), replay_model(spec.block_tokens)
     owner = tenant_owner(ISSUER, "acme")
     keyring = Keyring(FileKeyStore(settings.keyring_path), open_root_key(settings), SystemClock())

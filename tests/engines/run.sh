@@ -59,6 +59,9 @@ fi
 SELECT=(-m "not soak")
 [ $ALL = no ] || SELECT=()
 "$VENV/bin/python" -m pytest -q --durations=10 "${SELECT[@]}" "${SUITES[@]}"
+if [ "${SUITES[*]}" = tests/engines/vllm ] && [ -x .venv/bin/python ]; then # the whole product around that engine
+  KVCUSTODY_ENGINE_PYTHON="$PWD/$VENV/bin/python" .venv/bin/python -m pytest -q -m system tests/console/up/test_up_vllm.py
+fi
 own=0
 "$VENV/bin/python" tests/engines/vllm/own_suite.py || own=$?
 [ "$own" = 0 ] || [ "$own" = 69 ] || exit "$own" # 69: its source cannot be fetched, and it says so

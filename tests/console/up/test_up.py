@@ -9,49 +9,17 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from start_up import PROGRAM, Started, start
 
 from kvcustody.console.web.page_request import PLACES
 
-PROGRAM = str(Path(sys.executable).with_name("kvcustody"))
 pytest.importorskip("torch", reason="the worker's blocks are tensors")
-
-
-class Started(NamedTuple):
-    process: subprocess.Popen[str]
-    said: dict[str, Any]
-
-    def end(self, number: int = signal.SIGINT) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(60)
-
-
-def start(folder: Path, *more: str) -> Started:
-    """`up` in a folder of its own, once it says where it is."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY_")}
-    process = subprocess.Popen(
-        [PROGRAM, "up", "--json", *more],
-        cwd=folder,
-        env=environment | {"TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    text = ""
-    assert process.stdout is not None
-    while not text.endswith("\n}\n"):
-        line = process.stdout.readline()
-        assert line, process.stderr.read() if process.stderr else ""
-        text += line
-    return Started(process, json.loads(text))
 
 
 @pytest.fixture(scope="module")
