@@ -1,9 +1,9 @@
-"""What people ask of the control plane of `kvcustody up` while it runs: erasures, scans of the worker, one report.
-Somebody comes with a key that is nobody's, too.
+"""What people ask of the control plane of `kvcustody up` while it runs: erasures, scans of the worker, a report and
+a schedule of more, two requests of persons. Somebody comes with a key that is nobody's, too.
 
 1. They are asked for as through the API, by the principal who would: on record, durable before anything happens.
-2. Subjects are those of the workload. One erasure is asked for when the engine is about to stall, by a deadline that
-   it then misses: so it can be seen how a missed one stands out.
+2. Subjects are those of the workload. Of the two requests one came in long ago and is past its deadline. One erasure is
+   asked for when the engine is about to stall, by a deadline that it then misses: so it can be seen how that stands out.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ from itertools import cycle
 
 import structlog
 
+from kvcustody.audit.cases.case_record import StepKind, SubjectRight
 from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.console.up.place import PEOPLE, YOU
 from kvcustody.errors import CustodyError
 from kvcustody.governance.api.models.erasures import ErasureRequest
+from kvcustody.governance.api.models.evidence import FrameworkName, ScheduleRequest
+from kvcustody.governance.api.models.privacy.cases import CaseRequest, StepRequest
 from kvcustody.governance.api.models.scan_orders import ScanWanted
 from kvcustody.governance.api.operations.erasures import request as request_erasure
 from kvcustody.governance.api.operations.fleet import order_scan
+from kvcustody.governance.api.operations.privacy.cases import open_case, take_step
+from kvcustody.governance.api.operations.reports_and_checks import new_schedule
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.reports import report_parameters, start_report
+from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.service import Service
+from kvcustody.times import DAY_US
 
 _log = structlog.get_logger(__name__)
 _FIRST_SECONDS, _TURN_SECONDS = 8.0, 40.0
@@ -70,6 +77,7 @@ class Office:
                 order_scan(_caller(YOU), self._service, self._worker, ScanWanted(within_seconds=60))
                 if turn == _REPORT_TURN:
                     self._report()
+                    self._requests()
                 with ControlPlaneConnection(
                     f"http://{self._service.settings.listen}", "nobodys-key"
                 ) as wrong:
@@ -82,8 +90,21 @@ class Office:
         what = ErasureRequest(tenant=tenant, subject=subject, deadline_seconds=deadline_seconds)
         request_erasure(_caller("dpo-desk"), self._service, what)
 
+    def _requests(self) -> None:
+        service, caller = self._service, _caller("dpo-desk")
+        for days in (2, 40):
+            tenant, subject = next(self._subjects)
+            received = service.clock.utc_us() - days * DAY_US
+            what = CaseRequest(
+                tenant=tenant, subject=subject, right=SubjectRight.ERASURE, channel="mail", received=received
+            )
+            case = open_case(caller, service, what)["case"]
+        confirmed = StepRequest(step=StepKind.IDENTITY, outcome="confirmed")
+        take_step(caller, service, case, confirmed)
+
     def _report(self) -> None:
         service, caller = self._service, _caller(YOU)
+        new_schedule(caller, service, ScheduleRequest(framework=FrameworkName("soc2"), every=Cadence.MONTHLY))
         asked = report_parameters(service, "gdpr", None, since_us=None, until_us=None, as_of=None)
         start_report(service, caller.name, asked, service.documents.formats(), party=caller.party)
 
