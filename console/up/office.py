@@ -3,7 +3,7 @@ a schedule of more, two requests of persons. Somebody comes with a key that is n
 
 1. They are asked for as through the API, by the principal who would: on record, durable before anything happens.
 2. Subjects are those of the workload. Of the two requests one came in long ago and is past its deadline. One erasure is
-   asked for when the engine is about to stall, by a deadline that it then misses: so it can be seen how that stands out.
+   asked for when the engine is about to stall, by a deadline that it then misses: so it is seen how that stands out.
 """
 
 from __future__ import annotations
