@@ -67,9 +67,13 @@ def open_without_blocks(settings: Settings, chunk_bytes: int) -> Worker:
 class Chunks:
     """The sealed tier of one worker, by LMCache's keys. Used on the custody thread alone."""
 
-    def __init__(self, worker: Worker, directory: ScopeDirectory, chunk_bytes: int) -> None:
+    def __init__(
+        self, worker: Worker, directory: ScopeDirectory, chunk_bytes: int, keys: SealKeys, shred: ShredKeys
+    ) -> None:
         self.worker = worker
         self.directory = directory
+        self.keys = keys
+        self.shred = shred
         self.chunk_bytes = chunk_bytes
         offload = worker.governor.offload
         assert offload is not None, "the settings were checked"
@@ -205,7 +209,11 @@ class CustodyThread:
                     future.set_exception(error)
             except Empty:
                 pass
-            chunks.governor.step()
+            self.step_worker(chunks)
+
+    def step_worker(self, chunks: Chunks) -> None:
+        """Deadlines, orders and evidence; after every call, and while nobody asks."""
+        chunks.governor.step()
 
     def _opened(self) -> Chunks:
         assert self._opening is not None
@@ -215,11 +223,12 @@ class CustodyThread:
         worker = open_without_blocks(settings, chunk_bytes)
         try:
             shred = ShredKeys.open(settings.shred_keys_path, open_root_key(settings), SystemClock())
-            directory = ScopeDirectory(self._path, SealKeys(worker.governor.keyring, shred))
+            keys = SealKeys(worker.governor.keyring, shred)
+            directory = ScopeDirectory(self._path, keys)
         except CustodyError:
             worker.close()
             raise
-        return Chunks(worker, directory, chunk_bytes)
+        return Chunks(worker, directory, chunk_bytes, keys, shred)
 
     def _refuse_all(self) -> None:
         """Nothing is open: whatever is asked fails, until the end."""

@@ -1,0 +1,118 @@
+"""The `cache_salt` that the engine is given: whose the request is, made with our secrets, and for how long.
+
+    salt = salts.derive(chunks, principal, hints, model)    # 145 characters, in place of what the caller sent
+    standing = salts.standing(chunks, salt)                 # in the scheduler half: whose it is, and whether it holds
+
+1. It names the domain (as `ScopeSalts` does), the subject's shred key, and a period of time, under a secret of this
+   process. Nobody else makes one: a salt of the caller's, of another process or of an earlier one is not ours.
+2. The engine reuses its own blocks under one salt alone. So what it reuses ends with the period, which is half of what
+   policy gives, and with an erasure of the subject: from then on requests have another salt. In `strict`, and where
+   policy lets nothing be reused, each request has a salt of its own, and all reuse comes from our tiers.
+3. A salt of the last period, and no older, still holds: requests wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import NamedTuple
+
+from kvcustody.errors import IdentityError
+from kvcustody.governance.decisions.access_plan import DomainLabel, label_of, owed_by
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.request import NO_HINTS, Hints
+from kvcustody.governance.tiers.scope_salts import SALT_DIGITS, ScopeSalts
+from kvcustody.governance.tiers.tier import shred_name
+from kvcustody.integrations.lmcache.custody_thread import Chunks
+
+_SUBJECT_DIGITS, _PERIOD_DIGITS, _TAG_DIGITS = 16, 32, 32
+_PERIOD, _ONCE = "w", "o"
+DERIVED_CHARACTERS = SALT_DIGITS + _SUBJECT_DIGITS + 1 + _PERIOD_DIGITS + _TAG_DIGITS
+
+
+class Standing(NamedTuple):
+    """What a salt of ours says. `label` None: nothing is kept or found. `holds` False: its time or key is over."""
+
+    domain: str
+    label: DomainLabel | None
+    subject: bytes
+    holds: bool
+    once: bool
+
+
+class DerivedSalts:
+    """Salts of one engine process. Used on the custody thread."""
+
+    def __init__(self, *, reuses_on_device: bool) -> None:
+        self._reuses = reuses_on_device
+        self._secret = secrets.token_bytes(32)
+
+    def derive(
+        self, chunks: Chunks, principal: Principal, model: ModelIdentity, hints: Hints = NO_HINTS
+    ) -> str:
+        """The salt of a request that comes now. Raises `IdentityError` where policy admits no such tenant."""
+        governor = chunks.governor
+        plan = governor.plan_of(principal, model, None, hints)
+        if plan is None:
+            raise IdentityError(f"tenant `{principal.tenant}` is not in the policy", tenant=principal.tenant)
+        label = label_of(plan.own.domain)
+        permitted = governor.table.decide(plan.own_reuse, governor.clock.utc_us()).permitted
+        if plan.own.state is None or label.spec is None or not permitted:
+            return self._signed(ScopeSalts.once(), "0" * _SUBJECT_DIGITS, self._once())
+        domain = ScopeSalts(chunks.keys, chunks.directory).of(label)
+        width_us = _width_us(governor, label)
+        reuses = self._reuses and width_us > 0
+        period = self._period(governor.clock.now_us() // width_us) if reuses else self._once()
+        return self._signed(domain, _subject_digits(_subject(chunks, label)), period)
+
+    def standing(self, chunks: Chunks, salt: object) -> Standing | None:
+        """Whose a salt is; None where it is none of ours."""
+        if not isinstance(salt, str) or len(salt) != DERIVED_CHARACTERS:
+            return None
+        said = salt[:-_TAG_DIGITS]
+        if not salt.isascii() or not hmac.compare_digest(salt[-_TAG_DIGITS:], self._tag(said)):
+            return None
+        domain, rest = said[:SALT_DIGITS], said[SALT_DIGITS:]
+        subject_digits, kind, period = rest[:_SUBJECT_DIGITS], rest[_SUBJECT_DIGITS], rest[_SUBJECT_DIGITS + 1 :]
+        once = kind == _ONCE
+        label = chunks.directory.label_of(domain)
+        if label is None:
+            return Standing(domain, None, b"", True, once)
+        subject = _subject(chunks, label)
+        holds = subject_digits == _subject_digits(subject)
+        if not once:
+            width_us = _width_us(chunks.governor, label)
+            holds = holds and width_us > 0 and chunks.governor.clock.now_us() // width_us - int(period, 16) <= 1
+        return Standing(domain, label, subject, holds, once)
+
+    @staticmethod
+    def _once() -> str:
+        return _ONCE + secrets.token_hex(_PERIOD_DIGITS // 2)
+
+    @staticmethod
+    def _period(number: int) -> str:
+        return f"{_PERIOD}{number:0{_PERIOD_DIGITS}x}"
+
+    def _signed(self, domain: str, subject: str, period: str) -> str:
+        said = domain + subject + period
+        return said + self._tag(said)
+
+    def _tag(self, said: str) -> str:
+        return hashlib.blake2b(said.encode(), digest_size=_TAG_DIGITS // 2, key=self._secret).hexdigest()
+
+
+def _subject(chunks: Chunks, label: DomainLabel) -> bytes:
+    return chunks.shred.of_subject(shred_name(label.tenant, label.subject)).id
+
+
+def _subject_digits(subject: bytes) -> str:
+    return hashlib.blake2b(subject, digest_size=_SUBJECT_DIGITS // 2, person=b"kvcustody salt").hexdigest()
+
+
+def _width_us(governor: Governor, label: DomainLabel) -> int:
+    """Half of the time for which a block may be reused: one that is found under the last period is no older."""
+    owed = owed_by(governor.table, label.tenant, label.level)
+    return min(owed.idle_us, owed.absolute_us) // 2

@@ -1,0 +1,209 @@
+"""The scheduler half of the connector: whose a request is, what our tiers have of it, and what is to be kept.
+
+1. A request whose `cache_salt` is none of ours stops the engine: the engine would share its blocks with whoever sends
+   the same. The door derives salts; who reaches the engine past it has to be kept out. Requests that the engine makes
+   for itself have none, and are neither kept nor found.
+2. What the engine reuses of its own is looked at: whole blocks alone, and never under a salt that nobody had before.
+   Anything else says that this engine does not keep salts apart, and stops it.
+3. A salt that does not hold any more (a period or a subject's key is over) finds nothing, and nothing is kept of it.
+4. Blocks that this request computed are kept, each in the step that fills it; what it found, here or in the engine, was
+   kept by who computed it, so nothing lives longer for having been reused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from kvcustody.errors import IsolationError
+from kvcustody.integrations.tensorrt_llm.block_chain import BlockChain
+from kvcustody.integrations.tensorrt_llm.derived_salt import Standing
+from kvcustody.integrations.tensorrt_llm.engine_protocol import (
+    EngineRequest,
+    LoadOrder,
+    SaveOrder,
+    ScheduledRequest,
+    ScheduledStep,
+    StepOrders,
+    has_other_content,
+)
+from kvcustody.integrations.tensorrt_llm.transfer_thread import Claim, ComputedRun, TransferThread
+
+_SALTS_MAX = 1 << 16
+Learn = Callable[[Standing, Sequence[int], Sequence[bytes]], None]
+_log = structlog.get_logger(__name__)
+
+
+class TransferState:
+    """What is known of one request. `ceiling_us` 0: nothing of it is kept."""
+
+    def __init__(self, salt: str, standing: Standing, chain: BlockChain, device_blocks: int) -> None:
+        self.salt = salt
+        self.standing = standing
+        self.chain = chain
+        self.device_blocks = device_blocks
+        self.claim: Claim | None = None
+        self.claimed_blocks = 0
+        self.ceiling_us = 0
+        self.blocks: list[int] = []  # the device's, as allocated
+        self.seen_blocks: list[int] = []  # as scheduled
+        self.saved = 0
+
+
+class SchedulerHalf:
+    """Called on the engine's thread."""
+
+    def __init__(self, thread: TransferThread, block_tokens: int, learn: Learn | None = None) -> None:
+        """`learn` is told what KV events call blocks, and whose they are."""
+        self._thread = thread
+        self._block_tokens = block_tokens
+        self._learn = learn
+        self._states: dict[int, TransferState] = {}
+        self._had: OrderedDict[str, None] = OrderedDict()  # salts under which the engine has computed something
+        self._runs: dict[int, ComputedRun] = {}
+        self._numbered = 0
+        self.counts: Counter[str] = Counter()
+
+    def matched(self, request: EngineRequest, computed_tokens: int) -> int:
+        """How many tokens after `computed_tokens` our tiers bring. Raises `IsolationError` (rules 1, 2)."""
+        self.forget(request.request_id)
+        if request.is_dummy_request:
+            return 0
+        standing = self._standing(request)
+        salt = request.cache_salt
+        assert salt is not None, "it has a standing"
+        self._check_reuse(salt, request.request_id, computed_tokens)
+        self._note_salt(salt)
+        if has_other_content(request) or standing.label is None or not standing.holds:
+            self.counts["neither kept nor found"] += 1
+            return 0
+        tokens = request.get_tokens(0)
+        chain = BlockChain(standing.domain, self._block_tokens)
+        prompt = BlockChain(standing.domain, self._block_tokens)
+        prompt.extend(tokens)
+        depth, whole = computed_tokens // self._block_tokens, (len(tokens) - 1) // self._block_tokens
+        state = self._states[request.request_id] = TransferState(salt, standing, chain, depth)
+        if depth < whole:
+            state.claim = self._thread.claim(standing, prompt.run(0, whole), depth)
+        claim = state.claim
+        state.claimed_blocks = 0 if claim is None else claim.blocks
+        before = prompt.run(depth - 1, depth) if depth else None
+        state.ceiling_us = self._thread.ceiling(
+            standing, before if claim is None else None, None if claim is None else claim.ceiling_us
+        )
+        state.saved = depth + state.claimed_blocks
+        self.counts["matched blocks"] += state.claimed_blocks
+        return state.claimed_blocks * self._block_tokens
+
+    def allocated(self, request_id: int, blocks: Sequence[int]) -> None:
+        """The device's blocks of a request, from the first."""
+        state = self._states.get(request_id)
+        if state is not None:
+            state.blocks = [int(one) for one in blocks]
+
+    def orders(self, step: ScheduledStep) -> StepOrders:
+        """What the worker half loads before this step, and keeps after it."""
+        loads: list[LoadOrder] = []
+        saves: list[SaveOrder] = []
+        for one in step.new_requests:
+            self._scheduled(one, loads, saves, is_first=True)
+        for one in step.cached_requests:
+            self._scheduled(one, loads, saves, is_first=False)
+        return StepOrders(tuple(loads), tuple(saves))
+
+    def take_run(self, number: int) -> ComputedRun:
+        """What the blocks of a save order are called."""
+        return self._runs.pop(number)
+
+    def forget(self, request_id: int) -> None:
+        """A request is over, or begins again; twice changes nothing."""
+        state = self._states.pop(request_id, None)
+        if state is None:
+            return
+        if state.claim is not None:
+            self._thread.drop(state.claim.number)
+        if state.standing.once:
+            self._had.pop(state.salt, None)
+
+    def _standing(self, request: EngineRequest) -> Standing:
+        standing = self._thread.standing(request.cache_salt)
+        if standing is None:
+            raise IsolationError(
+                f"request `{request.request_id}` came to TensorRT-LLM without a `cache_salt` of ours: it would share its "
+                "blocks with whoever sends the same; put `TrtllmScopeMiddleware` before its server, in the same process "
+                "(`TLLM_WORKER_USE_SINGLE_PROCESS=1`), and let nothing reach the engine past it",
+                request=request.request_id,
+            )
+        return standing
+
+    def _check_reuse(self, salt: str, request_id: int, computed_tokens: int) -> None:
+        if computed_tokens % self._block_tokens:
+            raise IsolationError(
+                f"request `{request_id}`: the engine reused `{computed_tokens}` tokens, which are no whole blocks; set "
+                "`kv_cache_config.enable_partial_reuse` to `False`",
+                tokens=computed_tokens,
+            )
+        if computed_tokens and salt not in self._had:
+            raise IsolationError(
+                f"request `{request_id}`: the engine reused `{computed_tokens}` tokens under a salt that nobody had: it "
+                "does not keep salts apart; use a release that does",
+                tokens=computed_tokens,
+            )
+
+    def _note_salt(self, salt: str) -> None:
+        self._had[salt] = None
+        self._had.move_to_end(salt)
+        if len(self._had) > _SALTS_MAX:
+            self._had.popitem(last=False)
+
+    def _scheduled(
+        self, one: ScheduledRequest, loads: list[LoadOrder], saves: list[SaveOrder], *, is_first: bool
+    ) -> None:
+        state = self._states.get(one.request_id)
+        if state is None:
+            return
+        if one.cache_salt != state.salt:
+            raise IsolationError(
+                f"request `{one.request_id}` has another salt in its step than when it was matched",
+                request=one.request_id,
+            )
+        state.chain.extend(one.new_tokens)
+        state.seen_blocks += [int(block) for block in one.new_block_ids]
+        if state.claim is not None:
+            first = state.device_blocks
+            blocks = state.blocks[first : first + state.claimed_blocks]
+            if len(blocks) != state.claimed_blocks or blocks != state.seen_blocks[first : first + len(blocks)]:
+                raise IsolationError(
+                    f"request `{one.request_id}`: the engine scheduled other blocks than it allocated for what was "
+                    "promised",
+                    request=one.request_id,
+                )
+            loads.append(LoadOrder(one.request_id, state.claim.number, tuple(blocks)))
+            state.claim = None
+        computed = one.computed_position + one.num_scheduled_tokens
+        if is_first:
+            computed += state.claimed_blocks * self._block_tokens
+        if self._learn is not None and one.block_hashes:
+            known = min(len(one.block_hashes), state.chain.blocks)
+            self._learn(
+                state.standing,
+                one.block_hashes[:known],
+                [state.chain.run(at, at + 1) for at in range(known)],
+            )
+        last = min(computed // self._block_tokens, state.chain.blocks, len(state.seen_blocks))
+        if last > state.saved and state.ceiling_us:
+            self._numbered += 1
+            run = ComputedRun(
+                state.standing,
+                state.chain.run(state.saved, last),
+                state.chain.parent(state.saved),
+                state.saved,
+                state.ceiling_us,
+            )
+            self._runs[self._numbered] = run
+            saves.append(
+                SaveOrder(one.request_id, self._numbered, tuple(state.seen_blocks[state.saved : last]))
+            )
+        state.saved = max(state.saved, last)

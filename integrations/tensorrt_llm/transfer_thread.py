@@ -1,0 +1,236 @@
+"""Sealed tiers of one engine process, on a thread that alone uses them: what is found is opened at once, and claimed.
+
+    claim = thread.claim(standing, keys, depth)     # opened content; None: nothing is there
+    with thread.hold(claim.number) as content: …    # while it is copied to the device
+    thread.keep(run)                                # what the device computed, sealed
+
+1. The engine takes a promise of tokens for granted, and nobody can take it back. So blocks are promised when they are
+   opened, not when they are found. A load and an erasure or a deadline come one after the other: while a claim is
+   open, the worker takes no step, for `_CLAIM_SECONDS` at most.
+2. A claim that nobody held by then is zeroed. Its load fails, which stops the engine: nothing else would be right.
+3. What is computed by a request whose subject was erased since is not kept, and neither is what follows a block of
+   which we do not know how long it may live. A block lives no longer than the one before it.
+4. Every buffer with content is zeroed when it was used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import NamedTuple
+
+import structlog
+
+from kvcustody.errors import IsolationError
+from kvcustody.governance.decisions.access_plan import owed_by
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.request import NO_HINTS, Hints
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.tier import KEY_BYTES, PublishedRun, shred_name
+from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
+from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts, Standing
+
+_CLAIM_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0
+_CEILINGS_MAX = 1 << 20
+_log = structlog.get_logger(__name__)
+
+
+class Claim(NamedTuple):
+    """Blocks of one request that are opened and wait for the device. `ceiling_us`: of those that live shortest."""
+
+    number: int
+    blocks: int
+    ceiling_us: int
+
+
+class ComputedRun(NamedTuple):
+    """Whole blocks that the device computed for a request that came with this standing."""
+
+    standing: Standing
+    keys: bytes
+    parent: bytes
+    depth: int
+    ceiling_us: int
+
+
+class _OpenClaim:
+    def __init__(self, content: list[bytearray]) -> None:
+        self.content = content
+        self.until = monotonic() + _CLAIM_SECONDS
+        self.is_held = False
+
+    def zero(self) -> None:
+        for part in self.content:
+            part[:] = bytes(len(part))
+
+
+class TransferThread(CustodyThread):
+    """One for each engine process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises `ConfigError` that names a setting that is missing."""
+        super().__init__(settings)
+        self.salts = DerivedSalts(reuses_on_device=not settings.strict)
+        self.model: ModelIdentity | None = None
+        self.counts: Counter[str] = Counter()
+        self._claims: dict[int, _OpenClaim] = {}
+        self._claims_lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._ceilings: OrderedDict[bytes, int] = OrderedDict()
+
+    def step_worker(self, chunks: Chunks) -> None:
+        """Not while a claim is open (rule 1)."""
+        now = monotonic()
+        with self._claims_lock:
+            for number, one in list(self._claims.items()):
+                if not one.is_held and one.until <= now:
+                    one.zero()
+                    del self._claims[number]
+                    _log.error("claimed blocks were never loaded", claim=number)
+            if self._claims:
+                return
+        super().step_worker(chunks)
+
+    # -- asked by the engine's thread and the door ----------------------------------------------------------------
+
+    def derive(self, principal: Principal, hints: Hints = NO_HINTS) -> str:
+        """The salt of a request (`derived_salt`). Raises a `CustodyError` where there is none."""
+        model = self.model
+        assert model is not None, "the model is known before the first request"
+        return self.run(lambda chunks: self.salts.derive(chunks, principal, model, hints)).result(_ANSWER_SECONDS)
+
+    def standing(self, salt: object) -> Standing | None:
+        """Whose a salt is."""
+        return self.run(lambda chunks: self.salts.standing(chunks, salt)).result(_ANSWER_SECONDS)
+
+    def claim(self, standing: Standing, keys: bytes, depth: int) -> Claim | None:
+        """Open what goes on from `depth`; None where nothing does."""
+        return self.run(lambda chunks: self._claim(chunks, standing, keys, depth)).result(_ANSWER_SECONDS)
+
+    def ceiling(self, standing: Standing, before: bytes | None, claimed_us: int | None) -> int:
+        """Until when what a request computes may live; 0: it is not kept (rule 3). `before`: the block it builds on."""
+        return self.run(lambda chunks: self._ceiling(chunks, standing, before, claimed_us)).result(_ANSWER_SECONDS)
+
+    def keep(self, run: ComputedRun, content: bytearray) -> int:
+        """Seal blocks that were computed; how many are new. What fails is not kept. `content` is zeros afterwards."""
+        try:
+            return self.run(lambda chunks: self._keep(chunks, run, memoryview(content))).result(_ANSWER_SECONDS)
+        except Exception as error:  # whatever it was: it is computed again
+            _log.error("blocks are not kept", error=repr(error))
+            return 0
+        finally:
+            content[:] = bytes(len(content))
+
+    @contextmanager
+    def hold(self, number: int) -> Iterator[list[bytearray]]:
+        """The content of a claim, while it is copied. Raises `IsolationError` where it is gone (rule 2)."""
+        with self._claims_lock:
+            one = self._claims.get(number)
+            if one is None:
+                raise IsolationError(
+                    f"claim `{number}`: blocks that were promised to the engine are gone; it is stopped, for it would "
+                    "take what is in them for theirs",
+                    claim=number,
+                )
+            one.is_held = True
+        try:
+            yield one.content
+        finally:
+            self.drop(number)
+
+    def drop(self, number: int) -> None:
+        """Zero a claim that is over, or that nobody wants any more; twice changes nothing."""
+        with self._claims_lock:
+            one = self._claims.pop(number, None)
+        if one is not None:
+            one.zero()
+
+    # -- on the thread ----------------------------------------------------------------------------------------------
+
+    def _claim(self, chunks: Chunks, standing: Standing, keys: bytes, depth: int) -> Claim | None:
+        label, size = standing.label, chunks.chunk_bytes
+        if label is None or not standing.holds:
+            return None
+        parts: list[bytearray] = []
+        at, ceiling_us, goes_on = depth, 1 << 62, True
+        while goes_on:
+            goes_on = False
+            for tier in chunks.tiers:
+                found = tier.lookup(label, keys, at)
+                if not found:
+                    continue
+                part, first = bytearray(sum(one.blocks for one in found) * size), at
+
+                def write(
+                    to: int, count: int, skip: int, data: memoryview, part: bytearray = part, first: int = first
+                ) -> None:
+                    begin = (to - first) * size
+                    part[begin : begin + count * size] = data[skip * size : (skip + count) * size]
+
+                come = tier.load(label, keys, at, found, write)
+                blocks = sum(one.blocks for one in come)
+                part[blocks * size :] = bytes(len(part) - blocks * size)
+                if blocks:
+                    parts.append(part)
+                    ceiling_us = min(ceiling_us, *(one.ceiling_us for one in come))
+                    at, goes_on = at + blocks, True
+        if at == depth:
+            return None
+        for depth_of in range(depth, at):
+            self._remember(keys[KEY_BYTES * depth_of : KEY_BYTES * (depth_of + 1)], ceiling_us)
+        claim = Claim(next(self._numbers), at - depth, ceiling_us)
+        with self._claims_lock:
+            self._claims[claim.number] = _OpenClaim(parts)
+        self.counts["claimed blocks"] += claim.blocks
+        return claim
+
+    def _ceiling(
+        self, chunks: Chunks, standing: Standing, before: bytes | None, claimed_us: int | None
+    ) -> int:
+        label = standing.label
+        if label is None or not standing.holds:
+            return 0
+        own_us = chunks.governor.clock.now_us() + owed_by(chunks.governor.table, label.tenant, label.level).absolute_us
+        if before is not None:
+            known = self._ceilings.get(before)
+            if known is None:
+                return 0
+            own_us = min(own_us, known)
+        return own_us if claimed_us is None else min(own_us, claimed_us)
+
+    def _keep(self, chunks: Chunks, run: ComputedRun, content: memoryview) -> int:
+        label, size = run.standing.label, chunks.chunk_bytes
+        if label is None or len(content) != len(run.keys) // KEY_BYTES * size:
+            return 0
+        if chunks.shred.of_subject(shred_name(label.tenant, label.subject)).id != run.standing.subject:
+            self.counts["refused: erased"] += 1
+            return 0
+        now_us = chunks.governor.clock.now_us()
+        owed = owed_by(chunks.governor.table, label.tenant, label.level)
+        due_us = min(run.ceiling_us, now_us + owed.idle_us)
+        published = PublishedRun(label, run.keys, run.parent, run.depth, now_us, run.ceiling_us, due_us)
+
+        def read(first: int, count: int, into: memoryview) -> None:
+            into[:] = content[first * size : (first + count) * size]
+
+        for at in range(0, len(run.keys), KEY_BYTES):
+            self._remember(run.keys[at : at + KEY_BYTES], run.ceiling_us)
+        for tier in chunks.tiers:
+            if tier.admits(label):
+                kept = tier.store(published, read)
+                self.counts["kept blocks"] += kept
+                return kept
+        self.counts["refused: policy"] += 1
+        return 0
+
+    def _remember(self, key: bytes, ceiling_us: int) -> None:
+        self._ceilings[key] = ceiling_us
+        self._ceilings.move_to_end(key)
+        if len(self._ceilings) > _CEILINGS_MAX:
+            self._ceilings.popitem(last=False)
