@@ -49,7 +49,7 @@ class CustodyConnectorScheduler(KvCacheConnectorScheduler):  # type: ignore[misc
 
     def request_finished(self, request: EngineRequest, cache_block_ids: list[int]) -> bool:
         """See the interface; the engine may free the blocks at once."""
-        self.half.forget(request.request_id)
+        self.half.finished(request)
         return False
 
 

@@ -50,6 +50,7 @@ class TransferState:
         self.blocks: list[int] = []  # the device's, as allocated
         self.seen_blocks: list[int] = []  # as scheduled
         self.saved = 0
+        self.learned = 0
 
 
 class SchedulerHalf:
@@ -62,13 +63,14 @@ class SchedulerHalf:
         self._learn = learn
         self._states: dict[int, TransferState] = {}
         self._had: OrderedDict[str, None] = OrderedDict()  # salts under which the engine has computed something
+        self._once: dict[int, str] = {}  # salts of one request alone, by its id
         self._runs: dict[int, ComputedRun] = {}
         self._numbered = 0
         self.counts: Counter[str] = Counter()
 
     def matched(self, request: EngineRequest, computed_tokens: int) -> int:
         """How many tokens after `computed_tokens` our tiers bring. Raises `IsolationError` (rules 1, 2)."""
-        self.forget(request.request_id)
+        self._forget(request.request_id)  # the engine asks again for one that it had paused
         if request.is_dummy_request:
             return 0
         standing = self._standing(request)
@@ -76,6 +78,8 @@ class SchedulerHalf:
         assert salt is not None, "it has a standing"
         self._check_reuse(salt, request.request_id, computed_tokens)
         self._note_salt(salt)
+        if standing.once:
+            self._once[request.request_id] = salt
         if has_other_content(request) or standing.label is None or not standing.holds:
             self.counts["neither kept nor found"] += 1
             return 0
@@ -117,15 +121,17 @@ class SchedulerHalf:
         """What the blocks of a save order are called."""
         return self._runs.pop(number)
 
-    def forget(self, request_id: int) -> None:
-        """A request is over, or begins again; twice changes nothing."""
+    def finished(self, request: EngineRequest) -> None:
+        """A request is over; twice changes nothing."""
+        self._forget(request.request_id)
+        once = self._once.pop(request.request_id, None)
+        if once is not None:
+            self._had.pop(once, None)
+
+    def _forget(self, request_id: int) -> None:
         state = self._states.pop(request_id, None)
-        if state is None:
-            return
-        if state.claim is not None:
+        if state is not None and state.claim is not None:
             self._thread.drop(state.claim.number)
-        if state.standing.once:
-            self._had.pop(state.salt, None)
 
     def _standing(self, request: EngineRequest) -> Standing:
         standing = self._thread.standing(request.cache_salt)
@@ -185,13 +191,11 @@ class SchedulerHalf:
         computed = one.computed_position + one.num_scheduled_tokens
         if is_first:
             computed += state.claimed_blocks * self._block_tokens
-        if self._learn is not None and one.block_hashes:
-            known = min(len(one.block_hashes), state.chain.blocks)
-            self._learn(
-                state.standing,
-                one.block_hashes[:known],
-                [state.chain.run(at, at + 1) for at in range(known)],
-            )
+        known = min(len(one.block_hashes), state.chain.blocks)
+        if self._learn is not None and known > state.learned:
+            keys = [state.chain.run(at, at + 1) for at in range(state.learned, known)]
+            self._learn(state.standing, one.block_hashes[state.learned : known], keys)
+            state.learned = known
         last = min(computed // self._block_tokens, state.chain.blocks, len(state.seen_blocks))
         if last > state.saved and state.ceiling_us:
             self._numbered += 1
