@@ -57,6 +57,10 @@ class NoBlocks(UnbackedMemory):
         """Never called."""
         raise AssertionError("no block was handed out")
 
+    def pin(self, address: int, size: int) -> Callable[[], None]:
+        """No device has to reach anything."""
+        return lambda: None
+
 
 def open_without_blocks(settings: Settings, chunk_bytes: int) -> Worker:
     """A worker that has copies alone. Raises a `CustodyError` that names what cannot be opened."""
@@ -184,9 +188,9 @@ class CustodyThread:
     def _run(self) -> None:
         try:
             chunks = self._opened()
-        except CustodyError as error:
-            self.failure = error.message
-            _log.error("LMCache's tier is not opened", error=error.message)
+        except Exception as error:  # whatever it was: who asks is told, and waits for nobody
+            self.failure = error.message if isinstance(error, CustodyError) else repr(error)
+            _log.error("the tier is not opened", error=self.failure)
             self._refuse_all()
             return
         try:
