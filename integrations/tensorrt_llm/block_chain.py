@@ -1,8 +1,8 @@
 """Keys of a request's whole blocks: digests of all tokens up to each one's end, under a key of its domain.
 
-    chain = BlockChain(domain_salt, block_tokens)
-    chain.extend(tokens)
-    chain.keys                               # 32 bytes for each whole block
+chain = BlockChain(domain_salt, block_tokens)
+chain.extend(tokens)
+chain.keys                               # 32 bytes for each whole block
 """
 
 from __future__ import annotations

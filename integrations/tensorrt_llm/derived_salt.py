@@ -76,7 +76,11 @@ class DerivedSalts:
         if not salt.isascii() or not hmac.compare_digest(salt[-_TAG_DIGITS:], self._tag(said)):
             return None
         domain, rest = said[:SALT_DIGITS], said[SALT_DIGITS:]
-        subject_digits, kind, period = rest[:_SUBJECT_DIGITS], rest[_SUBJECT_DIGITS], rest[_SUBJECT_DIGITS + 1 :]
+        subject_digits, kind, period = (
+            rest[:_SUBJECT_DIGITS],
+            rest[_SUBJECT_DIGITS],
+            rest[_SUBJECT_DIGITS + 1 :],
+        )
         once = kind == _ONCE
         label = chunks.directory.label_of(domain)
         if label is None:
@@ -85,7 +89,9 @@ class DerivedSalts:
         holds = subject_digits == _subject_digits(subject)
         if not once:
             width_us = _width_us(chunks.governor, label)
-            holds = holds and width_us > 0 and chunks.governor.clock.now_us() // width_us - int(period, 16) <= 1
+            holds = (
+                holds and width_us > 0 and chunks.governor.clock.now_us() // width_us - int(period, 16) <= 1
+            )
         return Standing(domain, label, subject, holds, once)
 
     @staticmethod

@@ -205,25 +205,33 @@ class EngineEventFeed(BlockEventFeed):
         return [] if block is None else [removed(block.scope, block.key, cause=cause)]
 
 
-class _WrittenToken(msgspec.Struct, gc=False):
+class WrittenToken(msgspec.Struct, gc=False):
+    """One token of a block, as the engine writes it."""
+
     token_id: int
     token_extra_id: int = 0
 
 
-class _WrittenBlock(msgspec.Struct, gc=False):
+class WrittenBlock(msgspec.Struct, gc=False):
+    """One block of a store."""
+
     block_hash: int
-    tokens: list[_WrittenToken]
+    tokens: list[WrittenToken]
     cache_level: int = _DEVICE_LEVEL
     priority: int = _DEFAULT_PRIORITY
     type: str = "stored_block"
 
 
-class _WrittenStored(msgspec.Struct, gc=False, tag_field="type", tag="stored"):
+class WrittenStored(msgspec.Struct, gc=False, tag_field="type", tag="stored"):
+    """Blocks of one chain entered the cache."""
+
     parent_hash: int | None
-    blocks: list[_WrittenBlock]
+    blocks: list[WrittenBlock]
 
 
-class _WrittenRemoved(msgspec.Struct, gc=False, tag_field="type", tag="removed"):
+class WrittenRemoved(msgspec.Struct, gc=False, tag_field="type", tag="removed"):
+    """Blocks left the cache."""
+
     block_hashes: list[int]
 
 
@@ -231,7 +239,7 @@ class WrittenEvent(msgspec.Struct, gc=False):
     """One event in the engine's form, with its scope."""
 
     event_id: int
-    data: _WrittenStored | _WrittenRemoved
+    data: WrittenStored | WrittenRemoved
     window_size: int
     kvcustody: CustodyField
 
@@ -258,17 +266,17 @@ class TensorRtLlmWire:
             if event.kind != STORED:
                 gone = [key for key in keys if self._held.pop(key, None) is not None]
                 if gone:
-                    made.append(self._event(_WrittenRemoved([short_hash(key) for key in gone]), custody))
+                    made.append(self._event(WrittenRemoved([short_hash(key) for key in gone]), custody))
                 continue
             self._held.update(dict.fromkeys(keys, event.scope))
-            tokens = [_WrittenToken(int(one)) for one in event.tokens] if self._tokens_published else []
+            tokens = [WrittenToken(int(one)) for one in event.tokens] if self._tokens_published else []
             size = event.block_tokens
             blocks = [
-                _WrittenBlock(short_hash(key), tokens[at * size : (at + 1) * size])
+                WrittenBlock(short_hash(key), tokens[at * size : (at + 1) * size])
                 for at, key in enumerate(keys)
             ]
             parent = short_hash(event.parent) if event.parent else None
-            made.append(self._event(_WrittenStored(parent, blocks), custody))
+            made.append(self._event(WrittenStored(parent, blocks), custody))
         return made
 
     def _clear(self, event: BlockEvent, incarnation: str, made: list[WrittenEvent]) -> None:
@@ -279,8 +287,8 @@ class TensorRtLlmWire:
         for scope, keys in by_scope.items():
             gone = removed(scope, b"".join(keys), cause=event.cause)
             custody = custody_of(gone, incarnation, with_keys=True)
-            made.append(self._event(_WrittenRemoved([short_hash(key) for key in keys]), custody))
+            made.append(self._event(WrittenRemoved([short_hash(key) for key in keys]), custody))
 
-    def _event(self, data: _WrittenStored | _WrittenRemoved, custody: CustodyField) -> WrittenEvent:
+    def _event(self, data: WrittenStored | WrittenRemoved, custody: CustodyField) -> WrittenEvent:
         self._next += 1
         return WrittenEvent(self._next - 1, data, self._window, custody)

@@ -53,9 +53,7 @@ class TrtllmScopeMiddleware(IdentityMiddleware):
         attempts = open_attempts(settings, SystemClock())
         atexit.register(attempts.close)
         gate = open_request_gate(settings, server=SERVER)
-        super().__init__(
-            app, gate, body_bytes_max=int(settings.request_bytes_max), refused=attempts.note
-        )
+        super().__init__(app, gate, body_bytes_max=int(settings.request_bytes_max), refused=attempts.note)
 
     async def _scoped_body(
         self, admitted: AdmittedRequest, headers: RequestHeaders, receive: Receive

@@ -106,7 +106,9 @@ def narrowed(asked: Retention, most: Retention) -> Retention:
 def read_retention(config: Any) -> Retention:
     """A `KvCacheRetentionConfig` of a request. Raises `ConfigError` for what cannot be governed, or is none."""
     directory, mode = getattr(config, "directory", None), getattr(config, "transfer_mode", None)
-    if directory or (mode is not None and getattr(mode, "name", mode) != "DRAM"):  # DRAM: the engine's default
+    if directory or (
+        mode is not None and getattr(mode, "name", mode) != "DRAM"
+    ):  # DRAM: the engine's default
         raise ConfigError(
             f"KvCacheRetentionConfig: `directory` is `{directory}` and `transfer_mode` is `{mode}`: the engine would write "
             "KV in clear there; leave both out",
@@ -162,7 +164,9 @@ def _read_range(one: EngineRange) -> RangeRetention:
 
 def _priority(value: object) -> int:
     if type(value) is not int or not LOWEST <= value <= HIGHEST:
-        raise ConfigError(f"KvCacheRetentionConfig: priority `{value}` is none between {LOWEST} and {HIGHEST}")
+        raise ConfigError(
+            f"KvCacheRetentionConfig: priority `{value}` is none between {LOWEST} and {HIGHEST}"
+        )
     return value
 
 

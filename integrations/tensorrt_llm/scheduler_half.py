@@ -62,7 +62,10 @@ class SchedulerHalf:
         self._block_tokens = block_tokens
         self._learn = learn
         self._states: dict[int, TransferState] = {}
-        self._had: OrderedDict[str, None] = OrderedDict()  # salts under which the engine has computed something
+        self._had: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # salts under which the engine has computed something
+        self._forgot = False
         self._once: dict[int, str] = {}  # salts of one request alone, by its id
         self._runs: dict[int, ComputedRun] = {}
         self._numbered = 0
@@ -152,6 +155,9 @@ class SchedulerHalf:
                 tokens=computed_tokens,
             )
         if computed_tokens and salt not in self._had:
+            if self._forgot:  # somebody with many subjects must not stop the engine for the others
+                self.counts["hits under a salt that is not known any more"] += 1
+                return
             raise IsolationError(
                 f"request `{request_id}`: the engine reused `{computed_tokens}` tokens under a salt that nobody had: it "
                 "does not keep salts apart; use a release that does",
@@ -163,6 +169,7 @@ class SchedulerHalf:
         self._had.move_to_end(salt)
         if len(self._had) > _SALTS_MAX:
             self._had.popitem(last=False)
+            self._forgot = True
 
     def _scheduled(
         self, one: ScheduledRequest, loads: list[LoadOrder], saves: list[SaveOrder], *, is_first: bool
@@ -180,7 +187,10 @@ class SchedulerHalf:
         if state.claim is not None:
             first = state.device_blocks
             blocks = state.blocks[first : first + state.claimed_blocks]
-            if len(blocks) != state.claimed_blocks or blocks != state.seen_blocks[first : first + len(blocks)]:
+            if (
+                len(blocks) != state.claimed_blocks
+                or blocks != state.seen_blocks[first : first + len(blocks)]
+            ):
                 raise IsolationError(
                     f"request `{one.request_id}`: the engine scheduled other blocks than it allocated for what was "
                     "promised",

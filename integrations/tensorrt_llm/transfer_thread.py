@@ -6,7 +6,7 @@
 
 1. The engine takes a promise of tokens for granted, and nobody can take it back. So blocks are promised when they are
    opened, not when they are found. A load and an erasure or a deadline come one after the other: while a claim is
-   open, the worker takes no step, for `_CLAIM_SECONDS` at most.
+   open, the worker takes no step, until the engine was quiet for `_QUIET_SECONDS`, or `_CLAIM_SECONDS` have passed.
 2. A claim that nobody held by then is zeroed. Its load fails, which stops the engine: nothing else would be right.
 3. What is computed by a request whose subject was erased since is not kept, and neither is what follows a block of
    which we do not know how long it may live. A block lives no longer than the one before it.
@@ -35,7 +35,7 @@ from kvcustody.governance.tiers.tier import KEY_BYTES, PublishedRun, shred_name
 from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
 from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts, Standing
 
-_CLAIM_SECONDS = 5.0
+_QUIET_SECONDS, _CLAIM_SECONDS = 5.0, 60.0
 _ANSWER_SECONDS = 60.0
 _CEILINGS_MAX = 1 << 20
 _log = structlog.get_logger(__name__)
@@ -81,6 +81,7 @@ class TransferThread(CustodyThread):
         self.counts: Counter[str] = Counter()
         self._claims: dict[int, _OpenClaim] = {}
         self._claims_lock = threading.Lock()
+        self._active_at = monotonic()  # when the engine last asked for a claim, or took one
         self._numbers = itertools.count(1)
         self._ceilings: OrderedDict[bytes, int] = OrderedDict()
 
@@ -89,7 +90,7 @@ class TransferThread(CustodyThread):
         now = monotonic()
         with self._claims_lock:
             for number, one in list(self._claims.items()):
-                if not one.is_held and one.until <= now:
+                if not one.is_held and now >= min(one.until, self._active_at + _QUIET_SECONDS):
                     one.zero()
                     del self._claims[number]
                     _log.error("claimed blocks were never loaded", claim=number)
@@ -103,7 +104,9 @@ class TransferThread(CustodyThread):
         """The salt of a request (`derived_salt`). Raises a `CustodyError` where there is none."""
         model = self.model
         assert model is not None, "the model is known before the first request"
-        return self.run(lambda chunks: self.salts.derive(chunks, principal, model, hints)).result(_ANSWER_SECONDS)
+        return self.run(lambda chunks: self.salts.derive(chunks, principal, model, hints)).result(
+            _ANSWER_SECONDS
+        )
 
     def standing(self, salt: object) -> Standing | None:
         """Whose a salt is."""
@@ -115,12 +118,16 @@ class TransferThread(CustodyThread):
 
     def ceiling(self, standing: Standing, before: bytes | None, claimed_us: int | None) -> int:
         """Until when what a request computes may live; 0: it is not kept (rule 3). `before`: the block it builds on."""
-        return self.run(lambda chunks: self._ceiling(chunks, standing, before, claimed_us)).result(_ANSWER_SECONDS)
+        return self.run(lambda chunks: self._ceiling(chunks, standing, before, claimed_us)).result(
+            _ANSWER_SECONDS
+        )
 
     def keep(self, run: ComputedRun, content: bytearray) -> int:
         """Seal blocks that were computed; how many are new. What fails is not kept. `content` is zeros afterwards."""
         try:
-            return self.run(lambda chunks: self._keep(chunks, run, memoryview(content))).result(_ANSWER_SECONDS)
+            return self.run(lambda chunks: self._keep(chunks, run, memoryview(content))).result(
+                _ANSWER_SECONDS
+            )
         except Exception as error:  # whatever it was: it is computed again
             _log.error("blocks are not kept", error=repr(error))
             return 0
@@ -139,6 +146,7 @@ class TransferThread(CustodyThread):
                     claim=number,
                 )
             one.is_held = True
+            self._active_at = monotonic()
         try:
             yield one.content
         finally:
@@ -168,7 +176,12 @@ class TransferThread(CustodyThread):
                 part, first = bytearray(sum(one.blocks for one in found) * size), at
 
                 def write(
-                    to: int, count: int, skip: int, data: memoryview, part: bytearray = part, first: int = first
+                    to: int,
+                    count: int,
+                    skip: int,
+                    data: memoryview,
+                    part: bytearray = part,
+                    first: int = first,
                 ) -> None:
                     begin = (to - first) * size
                     part[begin : begin + count * size] = data[skip * size : (skip + count) * size]
@@ -187,6 +200,7 @@ class TransferThread(CustodyThread):
         claim = Claim(next(self._numbers), at - depth, ceiling_us)
         with self._claims_lock:
             self._claims[claim.number] = _OpenClaim(parts)
+            self._active_at = monotonic()
         self.counts["claimed blocks"] += claim.blocks
         return claim
 
@@ -196,7 +210,10 @@ class TransferThread(CustodyThread):
         label = standing.label
         if label is None or not standing.holds:
             return 0
-        own_us = chunks.governor.clock.now_us() + owed_by(chunks.governor.table, label.tenant, label.level).absolute_us
+        own_us = (
+            chunks.governor.clock.now_us()
+            + owed_by(chunks.governor.table, label.tenant, label.level).absolute_us
+        )
         if before is not None:
             known = self._ceilings.get(before)
             if known is None:

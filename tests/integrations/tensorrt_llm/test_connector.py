@@ -15,7 +15,7 @@ from trtllm_world import PROMPT, WHOLE, TrtllmWorld, until
 
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.lmcache.custody_thread import CustodyThread
-from kvcustody.integrations.tensorrt_llm import transfer_thread
+from kvcustody.integrations.tensorrt_llm import scheduler_half, transfer_thread
 from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts
 from kvcustody.integrations.tensorrt_llm.scheduler_half import SchedulerHalf
 from kvcustody.integrations.tensorrt_llm.transfer_thread import TransferThread
@@ -222,13 +222,14 @@ def test_what_an_erased_subject_computes_afterwards_is_not_kept(world: TrtllmWor
     assert world.copies() == WHOLE // BLOCK_TOKENS, "control: who comes after it is kept"
 
 
+@pytest.mark.parametrize("bound", ["_CLAIM_SECONDS", "_QUIET_SECONDS"])
 def test_a_claim_that_is_gone_stops_the_engine_and_changes_nothing(
-    world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch
+    world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     engine = world.engine
     engine.run(PROMPT, world.salt("acme"))
     engine.forget_device()
-    monkeypatch.setattr(transfer_thread, "_CLAIM_SECONDS", 0.1)
+    monkeypatch.setattr(transfer_thread, bound, 0.1)
     engine.between = lambda: time.sleep(0.5)
     before = engine.pool.clone()
     with pytest.raises(IsolationError, match="are gone"):
@@ -252,6 +253,18 @@ def test_claims_are_zeroed_when_they_were_used(world: TrtllmWorld, monkeypatch: 
     engine.forget_device()
     engine.run(PROMPT, world.salt("acme"))
     assert made and not any(any(part) for part in made)
+
+
+def test_who_has_many_salts_does_not_stop_the_engine(
+    world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_half, "_SALTS_MAX", 2)
+    mine = world.salt("acme")
+    world.engine.run(PROMPT, mine)
+    for subject in ("one", "two", "three"):
+        world.engine.run(PROMPT, world.salt("beta", subject))
+    assert world.engine.run(PROMPT, mine).device_tokens == WHOLE
+    assert sum(world.custody.scheduler.counts.values()) and mine in world.custody.scheduler._had
 
 
 @pytest.mark.parametrize("salt", [None, "", "acme", "ab" * 32, "0" * 145])

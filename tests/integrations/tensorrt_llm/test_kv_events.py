@@ -20,7 +20,7 @@ from kvcustody.integrations.events.block_event import (
     removed,
     stored,
 )
-from kvcustody.integrations.tensorrt_llm.kv_events import EngineEventFeed, TensorRtLlmWire
+from kvcustody.integrations.tensorrt_llm.kv_events import EngineEventFeed, TensorRtLlmWire, WrittenStored
 
 BLOCKS = WHOLE // BLOCK_TOKENS
 
@@ -48,7 +48,8 @@ def test_each_block_is_told_with_its_tenant_and_by_our_keys(world: TrtllmWorld) 
         world.engine.run(PROMPT, world.salt(tenant))
     feed.publish_pending()
     by_tenant = {
-        tenant: [event for event in kept.events if event.scope.tenant == tenant] for tenant in ("acme", "beta")
+        tenant: [event for event in kept.events if event.scope.tenant == tenant]
+        for tenant in ("acme", "beta")
     }
     assert [len(events) for events in by_tenant.values()] == [BLOCKS, BLOCKS]
     assert {event.kind for event in kept.events} == {STORED}
@@ -91,9 +92,15 @@ def test_a_block_under_another_s_parent_is_refused(world: TrtllmWorld) -> None:
     for tenant in ("acme", "beta"):
         world.engine.run(PROMPT, world.salt(tenant))
     first, second = (event["data"] for event in world.engine.take_events())
-    mixed = {"type": "stored", "parent_hash": first["blocks"][0]["block_hash"], "blocks": second["blocks"][1:]}
+    mixed = {
+        "type": "stored",
+        "parent_hash": first["blocks"][0]["block_hash"],
+        "blocks": second["blocks"][1:],
+    }
     unknown = {"type": "stored", "parent_hash": 12345, "blocks": second["blocks"][1:]}
-    world.engine.events = [{"event_id": n, "data": one, "window_size": 1} for n, one in enumerate((mixed, unknown))]
+    world.engine.events = [
+        {"event_id": n, "data": one, "window_size": 1} for n, one in enumerate((mixed, unknown))
+    ]
     feed.publish_pending()
     assert kept.events == [] and feed.counts["unscoped"] == 2
 
@@ -106,7 +113,11 @@ def test_moves_parts_and_what_is_malformed_are_counted(world: TrtllmWorld) -> No
     blocks = event["data"]["blocks"]
     moved = {"type": "updated", "block_hash": blocks[1]["block_hash"], "cache_level": {"type": "event_diff", "new_value": 1, "old_value": 0}, "priority": None}  # fmt: skip
     raised = {"type": "updated", "block_hash": blocks[0]["block_hash"], "cache_level": None, "priority": {"type": "event_diff", "new_value": 90, "old_value": 35}}  # fmt: skip
-    part = {"type": "stored", "parent_hash": None, "blocks": [{**blocks[0], "tokens": blocks[0]["tokens"][:3]}]}
+    part = {
+        "type": "stored",
+        "parent_hash": None,
+        "blocks": [{**blocks[0], "tokens": blocks[0]["tokens"][:3]}],
+    }
     made = {"type": "created", "num_blocks_per_cache_level": [64, 0]}
     said = (made, event["data"], moved, raised, part)
     world.engine.events = [{"event_id": n, "data": one, "window_size": 4096} for n, one in enumerate(said)]
@@ -151,7 +162,9 @@ def test_ours_in_its_form_say_whose_they_are() -> None:
 
 def test_an_event_without_a_scope_is_not_written() -> None:
     with pytest.raises(IsolationError):
-        TensorRtLlmWire(4096).events_of([BlockEvent(STORED, SCOPE._replace(tenant=""), bytes(32), block_tokens=8)])
+        TensorRtLlmWire(4096).events_of(
+            [BlockEvent(STORED, SCOPE._replace(tenant=""), bytes(32), block_tokens=8)]
+        )
 
 
 def test_what_is_written_is_read_again(world: TrtllmWorld) -> None:
@@ -161,12 +174,12 @@ def test_what_is_written_is_read_again(world: TrtllmWorld) -> None:
     feed.publish_pending()
     written = TensorRtLlmWire(4096).events_of(kept.events)
     scopes = world.custody.scopes
+    by_key = {block.key: block for block in scopes._blocks.values()}
     for one, event in zip(written, kept.events, strict=True):
-        block = scopes.of(one.data.blocks[0].block_hash)  # type: ignore[union-attr]
-        assert block is None, "the engine's hashes are others"
-        scopes._blocks[one.data.blocks[0].block_hash] = type(scopes).of.__annotations__ and next(  # type: ignore[union-attr]
-            known for known in scopes._blocks.values() if known.key == event.keys
-        )
+        assert isinstance(one.data, WrittenStored)
+        [block] = one.data.blocks
+        assert scopes.of(block.block_hash) is None, "the engine's hashes are others"
+        scopes._blocks[block.block_hash] = by_key[event.keys]
     reader = EngineEventFeed(
         again, scopes, lambda: [msgspec.to_builtins(one) for one in written], lambda *_: True
     )
