@@ -289,6 +289,10 @@ class Authority(ABC, Generic[PoolT_co]):
         plan = self._plan(key, None, self._moment())
         return plan if isinstance(plan, Plan) else None
 
+    def reads_own(self, plan: AnyPlan) -> bool:
+        """Whether a request under this plan may reuse its own scope now, where nothing else is searched for it."""
+        return self._reuse.reads_own(plan, self._counters(plan.tenant), self._moment())[0]
+
     def may_export(self, tenant: str, classification: str) -> bool:
         """Whether events about a tenant's blocks may be published, by the active revision; on record before the first.
 

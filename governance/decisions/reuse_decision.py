@@ -72,19 +72,27 @@ class ReuseDecider:
         self, plan: AnyPlan, prompt: Prompt, counters: TenantCounters, moment: Moment
     ) -> tuple[ReadPlan, tuple[str, ...]]:
         """What may be searched now, and the rules that permit the own scope."""
+        permitted, reasons = self.reads_own(plan, counters, moment)
+        if not permitted:
+            return ReadPlan(Chain(plan.own.domain, None)), reasons
+        if plan.grants or plan.matcher is not None:
+            return self._widened(plan, prompt, counters, moment), reasons
+        return plan.own_plan, reasons
+
+    def reads_own(
+        self, plan: AnyPlan, counters: TenantCounters, moment: Moment
+    ) -> tuple[bool, tuple[str, ...]]:
+        """Whether the own scope may be searched now, and the rules that say so."""
         if moment.now_us >= self.expires_us:
             self._deny(counters, plan, EXPIRED, plan.tenant)
-            return ReadPlan(Chain(plan.own.domain, None)), (EXPIRED,)
+            return False, (EXPIRED,)
         if plan.hits_need_ledger and not self._first_uses.recording:
             self._deny(counters, plan, UNRECORDED, plan.tenant)
-            return ReadPlan(Chain(plan.own.domain, None)), (UNRECORDED,)
+            return False, (UNRECORDED,)
         own = self._decide(plan.own_reuse, plan.classification, moment)
         if not own.permitted:
             self._deny(counters, plan, own.reasons[0], plan.tenant)
-            return ReadPlan(Chain(plan.own.domain, None)), own.reasons
-        if plan.grants or plan.matcher is not None:
-            return self._widened(plan, prompt, counters, moment), own.reasons
-        return plan.own_plan, own.reasons
+        return own.permitted, own.reasons
 
     def _widened(self, plan: AnyPlan, prompt: Prompt, counters: TenantCounters, moment: Moment) -> ReadPlan:
         segment: Chain | None = None

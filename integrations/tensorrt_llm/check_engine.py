@@ -40,7 +40,7 @@ REFUSED = (
     RefusedOption("kv_cache_config.disk_cache_size", _OFF, "the engine's disk tier keeps KV in clear, without end"),
     RefusedOption("kv_cache_config.disk_cache_path", _OFF, "the engine's disk tier keeps KV in clear, without end"),
     RefusedOption("kv_cache_config.secondary_offload_min_priority", (None,), "it is of the engine's host pool"),
-    RefusedOption("kv_cache_config.enable_partial_reuse", (False,), "part of a block would be reused; we key whole ones"),
+    RefusedOption("kv_cache_config.enable_partial_reuse", (False,), "part of a block would be reused"),
     RefusedOption("kv_cache_config.enable_block_reuse", (True, None), "without it the engine asks no connector"),
     RefusedOption("kv_cache_config.use_uvm", _OFF, "blocks would move to host memory by themselves"),
     RefusedOption("kv_cache_config.max_attention_window", _OFF, "blocks that a window has passed have no page"),

@@ -59,8 +59,7 @@ class DerivedSalts:
         if plan is None:
             raise IdentityError(f"tenant `{principal.tenant}` is not in the policy", tenant=principal.tenant)
         label = label_of(plan.own.domain)
-        permitted = governor.table.decide(plan.own_reuse, governor.clock.utc_us()).permitted
-        if plan.own.state is None or label.spec is None or not permitted:
+        if plan.own.state is None or label.spec is None or not governor.reads_own(plan):
             return self._signed(ScopeSalts.once(), "0" * _SUBJECT_DIGITS, self._once())
         domain = ScopeSalts(chunks.keys, chunks.directory).of(label)
         width_us = _width_us(governor, label)

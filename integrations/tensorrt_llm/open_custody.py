@@ -47,8 +47,8 @@ def shared_custody(llm_args: object | None = None) -> EngineCustody:
         if not _shared:
             if llm_args is None:
                 raise ConfigError(
-                    "TensorRT-LLM's engine is not in this process: start it with `TLLM_WORKER_USE_SINGLE_PROCESS=1` and "
-                    "our connector, before the first request"
+                    "TensorRT-LLM's engine is not in this process: start it with `TLLM_WORKER_USE_SINGLE_PROCESS=1` "
+                    "and our connector, before the first request"
                 )
             settings = load_settings()
             configure(settings.log_level, settings.log_format)

@@ -3,8 +3,8 @@
     most = retention_of(policy.eviction, owed)            # priorities and durations; none longer than the ceiling
     config = to_engine(narrowed(read_retention(asked), most))
 
-1. The engine's durations delete nothing: when one is over, the block has the default priority. A deadline is kept by the
-   salt and by our tiers, never by this. Under the engine's second cache manager it has no effect at all.
+1. The engine's durations delete nothing: when one is over, the block has the default priority. A deadline is kept by
+   the salt and by our tiers, never by this. Under the engine's second cache manager it has no effect at all.
 2. A request may ask for less: a lower priority, a shorter time. It never gets more than policy says of that token.
 3. `transfer_mode` and `directory` make the engine write KV in clear to a folder: a request with one is refused.
 4. Where blocks of one request overlap, the engine takes the earlier range; so does what is read here.
@@ -37,7 +37,7 @@ class RangeRetention(NamedTuple):
     duration_ms: int | None
 
 
-class Retention(NamedTuple):
+class RequestRetention(NamedTuple):
     """A request's whole retention: of its prompt, and of what it decodes."""
 
     ranges: tuple[RangeRetention, ...]
@@ -59,11 +59,11 @@ def retention_of(
     owed: Obligations,
     segment: SegmentRule | None = None,
     kinds: Sequence[KindRange] = (),
-) -> Retention:
+) -> RequestRetention:
     """What policy gives a request's blocks. Where nothing may be reused, the lowest priority for no time."""
     ceiling_ms = min(owed.idle_us, owed.absolute_us) // _MILLISECOND_US
     if ceiling_ms <= 0:
-        return Retention((RangeRetention(0, None, LOWEST, 0),), LOWEST, 0)
+        return RequestRetention((RangeRetention(0, None, LOWEST, 0),), LOWEST, 0)
     ranges = tuple(
         RangeRetention(
             each.first,
@@ -73,10 +73,10 @@ def retention_of(
         )
         for each in token_priorities(eviction, segment, kinds)
     )
-    return Retention(ranges, ranges[-1].priority, ranges[-1].duration_ms)
+    return RequestRetention(ranges, ranges[-1].priority, ranges[-1].duration_ms)
 
 
-def narrowed(asked: Retention, most: Retention) -> Retention:
+def narrowed(asked: RequestRetention, most: RequestRetention) -> RequestRetention:
     """What was asked, where that is less than `most`, else `most` (rule 2)."""
     edges = {0}
     for one in (*asked.ranges, *most.ranges):
@@ -96,34 +96,34 @@ def narrowed(asked: Retention, most: Retention) -> Retention:
             ranges[-1] = ranges[-1]._replace(end=end)
         else:
             ranges.append(one)
-    return Retention(
+    return RequestRetention(
         tuple(ranges),
         min(asked.decode_priority, most.decode_priority),
         _shorter(asked.decode_duration_ms, most.decode_duration_ms),
     )
 
 
-def read_retention(config: Any) -> Retention:
+def read_retention(config: Any) -> RequestRetention:
     """A `KvCacheRetentionConfig` of a request. Raises `ConfigError` for what cannot be governed, or is none."""
     directory, mode = getattr(config, "directory", None), getattr(config, "transfer_mode", None)
     if directory or (
         mode is not None and getattr(mode, "name", mode) != "DRAM"
     ):  # DRAM: the engine's default
         raise ConfigError(
-            f"KvCacheRetentionConfig: `directory` is `{directory}` and `transfer_mode` is `{mode}`: the engine would write "
-            "KV in clear there; leave both out",
+            f"KvCacheRetentionConfig: `directory` is `{directory}` and `transfer_mode` is `{mode}`: the engine would "
+            "write KV in clear there; leave both out",
             directory=str(directory),
         )
     ranges = [_read_range(one) for one in config.token_range_retention_configs or ()]
     decode_priority = config.decode_retention_priority
-    return Retention(
+    return RequestRetention(
         tuple(ranges),
         DEFAULT if decode_priority is None else _priority(decode_priority),
         _milliseconds(config.decode_duration_ms),
     )
 
 
-def block_priorities_of(retention: Retention, block_tokens: int) -> tuple[BlockPriority, ...]:
+def block_priorities_of(retention: RequestRetention, block_tokens: int) -> tuple[BlockPriority, ...]:
     """The same in our pools' words: priorities of blocks, and for how long after their release, 0: until they end."""
     return disjoint(
         (
@@ -136,7 +136,7 @@ def block_priorities_of(retention: Retention, block_tokens: int) -> tuple[BlockP
     )
 
 
-def to_engine(retention: Retention) -> Any:
+def to_engine(retention: RequestRetention) -> Any:
     """The engine's own object. Needs TensorRT-LLM."""
     from tensorrt_llm.llmapi import KvCacheRetentionConfig
 
@@ -148,7 +148,7 @@ def to_engine(retention: Retention) -> Any:
     )
 
 
-def _at(retention: Retention, token: int) -> RangeRetention | None:
+def _at(retention: RequestRetention, token: int) -> RangeRetention | None:
     for one in retention.ranges:  # the first that has the token (rule 4)
         if one.start <= token and (one.end is None or token < one.end):
             return one

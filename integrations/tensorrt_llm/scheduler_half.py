@@ -140,9 +140,9 @@ class SchedulerHalf:
         standing = self._thread.standing(request.cache_salt)
         if standing is None:
             raise IsolationError(
-                f"request `{request.request_id}` came to TensorRT-LLM without a `cache_salt` of ours: it would share its "
-                "blocks with whoever sends the same; put `TrtllmScopeMiddleware` before its server, in the same process "
-                "(`TLLM_WORKER_USE_SINGLE_PROCESS=1`), and let nothing reach the engine past it",
+                f"request `{request.request_id}` came to TensorRT-LLM without a `cache_salt` of ours: it would share "
+                "its blocks with whoever sends the same; put `TrtllmScopeMiddleware` before its server, in the same "
+                "process (`TLLM_WORKER_USE_SINGLE_PROCESS=1`), and let nothing reach the engine past it",
                 request=request.request_id,
             )
         return standing
@@ -159,8 +159,8 @@ class SchedulerHalf:
                 self.counts["hits under a salt that is not known any more"] += 1
                 return
             raise IsolationError(
-                f"request `{request_id}`: the engine reused `{computed_tokens}` tokens under a salt that nobody had: it "
-                "does not keep salts apart; use a release that does",
+                f"request `{request_id}`: the engine reused `{computed_tokens}` tokens under a salt that nobody had: "
+                "it does not keep salts apart; use a release that does",
                 tokens=computed_tokens,
             )
 

@@ -25,6 +25,7 @@ ROOMS = (
     "governance",
     "integrations/events",
     "integrations/identity",
+    "integrations/tensorrt_llm",
     "integrations/transformers",
     "integrations/vllm",
 )

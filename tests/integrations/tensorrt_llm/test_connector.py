@@ -1,4 +1,4 @@
-"""Two tenants with one prompt through a stand-in engine: own hits whole, foreign none, from the device and from the tier.
+"""Two tenants with one prompt through a stand-in engine: own hits whole, foreign none, from device and tier.
 
 Each defence has a control: with it off, the same engine leaks or goes on.
 """

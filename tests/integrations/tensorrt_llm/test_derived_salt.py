@@ -14,7 +14,7 @@ def test_a_salt_is_of_one_domain_and_says_no_name(world: TrtllmWorld) -> None:
     mine = world.salt("acme")
     assert mine == world.salt("acme") and len(mine) == DERIVED_CHARACTERS
     assert len({mine, world.salt("beta"), world.salt("acme", "other"), world.salt("brief")}) == 4
-    assert "acme" not in mine and "acme".encode().hex() not in mine
+    assert "acme" not in mine and b"acme".hex() not in mine
 
 
 def test_the_caller_s_own_salt_only_narrows(world: TrtllmWorld) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP door: what the engine gets in `cache_salt` is derived, whatever the client sent; without identity, nothing."""
+"""The HTTP door: what the engine gets in `cache_salt` is derived, whatever the client sent."""
 
 from __future__ import annotations
 

@@ -111,8 +111,18 @@ def test_moves_parts_and_what_is_malformed_are_counted(world: TrtllmWorld) -> No
     world.engine.run(PROMPT, world.salt("acme"))
     [event] = world.engine.take_events()
     blocks = event["data"]["blocks"]
-    moved = {"type": "updated", "block_hash": blocks[1]["block_hash"], "cache_level": {"type": "event_diff", "new_value": 1, "old_value": 0}, "priority": None}  # fmt: skip
-    raised = {"type": "updated", "block_hash": blocks[0]["block_hash"], "cache_level": None, "priority": {"type": "event_diff", "new_value": 90, "old_value": 35}}  # fmt: skip
+    moved = {
+        "type": "updated",
+        "block_hash": blocks[1]["block_hash"],
+        "cache_level": {"type": "event_diff", "new_value": 1, "old_value": 0},
+        "priority": None,
+    }
+    raised = {
+        "type": "updated",
+        "block_hash": blocks[0]["block_hash"],
+        "cache_level": None,
+        "priority": {"type": "event_diff", "new_value": 90, "old_value": 35},
+    }
     part = {
         "type": "stored",
         "parent_hash": None,

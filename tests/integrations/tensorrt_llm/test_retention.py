@@ -1,4 +1,4 @@
-"""Priorities and durations from policy to the engine, from a request narrowed to policy, and back to our pools' words."""
+"""Priorities and durations: from policy to the engine, of a request narrowed to policy, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.integrations.tensorrt_llm.retention import (
     DEFAULT,
     RangeRetention,
-    Retention,
+    RequestRetention,
     block_priorities_of,
     narrowed,
     read_retention,
@@ -43,7 +43,10 @@ retention:
 scrub: {default: {within: 1s, verify: all}}
 offload: {internal: never, restricted: never}
 audit: {on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}}
-eviction: {policy: priority, priority: 40, ranges: [{from: 0, to: 64, priority: 90, for: 30s}, {from: 64, to: 100, priority: 10, for: 2h}]}
+eviction:
+  policy: priority
+  priority: 40
+  ranges: [{from: 0, to: 64, priority: 90, for: 30s}, {from: 64, to: 100, priority: 10, for: 2h}]
 """
 
 CEILING_MS = 600_000  # the idle time, which is shorter
@@ -56,7 +59,7 @@ def installed() -> Iterator[None]:
     uninstall()
 
 
-def of_policy(tenant: str) -> Retention:
+def of_policy(tenant: str) -> RequestRetention:
     table = compile_policy(load_policy(POLICY, name="retention.yaml"), revision=1)
     level = table.classify(tenant, None, None, None)
     return retention_of(table.policy.eviction, table.obligations(tenant, level))
@@ -73,13 +76,13 @@ def test_policy_s_ranges_become_the_engine_s_and_none_is_longer_than_the_ceiling
 
 
 def test_what_may_not_be_reused_leaves_first() -> None:
-    assert of_policy("secret") == Retention((RangeRetention(0, None, 0, 0),), 0, 0)
+    assert of_policy("secret") == RequestRetention((RangeRetention(0, None, 0, 0),), 0, 0)
 
 
 def test_a_request_gets_less_where_it_asks_for_less_and_never_more() -> None:
     most = of_policy("acme")
-    asked = Retention((RangeRetention(0, 32, 100, None), RangeRetention(32, 80, 20, 5_000)), 100, None)
-    assert narrowed(asked, most) == Retention(
+    asked = RequestRetention((RangeRetention(0, 32, 100, None), RangeRetention(32, 80, 20, 5_000)), 100, None)
+    assert narrowed(asked, most) == RequestRetention(
         (
             RangeRetention(0, 32, 90, 30_000),
             RangeRetention(32, 64, 20, 5_000),
@@ -90,7 +93,9 @@ def test_a_request_gets_less_where_it_asks_for_less_and_never_more() -> None:
         40,
         CEILING_MS,
     )
-    assert narrowed(Retention((), 100, None), most) == most, "who asks for nothing has what policy says"
+    assert narrowed(RequestRetention((), 100, None), most) == most, (
+        "who asks for nothing has what policy says"
+    )
 
 
 _ranges = st.lists(
@@ -114,12 +119,12 @@ def test_no_token_ever_gets_more_than_policy(
 ) -> None:
     most = of_policy("acme")
 
-    def at(retention: Retention) -> RangeRetention:
+    def at(retention: RequestRetention) -> RangeRetention:
         return next(
             one for one in retention.ranges if one.start <= token and (one.end is None or token < one.end)
         )
 
-    made = narrowed(Retention(asked, decode, None), most)
+    made = narrowed(RequestRetention(asked, decode, None), most)
     limit, got = at(most), at(made)
     assert got.priority <= limit.priority
     assert got.duration_ms is not None and limit.duration_ms is not None

@@ -1,4 +1,4 @@
-"""One deployment with the connector in a stand-in engine: salts as the door derives them, and what rests in the tier."""
+"""One deployment with the connector in a stand-in engine: salts as the door derives them, and its tier."""
 
 from __future__ import annotations
 
