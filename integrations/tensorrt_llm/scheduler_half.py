@@ -6,7 +6,8 @@
 2. What the engine reuses of its own is looked at: whole blocks alone, and never under a salt that nobody had before.
    Anything else says that this engine does not keep salts apart, and stops it.
 3. A salt that does not hold any more (a period or a subject's key is over) finds nothing, and nothing is kept of it.
-4. Blocks that this request computed are kept, each in the step that fills it; what it found, here or in the engine, was
+4. What a step computes is taken from the engine's own words, which have to fit what was promised.
+5. Blocks that this request computed are kept, each in the step that fills it; what it found, here or in the engine, was
    kept by who computed it, so nothing lives longer for having been reused.
 """
 
@@ -50,6 +51,7 @@ class TransferState:
         self.blocks: list[int] = []  # the device's, as allocated
         self.seen_blocks: list[int] = []  # as scheduled
         self.saved = 0
+        self.computed_tokens = 0  # that have KV after the last step
         self.learned = 0
 
 
@@ -182,6 +184,14 @@ class SchedulerHalf:
                 f"request `{one.request_id}` has another salt in its step than when it was matched",
                 request=one.request_id,
             )
+        expected = state.device_blocks * self._block_tokens if is_first else state.computed_tokens
+        if one.computed_position != expected:
+            raise IsolationError(
+                f"request `{one.request_id}`: the engine says that `{one.computed_position}` tokens have KV, and "
+                f"`{expected}` have: what is to be kept is not known; use a release that tells the first step without "
+                "what a connector promised",
+                request=one.request_id,
+            )
         state.chain.extend(one.new_tokens)
         state.seen_blocks += [int(block) for block in one.new_block_ids]
         if state.claim is not None:
@@ -201,6 +211,7 @@ class SchedulerHalf:
         computed = one.computed_position + one.num_scheduled_tokens
         if is_first:
             computed += state.claimed_blocks * self._block_tokens
+        state.computed_tokens = computed
         known = min(len(one.block_hashes), state.chain.blocks)
         if self._learn is not None and known > state.learned:
             keys = [state.chain.run(at, at + 1) for at in range(state.learned, known)]

@@ -129,6 +129,7 @@ def llm_args(**changed: Any) -> types.SimpleNamespace:
     made = types.SimpleNamespace(
         model="stand-in",
         tensor_parallel_size=1,
+        disable_overlap_scheduler=True,
         kv_cache_config=types.SimpleNamespace(
             tokens_per_block=BLOCK_TOKENS, enable_partial_reuse=False, enable_block_reuse=True, dtype="auto"
         ),
@@ -186,10 +187,12 @@ class StandInEngine:
         salted: bool = True,
         chunk_tokens: int = 1 << 20,
         partial: int = 0,
+        counts_promised: bool = False,
     ) -> None:
         self.pool = torch.zeros((blocks, LAYERS, 2, BLOCK_TOKENS * WIDTH), dtype=torch.float16)
         self.scheduler, self.worker = connector or (None, None)
         self.salted, self.chunk_tokens, self.partial = salted, chunk_tokens, partial
+        self.counts_promised = counts_promised  # as releases of 2025 did
         self.free = list(range(blocks))
         self.index: OrderedDict[tuple[Any, ...], int] = OrderedDict()
         self.events: list[dict[str, Any]] = []
@@ -220,10 +223,17 @@ class StandInEngine:
         while len(answer.output) < output:
             count = min(self.chunk_tokens, len(request.get_tokens(0)) - at)
             tokens = request.get_tokens(0)
+            promised = external if is_first and not self.counts_promised else 0
             data = RequestData(
-                request.request_id, tokens[told_tokens:], ids[told_blocks:], at - (external if is_first else 0), count,
-                [self._hash(tokens, n, salt) for n in range(1, (at + count) // BLOCK_TOKENS + 1)], None, salt,
-            )  # fmt: skip
+                request.request_id,
+                tokens[told_tokens:],
+                ids[told_blocks:],
+                at - promised,
+                count,
+                [self._hash(tokens, n, salt) for n in range(1, (at + count) // BLOCK_TOKENS + 1)],
+                None,
+                salt,
+            )
             told_tokens, told_blocks = len(tokens), len(ids)
             said = self._step(data, is_first, request, ids, at, count)
             at, is_first = at + count, False

@@ -16,6 +16,8 @@ from kvcustody.integrations.tensorrt_llm.open_custody import model_identity, sha
 
 WRONG: dict[str, Any] = {
     "tensor_parallel_size": 2,
+    "disable_overlap_scheduler": False,
+    "kv_cache_config.use_kv_cache_manager_v2": "auto",
     "kv_cache_config.enable_partial_reuse": True,
     "kv_cache_config.enable_block_reuse": False,
     "kv_cache_config.secondary_offload_min_priority": 0,

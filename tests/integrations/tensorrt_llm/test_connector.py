@@ -305,6 +305,20 @@ def test_part_of_a_block_is_not_reused(tmp_path: Path, monkeypatch: pytest.Monke
         world.close()
 
 
+def test_an_engine_that_counts_what_was_promised_as_computed_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else blocks that nobody computed would be kept under the keys of what they should have been."""
+    world = TrtllmWorld(tmp_path, monkeypatch, counts_promised=True, chunk_tokens=11)
+    try:
+        world.engine.run(PROMPT, world.salt("acme"), output=8)
+        world.engine.forget_device()
+        with pytest.raises(IsolationError, match="tokens have KV"):
+            world.engine.run([*PROMPT, *PLAIN], world.salt("acme"))
+    finally:
+        world.close()
+
+
 def test_content_that_no_token_says_is_neither_kept_nor_found(
     world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
