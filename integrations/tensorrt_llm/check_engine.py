@@ -44,7 +44,8 @@ REFUSED = (
     RefusedOption("kv_cache_config.enable_partial_reuse", (False,), "part of a block would be reused"),
     RefusedOption("kv_cache_config.enable_block_reuse", (True, None), "without it the engine asks no connector"),
     RefusedOption(
-        "kv_cache_config.use_kv_cache_manager_v2", (False, None), "it may take less than was promised, and does not say so"
+        "kv_cache_config.use_kv_cache_manager_v2", (False, None),
+        "it may take less than was promised, and does not say so",
     ),
     RefusedOption("kv_cache_config.use_uvm", _OFF, "blocks would move to host memory by themselves"),
     RefusedOption("kv_cache_config.max_attention_window", _OFF, "blocks that a window has passed have no page"),

@@ -13,7 +13,11 @@ import pytest
 from stand_in_engine import BLOCK_TOKENS, StandInEngine
 from trtllm_world import PROMPT, WHOLE, TrtllmWorld, until
 
+from kvcustody.audit.copies.copy_coverage import copy_coverage
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.errors import IsolationError
+from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.integrations.lmcache.custody_thread import CustodyThread
 from kvcustody.integrations.tensorrt_llm import scheduler_half, transfer_thread
 from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts
@@ -330,13 +334,58 @@ def test_content_that_no_token_says_is_neither_kept_nor_found(
     monkeypatch.undo()
 
 
+def covered(world: TrtllmWorld) -> list[tuple[str, int, int]]:
+    """By tier: copies that were due by now, and those of which the ledger has evidence."""
+    database = open_store(world.deployment.ledger_url, read_only=True)
+    try:
+        with database.connect() as connection:
+            found = copy_coverage(connection, as_of_us=time.time_ns() // 1000)
+            assert fsck(connection).problems == []
+        return [(row.tier, row.due, row.covered) for row in found.by_tier()]
+    finally:
+        database.dispose()
+
+
 def test_copies_and_their_ends_are_in_the_ledger(world: TrtllmWorld) -> None:
     world.engine.run(PROMPT, world.salt("acme"))
     world.erase("acme", "s").result(10)
     assert until(lambda: not world.files())
+    assert world.on_thread(lambda chunks: chunks.governor.scan()) == []
+    blocks = WHOLE // BLOCK_TOKENS
+    assert world.on_thread(lambda chunks: chunks.tiers[0].counts[:2]) == (blocks, blocks)
+    world.close()
+    assert covered(world) == [("nvme", blocks, blocks)]
 
-    def counts(chunks: Any) -> tuple[int, int, int]:
-        one = chunks.tiers[0].counts
-        return (one.stored, one.ended, one.waiting)
 
-    assert world.on_thread(counts) == (WHOLE // BLOCK_TOKENS, WHOLE // BLOCK_TOKENS, 0)
+def test_a_tier_whose_ends_are_not_told_is_seen_in_the_ledger(
+    world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the last one."""
+    world.engine.run(PROMPT, world.salt("acme"))
+    assert world.on_thread(lambda chunks: chunks.governor.scan()) == []
+    monkeypatch.setattr(SealedTier, "take_events", lambda self: [])
+    world.erase("acme", "s").result(10)
+    assert until(lambda: not world.files())
+    world.close()
+    assert covered(world) != [("nvme", WHOLE // BLOCK_TOKENS, WHOLE // BLOCK_TOKENS)]
+
+
+def test_two_tiers_bring_and_lose_what_they_have_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = TrtllmWorld(tmp_path, monkeypatch, host_bytes=6 << 10)  # less than the prompt has
+    try:
+        engine, blocks = world.engine, WHOLE // BLOCK_TOKENS
+        engine.run(PROMPT, world.salt("acme"))
+        held = world.on_thread(lambda chunks: [len(tier) for tier in chunks.tiers])
+        assert len(held) == 2 and all(held) and sum(held) == blocks
+        engine.forget_device()
+        assert engine.run(PROMPT, world.salt("beta")).connector_tokens == 0
+        own = engine.run(PROMPT, world.salt("acme"))
+        assert (own.connector_tokens, own.output) == (WHOLE, PLAIN)
+        world.erase("acme", "s").result(10)
+        engine.forget_device()
+        after = engine.run(PROMPT, world.salt("acme"))
+        assert (after.connector_tokens, after.output) == (0, PLAIN)
+    finally:
+        world.close()

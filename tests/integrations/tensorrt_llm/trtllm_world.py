@@ -56,7 +56,9 @@ WHOLE = 64  # tokens of its whole blocks
 class TrtllmWorld:
     """Close it. `folder` may be an earlier world's: then it is a restart."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **engine: Any) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, host_bytes: int = 0, **engine: Any
+    ) -> None:
         self.deployment = Deployment(folder, policy=POLICY)
         self.tier = folder / "tier"
         named = {
@@ -66,6 +68,8 @@ class TrtllmWorld:
             "KVCUSTODY_NVME_TIER_BYTES": str(64 << 20),
             "KVCUSTODY_TIER_TIMEOUT_MS": "5000",
         }
+        if host_bytes:
+            named["KVCUSTODY_HOST_TIER_BYTES"] = str(host_bytes)
         for name, value in named.items():
             monkeypatch.setenv(name, value)
         sys.modules.update(modules())
