@@ -4,6 +4,7 @@
 // 1. The editor lives in a shadow root, where its styles are adopted: the page's policy of content allows no other.
 // 2. Tab leaves the editor; only an open list of completions takes it.
 const PAUSE_MS = 400;
+const SHOWN = 12; // completions at once: the list moves with the choice, and need not be scrolled
 
 async function open(field) {
   const { editor, completion, schema } = field.dataset;
@@ -24,13 +25,14 @@ async function open(field) {
     doc: field.value, root, parent: root,
     extensions: [
       behaviour(mirror, field, complete, (text) => { status.textContent = text; }),
-      mirror.EditorView.contentAttributes.of({ "aria-label": label.textContent, "aria-multiline": "true" }),
+      mirror.EditorView.contentAttributes.of({ "aria-label": label.textContent, tabindex: "0" }),
       appearance(mirror),
     ],
   });
   label.htmlFor = "";
   label.addEventListener("click", () => view.focus());
   field.required = false; // the service says so of an empty document
+  if (document.activeElement === field) view.focus();
   field.hidden = true;
 }
 
@@ -44,7 +46,9 @@ function behaviour(mirror, field, complete, say) {
   return [
     mirror.lineNumbers(), mirror.history(), mirror.highlightActiveLine(), mirror.closeBrackets(),
     mirror.yaml(), mirror.indentUnit.of("  "), mirror.EditorView.lineWrapping,
-    mirror.autocompletion({ override: [source], activateOnCompletion: ({ type }) => type === "property", icons: false }),
+    mirror.autocompletion({
+      override: [source], activateOnCompletion: ({ type }) => type === "property", icons: false, maxRenderedOptions: SHOWN,
+    }),
     mirror.linter((view) => problemsOf(view.state.doc, say), { delay: PAUSE_MS, tooltipFilter: () => [] }),
     problemsUnderLines(mirror),
     mirror.EditorView.updateListener.of((update) => {
@@ -138,7 +142,7 @@ function appearance(mirror) {
     ".says": { backgroundColor: "var(--bad-tint)", color: "var(--bad)", padding: "0 6px", overflowWrap: "anywhere" },
     ".caret": { display: "block", whiteSpace: "pre", overflow: "hidden", lineHeight: "1" },
     ".cm-tooltip, .cm-panels": { backgroundColor: "var(--card)", color: "var(--ink)", border: "1px solid var(--soft)" },
-    ".cm-tooltip-autocomplete > ul": { maxWidth: "90vw !important" },
+    ".cm-tooltip-autocomplete > ul": { maxWidth: "90vw !important", maxHeight: "none !important", overflow: "hidden !important" },
     ".cm-tooltip-autocomplete > ul > li[aria-selected]": { backgroundColor: "var(--accent)", color: "#fff" },
     ".cm-completionDetail": { color: "inherit" },
     ".cm-completionInfo": { font: "13px/1.4 system-ui, sans-serif" },
