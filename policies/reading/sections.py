@@ -74,9 +74,7 @@ def _tenant_or_all() -> Reads:
     """A tenant, or a wildcard."""
     shown = {"anyOf": [{"const": EVERY_TENANT}, _TENANT.schema]}
     read = _TENANT.read
-    return replace(
-        _TENANT, read=lambda text: text if text == EVERY_TENANT else read(text), schema=shown
-    )
+    return replace(_TENANT, read=lambda text: text if text == EVERY_TENANT else read(text), schema=shown)
 
 
 def _outage(kind: str) -> Reads:
@@ -238,7 +236,9 @@ class AuditSection(DocumentPart):
 
     called = "`audit`"
     on_outage: OutageFloor = told("The floor for every classification")
-    by_classification: Annotated[dict[str, OutageTerms], by_name(names=_LEVEL)] = told("Stricter behaviour for some", {})
+    by_classification: Annotated[dict[str, OutageTerms], by_name(names=_LEVEL)] = told(
+        "Stricter behaviour for some", {}
+    )
 
 
 class ErasureSection(DocumentPart):
@@ -322,7 +322,9 @@ class TenantEntry(DocumentPart):
 
     called = "tenant {0}"
     quota: QuotaTerms | None = None
-    group: Annotated[Scalar | None, fields.IDENTIFIER.naming("groups").called("group")] = told("The tenant's family", None)
+    group: Annotated[Scalar | None, fields.IDENTIFIER.naming("groups").called("group")] = told(
+        "The tenant's family", None
+    )
     scope: PrivateScope = told("The tenant's private scope", None)
     labels: Labels = told("Labels of the tenant's domains", {})
     residencies: Annotated[int | None, fields.integer(1, 10_000_000)] = told(
@@ -377,8 +379,8 @@ class SegmentEntry(DocumentPart):
     classification: Level = told("The segment's own classification")
     model: Annotated[str | None, fields.hex_digest("sha256:")] = told("Only under this model identity", None)
     expires: fields.Date = told("Until this day, exclusive", None)
-    kind: Annotated[Scalar | None, fields.IDENTIFIER.naming("eviction/kinds").called("kind of content")] = told(
-        "The kind of content that it is, of `eviction.kinds`", None
+    kind: Annotated[Scalar | None, fields.IDENTIFIER.naming("eviction/kinds").called("kind of content")] = (
+        told("The kind of content that it is, of `eviction.kinds`", None)
     )
 
 
@@ -474,9 +476,9 @@ class PolicyDocument(DocumentPart):
     classify: Annotated[tuple[ClassifyEntry, ...], listed()] = told(
         "Default classifications of tenants, and routes that raise them", ()
     )
-    tenants: Annotated[dict[str, TenantEntry], by_name(least=1, names={"anyOf": [{"const": "default"}, {}]})] = told(
-        "Who is admitted; `default` is every unlisted tenant"
-    )
+    tenants: Annotated[
+        dict[str, TenantEntry], by_name(least=1, names={"anyOf": [{"const": "default"}, {}]})
+    ] = told("Who is admitted; `default` is every unlisted tenant")
     groups: Annotated[dict[str, GroupEntry], by_name()] = told("Families of tenants", {})
     segments: Annotated[tuple[SegmentEntry, ...], listed()] = told(
         "Prompt prefixes declared wider than private", ()

@@ -142,7 +142,7 @@ function appearance(mirror) {
     ".says": { backgroundColor: "var(--bad-tint)", color: "var(--bad)", padding: "0 6px", overflowWrap: "anywhere" },
     ".caret": { display: "block", whiteSpace: "pre", overflow: "hidden", lineHeight: "1" },
     ".cm-tooltip, .cm-panels": { backgroundColor: "var(--card)", color: "var(--ink)", border: "1px solid var(--soft)" },
-    ".cm-tooltip-autocomplete > ul": { maxWidth: "90vw !important", maxHeight: "none !important", overflow: "hidden !important" },
+    ".cm-tooltip-autocomplete > ul": { maxWidth: "90vw !important", maxHeight: "none !important", overflow: "hidden !important", fontSize: "13px" },
     ".cm-tooltip-autocomplete > ul > li[aria-selected]": { backgroundColor: "var(--accent)", color: "#fff" },
     ".cm-completionDetail": { color: "inherit" },
     ".cm-completionInfo": { font: "13px/1.4 system-ui, sans-serif" },

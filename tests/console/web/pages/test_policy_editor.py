@@ -199,10 +199,19 @@ def test_by_keyboard(page: Any) -> None:
     page.keyboard.press("Tab")  # out of the editor, on to what comes next
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
     page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Control+Home")
-    page.keyboard.press("F8")
     page.keyboard.press("Control+Enter")
     page.locator("#checked").wait_for()
+
+
+def test_to_the_next_problem(page: Any) -> None:
+    wrong = policy_source().replace("effect: permit", "effect: allow", 1)
+    assert wrong != policy_source()
+    write(page, wrong)
+    page.locator(".says").wait_for()
+    page.keyboard.press("F8")
+    page.keyboard.insert_text("permit")  # what is wrong is selected
+    expect(page.locator("#editor-status")).to_have_text("No problem.")
+    assert source(page) == policy_source()
 
 
 def test_what_is_checked_is_what_is_written(page: Any, world: World) -> None:
@@ -235,7 +244,9 @@ def test_nothing_serious_and_nothing_refused(page: Any, sign_in: SignIn) -> None
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.keyboard.press("Escape")
     assert page.evaluate("window.refused") == []
-    page.evaluate("document.body.append(Object.assign(document.createElement('style'), {textContent: 'a {}'}))")
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('style'), {textContent: 'a {}'}))"
+    )
     assert page.evaluate("window.refused.length") == 1  # what it would look like
 
 
