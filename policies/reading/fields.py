@@ -161,8 +161,8 @@ def listed(
 def names_at(place: str, *, but: str | None = None) -> dict[str, Any]:
     """What tells an editor where a document declares the names that may stand here; a validator takes no notice.
 
-    The keys of the mapping at `place`, or the words of its list; `*` in it is the name under which the value stands, and
-    `but` a key that is no name.
+    The keys of the mapping at `place`, or the words of its list; `*` in it is the name under which the value
+    stands, and `but` a key that is no name.
     """
     return {"x-names": {"in": place} | ({} if but is None else {"but": but})}
 

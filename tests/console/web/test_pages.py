@@ -70,7 +70,8 @@ def test_no_serious_finding_of_axe(world: World, sign_in: SignIn, name: str, sch
             page.locator("#checked").wait_for()
             _check(page, f"checked {scheme}")
             page.locator("#checked").evaluate("element => element.scrollIntoView()")
-            title = "draft-checked"
+            _picture(page, "draft-checked", scheme)
+            continue
         _picture(page, title, scheme)
 
 
@@ -131,6 +132,8 @@ def _editor(page: Any, scheme: str) -> None:
     page.keyboard.press("Enter")
     page.keyboard.press("Control+Space")
     page.get_by_role("listbox").wait_for()
+    line = shown[: shown.index("sessions")].count("\n") + 2  # one more than before
+    page.locator("#editor-status", has_text=f"Line {line}:").wait_for()
     _picture(page, "draft", scheme)
     page.keyboard.press("Escape")
     write_draft(page, sound)

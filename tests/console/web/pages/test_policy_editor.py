@@ -1,4 +1,4 @@
-"""The draft page's editor, in a real browser: completion of the one schema, problems of the one validator, by keyboard."""
+"""The draft page's editor in a real browser: completion of the one schema, problems of the one validator."""
 
 from __future__ import annotations
 
@@ -62,14 +62,15 @@ def offered(page: Any, text: str) -> list[str]:
     write(page, text)
     page.keyboard.press("Control+Space")
     page.get_by_role("listbox").wait_for()
-    page.wait_for_timeout(100)  # an accidental key is not taken for a choice
     found: dict[str, None] = {}
-    while True:  # the list shows what is around the choice
-        shown = page.locator("[role=option] .cm-completionLabel").all_inner_texts()
-        if found.keys() >= set(shown):
-            return list(found)
-        found |= dict.fromkeys(shown)
+    chosen = page.locator("[role=option][aria-selected]")
+    last = ""
+    while last != (last := chosen.inner_text()):  # the list shows what is around the choice
+        found |= dict.fromkeys(page.locator("[role=option] .cm-completionLabel").all_inner_texts())
+        page.wait_for_timeout(100)  # an early key is not taken for a choice
         page.keyboard.press("PageDown")
+        page.wait_for_timeout(50)
+    return list(found)
 
 
 def source(page: Any) -> str:
