@@ -197,7 +197,9 @@ def test_bodies_have_a_limit(client, people) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/prefixes", "/v1/showback", "/v1/tiers"])
-def test_a_period_that_ends_before_a_day_has_passed_begins_at_the_beginning(client, people, path: str) -> None:
+def test_a_period_that_ends_before_a_day_has_passed_begins_at_the_beginning(
+    client, people, path: str
+) -> None:
     for until, status in ((0, 422), (1, 200), (10, 200)):
         answer = client("GET", path, people["operator"], params={"until": until})
         assert answer.status_code == status, answer.text

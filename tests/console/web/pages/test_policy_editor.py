@@ -248,7 +248,7 @@ def test_nothing_serious_and_nothing_refused(page: Any, sign_in: SignIn) -> None
     page.evaluate(
         "document.body.append(Object.assign(document.createElement('style'), {textContent: 'a {}'}))"
     )
-    assert page.evaluate("window.refused.length") == 1  # what it would look like
+    page.wait_for_function("() => window.refused.length === 1")  # what it would look like
 
 
 def test_without_scripts_it_is_a_field(world: World, browser: Any) -> None:
