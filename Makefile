@@ -10,7 +10,7 @@ FAST := tests/allocator tests/policies/table tests/policies/document tests/gover
 
 unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
 
-.PHONY: setup run test test-fast test-system test-engines check docs bench soak clean
+.PHONY: setup run test test-fast test-system test-engines check docs editor bench soak clean
 
 $(READY): pyproject.toml packaging/testkit/pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,9 @@ check: $(READY) ## format, lint, types
 
 docs: $(READY) ## the site of docs/, in site/; a link that leads nowhere fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+editor: ## bundle the console's policy editor anew, of the versions in packaging/editor/package-lock.json (Node.js)
+	cd packaging/editor && npm ci --ignore-scripts --no-audit --no-fund && node build.mjs ../../console/web/static/codemirror.js
 
 soak: $(READY) ## the attack and simulation suites at 10^6 operations, kept in benchmarks/results
 	$(BIN)/python benchmarks/soak.py --json benchmarks/results/soak-cpu.json

@@ -2,11 +2,13 @@
 
 1. Every text is escaped where it is written; no template marks a value as safe.
 2. Static files carry the digest of their content in their address, so that they may be kept for a year.
+3. The schema of policies is one of them, made of the declarations by which policies are read: editors complete from it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -14,8 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvcustody.console.report.render import number_format as words
 from kvcustody.governance.observability.serving_summary import seconds_text, share_text
+from kvcustody.policies.workbench.json_schema import schema as policy_schema
 
-_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "json": "application/json"}
 
 
 class StaticFile(NamedTuple):
@@ -26,15 +29,19 @@ class StaticFile(NamedTuple):
     version: str
 
 
+def _static_file(name: str, content: bytes) -> StaticFile:
+    media_type = _TYPES[name.rpartition(".")[2]]
+    return StaticFile(content, f"{media_type}; charset=utf-8", hashlib.sha256(content).hexdigest()[:12])
+
+
 def _static_files() -> dict[str, StaticFile]:
-    found = {}
-    for item in files("kvcustody.console.web").joinpath("static").iterdir():
-        suffix = item.name.rpartition(".")[2]
-        if suffix in _TYPES:
-            content = item.read_bytes()
-            version = hashlib.sha256(content).hexdigest()[:12]
-            found[item.name] = StaticFile(content, f"{_TYPES[suffix]}; charset=utf-8", version)
-    return found
+    made = {"policy-schema.json": json.dumps(policy_schema()).encode()}
+    kept = {
+        item.name: item.read_bytes()
+        for item in files("kvcustody.console.web").joinpath("static").iterdir()
+        if item.name.rpartition(".")[2] in _TYPES
+    }
+    return {name: _static_file(name, content) for name, content in (made | kept).items()}
 
 
 STATIC_FILES = _static_files()

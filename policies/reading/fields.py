@@ -85,6 +85,10 @@ class Reads:
         """The same, called so in messages."""
         return replace(self, what=what)
 
+    def naming(self, place: str, *, but: str | None = None) -> Reads:
+        """The same, of what the document declares at a place (`names_at`)."""
+        return replace(self, schema=self.schema | names_at(place, but=but))
+
     def __call__(self, node: object) -> Any:
         """The value of a node."""
         if isinstance(node, Scalar) and node.kind in self.kinds:
@@ -154,8 +158,17 @@ def listed(
     return Shape(read, describe)
 
 
-def by_name(least: int = 0, most: int = 10_000) -> Shape:
-    """A mapping whose keys are names that the author chooses."""
+def names_at(place: str, *, but: str | None = None) -> dict[str, Any]:
+    """What tells an editor where a document declares the names that may stand here; a validator takes no notice.
+
+    The keys of the mapping at `place`, or the words of its list; `*` in it is the name under which the value
+    stands, and `but` a key that is no name.
+    """
+    return {"x-names": {"in": place} | ({} if but is None else {"but": but})}
+
+
+def by_name(least: int = 0, most: int = 10_000, *, names: dict[str, Any] | None = None) -> Shape:
+    """A mapping whose keys are names: those that the author chooses, or what `names` says, for editors alone."""
 
     def read(node: Node, entries: Callable[[Any], Any]) -> Any:
         if isinstance(node, Broken):
@@ -167,8 +180,9 @@ def by_name(least: int = 0, most: int = 10_000) -> Shape:
         _check_count(node, most)
         return entries(node)
 
-    count = {"minProperties": least, "maxProperties": most}
-    return Shape(read, lambda entries, _: entries | count)
+    told = {"minProperties": least, "maxProperties": most}
+    more = {} if names is None else {"propertyNames": names}
+    return Shape(read, lambda entries, _: entries | told | more)
 
 
 def either(usual: Any, other: Reads | type[DocumentPart], *words: str) -> Shape:

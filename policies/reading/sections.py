@@ -35,6 +35,7 @@ from kvcustody.policies.reading.fields import (
     choice,
     either,
     listed,
+    names_at,
     told,
 )
 
@@ -52,11 +53,14 @@ _PARAMETERS = {
 }
 _SCOPES = (model.Scope.SUBJECT, model.Scope.SESSION, model.Scope.TENANT)
 _WORDS = listed(distinct=True, single=True)
+_TENANT = fields.TENANT.naming("tenants", but="default")
+_LEVEL = names_at("classifications")
+_LEVEL_OR_DEFAULT = {"anyOf": [_LEVEL, {"const": "default"}, {}]}  # holds of any name: it is for editors
 
 
 def _party(role: str) -> Reads:
     """An owner or a reader of a grant: one tenant, never everybody."""
-    tenant = fields.TENANT.called(role)
+    tenant = _TENANT.called(role)
 
     def read(text: str) -> str | Wrong:
         if text not in WILDCARDS:
@@ -68,11 +72,9 @@ def _party(role: str) -> Reads:
 
 def _tenant_or_all() -> Reads:
     """A tenant, or a wildcard."""
-    shown = {"anyOf": [{"const": EVERY_TENANT}, fields.TENANT.schema]}
-    read = fields.TENANT.read
-    return replace(
-        fields.TENANT, read=lambda text: text if text == EVERY_TENANT else read(text), schema=shown
-    )
+    shown = {"anyOf": [{"const": EVERY_TENANT}, _TENANT.schema]}
+    read = _TENANT.read
+    return replace(_TENANT, read=lambda text: text if text == EVERY_TENANT else read(text), schema=shown)
 
 
 def _outage(kind: str) -> Reads:
@@ -96,16 +98,19 @@ def _ends(start: int | None, end: int | None, who: str, what: str = "") -> Itera
 
 _RELATIONS = {relation.value: relation for relation in Relation}
 _PRIORITY = fields.integer(0, 100)
-Level = Annotated[Scalar, fields.NAMED]
-Tenant = Annotated[Scalar, fields.TENANT]
+Level = Annotated[Scalar, fields.NAMED.naming("classifications")]
+Tenant = Annotated[Scalar, _TENANT]
 Way = Annotated[model.Via, choice(model.Via)]
 LabelValue = Annotated[Scalar, fields.IDENTIFIER.called("label value")]
 Classification = Annotated[Scalar, fields.IDENTIFIER.called("classification")]
 Issuer = Annotated[Scalar, fields.ISSUER]
-Owner = Annotated[Scalar, fields.TENANT.called("owner")]
-Reader = Annotated[Scalar, fields.TENANT.called("reader")]
+Owner = Annotated[Scalar, _TENANT.called("owner")]
+Reader = Annotated[Scalar, _TENANT.called("reader")]
 PrivateScope = Annotated[model.Scope | None, choice(_SCOPES)]
-Labels = Annotated[dict[str, Annotated[Scalar, fields.NAMED.called("label {0}")]], by_name()]
+Labels = Annotated[
+    dict[str, Annotated[Scalar, fields.NAMED.naming("labels/*").called("label {0}")]],
+    by_name(names=names_at("labels")),
+]
 
 
 class RetentionTerms(DocumentPart):
@@ -158,7 +163,7 @@ class TierTable(DocumentPart):
 
 
 _TIERS = Annotated[tuple[Annotated[Tier, choice(Tier).called("tier")], ...], _WORDS]
-_MATCH = Annotated[tuple[Annotated[Scalar, fields.NAMED.called("label")], ...], _WORDS]
+_MATCH = Annotated[tuple[Annotated[Scalar, fields.NAMED.naming("labels").called("label")], ...], _WORDS]
 
 
 class OffloadTerms(DocumentPart):
@@ -196,10 +201,12 @@ class OffloadTerms(DocumentPart):
 
 
 _NEVER = choice({"never": None}).called(OffloadTerms.called)
-Retentions = Annotated[dict[str, RetentionTerms], by_name()]
-Scrubs = Annotated[dict[str, ScrubTerms], by_name()]
-Integrities = Annotated[dict[str, IntegrityTerms], by_name()]
-Offloads = Annotated[dict[str, Annotated[OffloadTerms | None, either(OffloadTerms, _NEVER)]], by_name()]
+Retentions = Annotated[dict[str, RetentionTerms], by_name(names=_LEVEL)]
+Scrubs = Annotated[dict[str, ScrubTerms], by_name(names=_LEVEL_OR_DEFAULT)]
+Integrities = Annotated[dict[str, IntegrityTerms], by_name(names=_LEVEL_OR_DEFAULT)]
+Offloads = Annotated[
+    dict[str, Annotated[OffloadTerms | None, either(OffloadTerms, _NEVER)]], by_name(names=_LEVEL)
+]
 
 
 class OutageTerms(DocumentPart):
@@ -229,7 +236,9 @@ class AuditSection(DocumentPart):
 
     called = "`audit`"
     on_outage: OutageFloor = told("The floor for every classification")
-    by_classification: Annotated[dict[str, OutageTerms], by_name()] = told("Stricter behaviour for some", {})
+    by_classification: Annotated[dict[str, OutageTerms], by_name(names=_LEVEL)] = told(
+        "Stricter behaviour for some", {}
+    )
 
 
 class ErasureSection(DocumentPart):
@@ -313,7 +322,9 @@ class TenantEntry(DocumentPart):
 
     called = "tenant {0}"
     quota: QuotaTerms | None = None
-    group: Annotated[Scalar | None, fields.IDENTIFIER.called("group")] = told("The tenant's family", None)
+    group: Annotated[Scalar | None, fields.IDENTIFIER.naming("groups").called("group")] = told(
+        "The tenant's family", None
+    )
     scope: PrivateScope = told("The tenant's private scope", None)
     labels: Labels = told("Labels of the tenant's domains", {})
     residencies: Annotated[int | None, fields.integer(1, 10_000_000)] = told(
@@ -368,8 +379,8 @@ class SegmentEntry(DocumentPart):
     classification: Level = told("The segment's own classification")
     model: Annotated[str | None, fields.hex_digest("sha256:")] = told("Only under this model identity", None)
     expires: fields.Date = told("Until this day, exclusive", None)
-    kind: Annotated[Scalar | None, fields.IDENTIFIER.called("kind of content")] = told(
-        "The kind of content that it is, of `eviction.kinds`", None
+    kind: Annotated[Scalar | None, fields.IDENTIFIER.naming("eviction/kinds").called("kind of content")] = (
+        told("The kind of content that it is, of `eviction.kinds`", None)
     )
 
 
@@ -465,9 +476,9 @@ class PolicyDocument(DocumentPart):
     classify: Annotated[tuple[ClassifyEntry, ...], listed()] = told(
         "Default classifications of tenants, and routes that raise them", ()
     )
-    tenants: Annotated[dict[str, TenantEntry], by_name(least=1)] = told(
-        "Who is admitted; `default` is every unlisted tenant"
-    )
+    tenants: Annotated[
+        dict[str, TenantEntry], by_name(least=1, names={"anyOf": [{"const": "default"}, {}]})
+    ] = told("Who is admitted; `default` is every unlisted tenant")
     groups: Annotated[dict[str, GroupEntry], by_name()] = told("Families of tenants", {})
     segments: Annotated[tuple[SegmentEntry, ...], listed()] = told(
         "Prompt prefixes declared wider than private", ()

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from playwright.sync_api import expect
-from web_world import World, policy_source
+from web_world import World, policy_source, write_draft
 
 from kvcustody.audit.erasure.certificate import SelectorOpening
 from kvcustody.audit.tlog.signing_key import read_signing_key
@@ -93,13 +93,13 @@ def test_a_key_that_changed_is_not_believed(sign_in: SignIn, world: World) -> No
 def test_a_policy_from_draft_to_effect(sign_in: SignIn, world: World) -> None:
     author, approver, owner = (sign_in(name) for name in ("author", "approver", "tenant-admin@acme"))
     author.goto("/console/policy/draft")
-    author.get_by_label("Document").fill(policy_source().replace("effect: permit", "effect: allow", 1))
+    write_draft(author, policy_source().replace("effect: permit", "effect: allow", 1))
     author.get_by_role("button", name="Check").click()
     assert (
         "cannot be proposed" in author.locator("#checked").inner_text()
     )  # the opposite: a problem under its line
     assert author.locator(".source .wrong .say").count() >= 1
-    author.get_by_label("Document", exact=True).fill(policy_source())
+    write_draft(author, policy_source())
     author.get_by_role("button", name="Check").click()
     assert "its isolation is proved" in author.locator("#checked").inner_text()
     author.get_by_label("Why, for the record").fill("first <b>revision</b>")

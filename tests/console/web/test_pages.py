@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from web_world import World
+from web_world import World, policy_source, write_draft
 
 pytestmark = pytest.mark.system
 
@@ -65,10 +65,13 @@ def test_no_serious_finding_of_axe(world: World, sign_in: SignIn, name: str, sch
             _picture(page, "event", scheme)
             continue
         if title == "draft":
+            _editor(page, scheme)
             page.get_by_role("button", name="Check").click()
             page.locator("#checked").wait_for()
             _check(page, f"checked {scheme}")
             page.locator("#checked").evaluate("element => element.scrollIntoView()")
+            _picture(page, "draft-checked", scheme)
+            continue
         _picture(page, title, scheme)
 
 
@@ -115,6 +118,25 @@ def _check(page: Any, what: str) -> None:
     found = Axe().run(page, options=options).response["violations"]
     serious = [(item["id"], item["nodes"][0]["html"][:200]) for item in found if item["impact"] in SERIOUS]
     assert serious == [], what
+
+
+def _editor(page: Any, scheme: str) -> None:
+    """A picture of the editor with a problem and what is offered; then the sound text again."""
+    sound = policy_source()
+    shown = sound[sound.index("schema:") :].replace("scope: session", "scope: sessions", 1)
+    write_draft(page, shown)
+    page.locator(".says").wait_for()
+    page.keyboard.press("Control+Home")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Control+Space")
+    page.get_by_role("listbox").wait_for()
+    line = shown[: shown.index("sessions")].count("\n") + 2  # one more than before
+    page.locator("#editor-status", has_text=f"Line {line}:").wait_for()
+    _picture(page, "draft", scheme)
+    page.keyboard.press("Escape")
+    write_draft(page, sound)
 
 
 def _picture(page: Any, title: str, scheme: str) -> None:

@@ -56,6 +56,16 @@ def policy_source() -> str:
     return library.source("regulated-saas").replace("acme-labs", "labs")
 
 
+def write_draft(page: Any, text: str) -> None:
+    """Put a text into the draft page's editor, once it is open; the cursor is at its end."""
+    page.locator("#editor-status").wait_for(state="attached")
+    page.get_by_role("textbox", name="Document", exact=True).focus()
+    page.keyboard.press("Control+a")
+    page.keyboard.press("Delete")
+    page.keyboard.insert_text(text)
+    page.wait_for_function("text => document.getElementById('source').value === text", arg=text)
+
+
 class Keys(dict[str, str]):
     """A key for each person, who is enrolled when first asked for: `role`, or `role@tenant`."""
 
