@@ -166,7 +166,7 @@ JOBS = {
 
 @pytest.mark.parametrize("extra", JOBS, ids=lambda extra: extra or "base")
 def test_the_first_job_of_an_extra_is_done_in_an_empty_environment(
-    wheels: tuple[Path, Path],
+    wheels: tuple[Path, Path],  # noqa: F811
     tmp_path: Path,
     extra: str,
 ) -> None:
