@@ -116,8 +116,16 @@ def without_months(connection: Connection) -> None:
     """The tables of rows as they were before revision 0023, with what is in them."""
     run = connection.exec_driver_sql
     later = {"copy_steps", "transfer_decisions"}  # 0026
-    for name in later:
+    afterwards = (
+        "service_report_deliveries",
+        "service_reports",
+        "service_report_schedules",
+        "cases",
+        "case_steps",
+    )
+    for name in (*later, *afterwards):  # 0031, 0032
         run(f"DROP TABLE {name}")
+    run("ALTER TABLE legal_holds DROP COLUMN subject")
     for name in MONTHLY.keys() - later - {"events"}:
         if connection.dialect.name == "postgresql":
             run(f"CREATE TABLE plain (LIKE {name})")

@@ -119,7 +119,7 @@ def fake_triton(target: int = 90, on_launch: OnLaunch | None = None) -> Iterator
 def _kernels() -> list[Any]:
     from kvcustody.kernels import copy, scrub, verify
 
-    return [copy.copy_kernel, scrub.scrub_kernel, verify.verify_kernel]
+    return [copy.copy_kernel, copy.exchange_kernel, scrub.scrub_kernel, verify.verify_kernel]
 
 
 def _users_of(function: Any) -> list[Any]:
