@@ -71,7 +71,7 @@ def test_a_scrape_asks_for_no_evidence(lived: Any) -> None:
     )
     heard = [statement for statement in heard if statement not in control]
     assert any("counters" in statement for statement in heard) and not asks(heard)
-    assert len(heard) <= 20
+    assert len(heard) <= 26
     assert "kvcustody_deletion_due_units" in text and "kvcustody_deletion_judged_age_seconds" in text
     due = re.findall(r"kvcustody_deletion_due_units\{.*\} (\S+)", text)
     covered = re.findall(r"kvcustody_deletion_covered_units\{.*\} (\S+)", text)
