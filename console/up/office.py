@@ -98,7 +98,7 @@ class Office:
             what = CaseRequest(
                 tenant=tenant, subject=subject, right=SubjectRight.ERASURE, channel="mail", received=received
             )
-            case = open_case(caller, service, what)["case"]
+            case = open_case(caller, service, what)["case_id"]
         confirmed = StepRequest(step=StepKind.IDENTITY, outcome="confirmed")
         take_step(caller, service, case, confirmed)
 

@@ -81,6 +81,9 @@ def pages(world: World) -> dict[str, str]:
     asked = {"tenant": "acme", "subject": "user-1", "deadline_seconds": 60}
     erasure = call.post("/v1/erasures", json=asked, headers={"Idempotency-Key": str(time.time_ns())})
     assert erasure.status_code < 300, erasure.text
+    request = {"tenant": "acme", "subject": "user-1", "right": "access", "channel": "mail"}
+    case = call.post("/v1/cases", json=request, headers={"Idempotency-Key": str(time.time_ns())})
+    assert case.status_code < 300, case.text
     report = httpx.post(
         world.url + "/v1/reports",
         json={"framework": "gdpr"},
@@ -93,6 +96,7 @@ def pages(world: World) -> dict[str, str]:
         assert time.monotonic() < until
         time.sleep(0.1)
     places = {
+        "/cases/{case}": f"/cases/{case.json()['case_id']}",
         "/erasures/{erasure}": f"/erasures/{erasure.json()['erasure']}",
         "/erasures/{erasure}/{file}": f"/erasures/{erasure.json()['erasure']}/certificate.html",
         "/policy/{revision}": "/policy/1",
