@@ -27,6 +27,8 @@ from kvcustody.console.report.document import render_all
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.migrations.upgrade import upgrade
 
+pytestmark = pytest.mark.system
+
 Path_ = tuple[str | int, ...]
 
 

@@ -70,7 +70,14 @@ def test_every_page_has_something_to_show(started: tuple[Started, Path, httpx.Cl
 def test_what_goes_wrong_can_be_seen(started: tuple[Started, Path, httpx.Client]) -> None:
     """A hung device, a refused identity, an erasure, copies, denials, a request of a person: each is on record."""
     _, _, client = started
-    wanted = {"attempts-refused", "orphan-found", "erasure-completed", "copies-stored", "decision", "case-step"}
+    wanted = {
+        "attempts-refused",
+        "orphan-found",
+        "erasure-completed",
+        "copies-stored",
+        "decision",
+        "case-step",
+    }
     waited = time.monotonic() + 150
     while wanted and time.monotonic() < waited:
         text = rendered(client, "/console/audit")

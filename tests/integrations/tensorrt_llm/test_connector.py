@@ -24,6 +24,8 @@ from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts
 from kvcustody.integrations.tensorrt_llm.scheduler_half import SchedulerHalf
 from kvcustody.integrations.tensorrt_llm.transfer_thread import TransferThread
 
+pytestmark = pytest.mark.system
+
 PLAIN = StandInEngine().run(PROMPT).output
 
 

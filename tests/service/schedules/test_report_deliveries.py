@@ -35,6 +35,8 @@ from kvcustody.governance.service.schedules.webhook_delivery import WebhookDeliv
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ReportFolder, ReportStore, ReportWebhook
 
+pytestmark = pytest.mark.system
+
 PARCEL = Parcel(
     "ab" * 16,
     "soc2-2026-01-01-2026-02-01-abab",

@@ -19,6 +19,8 @@ from kvcustody.governance.service.schedules import report_scheduler
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ReportFolder
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def share(tmp_path: Path) -> Path:
