@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from service_world import settings_in
+from service_world import Worker, register, settings_in, ship
 
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.governance.api.app import create_app
@@ -155,3 +155,18 @@ def server(service: Service) -> Iterator[Any]:
     running = Server(service)
     yield running
     running.close()
+
+
+@pytest.fixture(scope="module")
+def shipped(service: Any, client: Any, people: Any) -> Any:
+    """The service, with requests of two subjects of `acme` and one of `labs` on record."""
+    worker = Worker()
+    assert register(client, people["worker"], worker).status_code == 200
+    made = [
+        worker.started(),
+        *worker.request("acme"),
+        *worker.request("acme", "user-2"),
+        *worker.request("labs"),
+    ]
+    assert ship(client, people["worker"], worker, worker.batch(made)).status_code == 200
+    return service

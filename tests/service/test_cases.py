@@ -33,20 +33,6 @@ def quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
-@pytest.fixture(scope="module")
-def shipped(service: Any, client: Any, people: Any) -> Any:
-    worker = Worker()
-    assert register(client, people["worker"], worker).status_code == 200
-    made = [
-        worker.started(),
-        *worker.request("acme"),
-        *worker.request("acme", "user-2"),
-        *worker.request("labs"),
-    ]
-    assert ship(client, people["worker"], worker, worker.batch(made)).status_code == 200
-    return service
-
-
 def opened(client: Any, key: str, subject: str = "user-1", **more: Any) -> str:
     body = {"tenant": "acme", "subject": subject, "right": "erasure", "channel": "mail"} | more
     answer = client("POST", CASES, key, json=body)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import structlog
 import uvicorn
-from service_world import Worker, register, ship
 from typer.testing import CliRunner
 
 from kvcustody.audit.report.subject_access import page_of_data, subject_page
@@ -30,20 +29,6 @@ RECORD = "/v1/reports:processing"
 def quiet() -> None:
     """The server is in this process: its log would be on the stdout that is read here."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-
-
-@pytest.fixture(scope="module")
-def shipped(service: Any, client: Any, people: Any) -> Any:
-    worker = Worker()
-    assert register(client, people["worker"], worker).status_code == 200
-    made = [
-        worker.started(),
-        *worker.request("acme"),
-        *worker.request("acme", "user-2"),
-        *worker.request("labs"),
-    ]
-    assert ship(client, people["worker"], worker, worker.batch(made)).status_code == 200
-    return service
 
 
 @pytest.fixture(scope="module")
