@@ -104,14 +104,15 @@ def exchange(table: SegmentTable, index: torch.Tensor, rows: torch.Tensor, *, ou
             exchange_kernel, table, (index,), constants=(table.tiles.offset,), rows=rows, choice={"OUT": out}
         )
         return
-    at = 0
-    for words in table.words:
+    listed, at = index.tolist(), 0
+    for words in table.words:  # row by row: a gather would leave a copy behind
         size = words.shape[1] * words.element_size()
-        part = rows[:, at : at + size]
-        if out:
-            part.copy_(words.index_select(0, index).view(torch.uint8))
-        else:
-            words.index_copy_(0, index, part.contiguous().view(words.dtype))
+        for row, block in zip(rows[:, at : at + size], listed, strict=True):
+            piece = words[block].view(torch.uint8)
+            if out:
+                row.copy_(piece)
+            else:
+                piece.copy_(row)
         at += size
 
 

@@ -92,7 +92,7 @@ class VllmWorker:
         self.log = folder / "vllm.log"
         self.error: BaseException | None = None
         self.serving = threading.Event()
-        self.requests = self.refused = 0
+        self.requests = 0  # that were answered
         self._thread = threading.Thread(target=self._run, name="kvcustody-vllm", daemon=True)
         self._for_processors = _processor_build(self._python)
 
@@ -244,8 +244,7 @@ class VllmWorker:
             if self._stop.is_set():
                 return
             raise
-        self.requests += 1
-        self.refused += answer.status_code != 200
+        self.requests += answer.status_code == 200
 
     def _headers(self, principal: Principal) -> dict[str, str]:
         return {

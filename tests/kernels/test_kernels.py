@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kvcustody.errors import ConfigError, DeviceError
 from kvcustody.kernels.checksum import ChecksumKeys, checksum, checksum_kernel, word_bytes
-from kvcustody.kernels.copy import copy, copy_in, copy_out
+from kvcustody.kernels.copy import copy, copy_in, copy_out, exchange
 from kvcustody.kernels.entry import FAULT, IDLE, POSITION_SHIFT, READ_BACK, blocks_of, entries_of, position_of
 from kvcustody.kernels.launch import launch, uses_triton
 from kvcustody.kernels.scrub import launch_scrub, scrub, scrub_kernel
@@ -190,6 +190,26 @@ def test_what_is_copied_out_comes_back_into_other_blocks(shape, data):
         for one in source:
             old[one] = 0
         assert torch.equal(view.contiguous().view(torch.uint8), old.contiguous().view(torch.uint8))
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(shape=shapes, data=st.data())
+def test_rows_on_the_device_are_what_the_host_is_given_and_go_back(shape, data):
+    """By the kernel where Triton serves the table, else by torch, which a device without Triton has."""
+    table, views, source, target = random_copy(shape, data)
+    memory = memoryview(bytearray(len(source) * table.bytes_per_block))
+    copy_out(table, source, memory)
+    rows = torch.zeros((len(source), table.bytes_per_block), dtype=torch.uint8, device=DEVICE)
+    places = [torch.tensor(one, dtype=torch.int64, device=DEVICE) for one in (source, target)]
+    if len(source):
+        exchange(table, places[0], rows, out=True)
+        assert rows.cpu().numpy().tobytes() == bytes(memory)
+        exchange(table, places[1], rows, out=False)
+    for view in views:
+        for one, other in zip(source, target, strict=True):
+            assert torch.equal(
+                view[one].contiguous().view(torch.uint8), view[other].contiguous().view(torch.uint8)
+            )
 
 
 def test_memory_of_another_length_is_refused():
