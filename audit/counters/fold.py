@@ -7,22 +7,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import orjson
-from sqlalchemy import Connection, Engine, delete, select, tuple_
+from sqlalchemy import Connection, Engine, delete, or_, select, tuple_
 
-from kvcustody.audit.counters.count_events import Figure, FigureName
-from kvcustody.audit.counters.packed_figures import is_scraped, pack, unpack
+from kvcustody.audit.counters.count_events import Figure
+from kvcustody.audit.counters.packed_figures import (
+    HourFigure,
+    is_scraped,
+    pack_hour,
+    shared_by_logs,
+    unpack_hour,
+)
 from kvcustody.audit.database.bulk_insert import Inserts, replace_rows
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters
+from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
 
 DELTAS_MAX = 8192  # of one turn
 _FOLDING = 7_215_411  # the number of the lock
 _Place = tuple[bool, int, int]  # the key of a sum
+_Sum = dict[HourFigure, int]
 
 
 def write_deltas(inserts: Inserts, found: Mapping[tuple[int, Figure], int], sizes: Mapping[int, int]) -> int:
@@ -60,37 +66,49 @@ def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
     taken = connection.execute(
         taking.returning(column.scraped, column.hour_us, column.log, column.figures)
     ).all()
-    sums: dict[_Place, Counter[FigureName]] = {}
-    for scraped, hour_us, log, figures in taken:
-        for hour in (hour_us, ALL_HOURS):
-            sums.setdefault((scraped, hour, log), Counter()).update(unpack(hour, figures))
+    sums: dict[_Place, _Sum] = {}
+    for scraped, hour_us, log, packed in taken:
+        figures = unpack_hour(hour_us, packed)
+        for place in ((scraped, hour_us, log), (scraped, ALL_HOURS, log)):
+            _add(sums, place, figures.items())
+        _add(sums, (scraped, hour_us, ALL_LOGS), shared_by_logs(figures))
     add_to_sums(connection, sums)
     return len(taken)
 
 
-def add_to_sums(connection: Connection, sums: Mapping[_Place, Counter[FigureName]]) -> None:
+def add_to_sums(connection: Connection, sums: dict[_Place, _Sum]) -> None:
     """Add values to sums, or make them; what has come to nothing is dropped. One transaction at a time (rule 2)."""
     if not sums:
         return
     column = counters.c
+    of = [log for _, _, log in sums if log != ALL_LOGS]
+    hours = {hour for _, hour, _ in sums}
     there = select(counters).where(
-        column.hour_us.in_({hour for _, hour, _ in sums}),
-        column.log.between(min(log for _, _, log in sums), max(log for _, _, log in sums)),
+        column.hour_us.in_(hours),
+        or_(column.log == ALL_LOGS, column.log.between(min(of, default=ALL_LOGS), max(of, default=ALL_LOGS))),
     )
     for wanted in {scraped for scraped, _, _ in sums}:
         for row in connection.execute(there.where(column.scraped == wanted)):
-            added = sums.get((wanted, row.hour_us, row.log))
-            if added is not None:
-                added.update(unpack(row.hour_us, row.figures))
-    packed = [(*place, pack(figures.items())) for place, figures in sorted(sums.items())]
+            place = (wanted, row.hour_us, row.log)
+            if place in sums:
+                _add(sums, place, unpack_hour(row.hour_us, row.figures).items())
+    packed = [(*place, pack_hour(figures)) for place, figures in sorted(sums.items())]
     replace_rows(connection, counters, [each for each in packed if each[3] != _NOTHING])
-    for scraped, hour_us, log, figures in packed:
-        if figures == _NOTHING:
-            place = (column.scraped == scraped, column.hour_us == hour_us, column.log == log)
-            connection.execute(delete(counters).where(*place))
+    for scraped, hour_us, log, text in packed:
+        if text == _NOTHING:
+            key = (column.scraped == scraped, column.hour_us == hour_us, column.log == log)
+            connection.execute(delete(counters).where(*key))
 
 
-_NOTHING = pack(())
+def _add(sums: dict[_Place, _Sum], place: _Place, figures: Iterable[tuple[HourFigure, int]]) -> None:
+    known = sums.get(place)
+    if known is None:
+        known = sums[place] = {}
+    for figure, value in figures:
+        known[figure] = known.get(figure, 0) + value
+
+
+_NOTHING = pack_hour({})
 
 
 class FoldsBetweenCommits:

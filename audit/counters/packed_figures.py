@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import orjson
 
-from kvcustody.audit.counters.count_events import DENIED, FigureName
+from kvcustody.audit.counters.count_events import DENIED, EVENTS, FigureName
 from kvcustody.errors import LedgerError
 
 ORPHANS: Final = "orphan-found"
+HourFigure = tuple[str, str, str, str, str]
+"""A `FigureName` without its hour: kind, measure, outcome, detail and classification."""
 
 
 def is_scraped(kind: str, measure: str) -> bool:
@@ -20,14 +22,34 @@ def is_scraped(kind: str, measure: str) -> bool:
 
 def pack(figures: Iterable[tuple[FigureName, int]]) -> str:
     """Figures of one hour, in order; those of value 0 are left out."""
-    return orjson.dumps(sorted((*figure[1:], value) for figure, value in figures if value)).decode()
+    return pack_hour({figure[1:]: value for figure, value in figures})
+
+
+def pack_hour(figures: Mapping[HourFigure, int]) -> str:
+    """The same, where the hour is known from elsewhere."""
+    return orjson.dumps(sorted((*figure, value) for figure, value in figures.items() if value)).decode()
 
 
 def unpack(hour_us: int, figures: str) -> dict[FigureName, int]:
     """Figures by name; raises `LedgerError` for what `pack` does not make."""
+    return {FigureName(hour_us, *figure): value for figure, value in unpack_hour(hour_us, figures).items()}
+
+
+def unpack_hour(hour_us: int, figures: str) -> dict[HourFigure, int]:
+    """The same without the hour, which an error names."""
     try:
-        return {FigureName(hour_us, *of): int(value) for *of, value in orjson.loads(figures)}
+        return {
+            (kind, measure, outcome, detail, classification): int(value)
+            for kind, measure, outcome, detail, classification, value in orjson.loads(figures)
+        }
     except (TypeError, ValueError) as problem:
         raise LedgerError(
             f"figures of the hour `{hour_us}` cannot be read; run `kvcustody audit fsck`"
         ) from problem
+
+
+def shared_by_logs(figures: Mapping[HourFigure, int]) -> Iterable[tuple[HourFigure, int]]:
+    """Of these, what counts over all logs too, under a name that says nothing of whose it is."""
+    for (kind, measure, outcome, _, _), value in figures.items():
+        if measure in (EVENTS, DENIED):
+            yield (kind, measure, outcome, "", ""), value

@@ -31,7 +31,7 @@ from kvcustody.audit.counters.count_events import (
 )
 from kvcustody.audit.counters.packed_figures import ORPHANS, unpack
 from kvcustody.audit.events import log_of
-from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters
+from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.errors import LedgerError
 from kvcustody.times import HOUR_US
@@ -221,54 +221,89 @@ def event_counts(
     return tuple(EventCount(*key, found[key]) for key in sorted(found) if found[key])
 
 
-HourCount = tuple[str, int, str, str, int]
-"""Log, hour, kind, outcome and events; requests that were denied stand under the kind `denied`, by rule."""
+HourCount = tuple[int, str, str, int]
+"""Hour, kind, outcome and events; requests that were denied stand under the kind `denied`, by rule."""
 
 
 def hourly_counts(
-    connection: Connection,
-    *,
-    tenant: str | None = None,
-    since_us: int | None = None,
-    until_us: int | None = None,
+    connection: Connection, log: str | None, *, since_us: int | None = None, until_us: int | None = None
 ) -> Iterator[HourCount]:
-    """Of the whole hours that a period touches; several of one hour and kind may come."""
-    names = select(logs.c.id, logs.c.name)
-    if tenant is not None:
-        names = names.where(logs.c.name == log_of(tenant))
-    known = {log: str(name) for log, name in connection.execute(names)}
-    only = None if tenant is None else tuple(known)
-    for log, hour_us, figures in _hourly(connection, since_us or 0, until_us, only):
-        name = known.get(log)
-        if name is None:
-            continue
+    """Of the whole hours that a period touches, in one log or over all; several of one hour and kind may come."""
+    only: tuple[int, ...] | None = None
+    if log is not None:
+        only = tuple(connection.scalars(select(logs.c.id).where(logs.c.name == log)))
+    for _, hour_us, figures in _hourly(
+        connection, max(0, since_us or 0), until_us, only, over_all=log is None
+    ):
         for kind, measure, outcome, _, _, value in figures:
             if measure == EVENTS:
-                yield name, hour_us, kind, outcome, value
+                yield hour_us, kind, outcome, value
             elif measure == DENIED:
-                yield name, hour_us, DENIED, outcome, value
+                yield hour_us, DENIED, outcome, value
+
+
+def events_by_log(
+    connection: Connection,
+    *,
+    kinds: Sequence[str] = (),
+    outcome: str | None = None,
+    since_us: int | None = None,
+    until_us: int | None = None,
+) -> Counter[str]:
+    """Events of some kinds and of an outcome by log, of the whole hours that a period touches; of any where none is."""
+    found: Counter[int] = Counter()
+    span = hour_span(connection)
+    whole = span is None or ((since_us or 0) <= span[0] and (until_us is None or until_us > span[1]))
+    since_us, until_us = (ALL_HOURS, None) if whole else (max(0, since_us or 0), until_us)
+    for log, _, figures in _hourly(connection, since_us, until_us, None):
+        for kind, measure, came_out, _, _, value in figures:
+            if (
+                measure == EVENTS
+                and (not kinds or kind in kinds)
+                and (outcome is None or came_out == outcome)
+            ):
+                found[log] += value
+    names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))} if found else {}
+    return Counter({str(names[log]): events for log, events in found.items() if log in names and events})
 
 
 def _hourly(
-    connection: Connection, since_us: int, until_us: int | None, only: Sequence[int] | None
+    connection: Connection,
+    since_us: int,
+    until_us: int | None,
+    only: Sequence[int] | None,
+    *,
+    over_all: bool = False,
 ) -> Iterator[tuple[int, int, list[Any]]]:
-    """Log id, hour and figures as they are packed, folded and not (rule 1); plain lists, for there may be many."""
+    """Log id, hour and figures as they are packed, folded and not (rule 1); plain lists, for there may be many.
+
+    `since_us` `ALL_HOURS` gives what there is of all time. `over_all` takes the sums over logs where there are such.
+    """
     parts = []
     for table in (counters, counter_deltas):
         column = table.c
         query = select(column.log, column.hour_us, column.figures).where(
             column.scraped.in_((False, True)),  # the key begins with it
-            column.hour_us >= max(0, since_us) // HOUR_US * HOUR_US,
         )
-        query = query if until_us is None else query.where(column.hour_us < until_us)
-        parts.append(query if only is None else query.where(column.log.in_(only)))
-    for log, hour_us, figures in connection.execute(union_all(*parts)):
-        try:
+        if since_us != ALL_HOURS:
+            query = query.where(column.hour_us >= max(0, since_us) // HOUR_US * HOUR_US)
+            query = query if until_us is None else query.where(column.hour_us < until_us)
+        elif table is counters:
+            query = query.where(column.hour_us == ALL_HOURS)
+        if over_all and table is counters:
+            query = query.where(column.log == ALL_LOGS)
+        elif only is None:
+            query = query.where(column.log != ALL_LOGS)
+        else:
+            query = query.where(column.log.in_(only))
+        parts.append(query)
+    try:
+        for log, hour_us, figures in connection.execute(union_all(*parts)):
             yield log, hour_us, orjson.loads(figures)
-        except ValueError as problem:
-            raise LedgerError(
-                f"figures of the hour `{hour_us}` cannot be read; run `kvcustody audit fsck`"
-            ) from problem
+    except ValueError as problem:
+        raise LedgerError(
+            f"figures of the hour `{hour_us}` cannot be read; run `kvcustody audit fsck`"
+        ) from problem
 
 
 def hour_span(connection: Connection) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from kvcustody.audit.counters.count_events import DENIED, OUTCOMES
-from kvcustody.audit.counters.read_figures import hourly_counts, hourly_leaves
+from kvcustody.audit.counters.read_figures import events_by_log, hourly_counts, hourly_leaves
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.explore.by_time import find_by_time
@@ -28,6 +28,7 @@ _SCAN_MAX = 50_000
 _COLUMNS_MAX = 60
 _VALUES_MAX = 64
 _WIDTHS_HOURS = (1, 2, 3, 6, 12, 24, 48, 7 * 24, 14 * 24, 28 * 24, 91 * 24)
+_NONE = "none"  # the name of no log: what is asked for may not be seen
 _REFUSED = frozenset({"deny", "partial", "failed", "mismatch"})
 
 
@@ -66,28 +67,31 @@ def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
         facets = {name: _most(found) for name, found in sample.facets.items()}
         total, exact = sample.total(connection, wanted)
         return ExplorerSummary(total, exact, facets, frozenset(), sample.leaves, width, columns)
-    tenant, seen = wanted.tenant, None if wanted.logs is None else wanted.logs[0].removeprefix("tenant/")
-    by_log, by_kind, by_outcome, by_rule = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    log = None if wanted.tenant is None else f"tenant/{wanted.tenant}"
+    if wanted.logs is not None:
+        log = wanted.logs[0] if log is None or log in wanted.logs else _NONE
+    by_kind, by_outcome, by_rule = Counter[str](), Counter[str](), Counter[str]()
     times: Counter[tuple[int, bool]] = Counter()
+    period = {"since_us": wanted.since_us, "until_us": wanted.until_us}
     total = 0
-    mine = None if tenant is None else f"tenant/{tenant}"
-    hourly = hourly_counts(connection, tenant=seen, since_us=wanted.since_us, until_us=wanted.until_us)
-    for log, hour_us, kind, outcome, events in hourly:
-        of_log = mine is None or log == mine
+    for hour_us, kind, outcome, events in hourly_counts(connection, log, **period):
         if kind == DENIED:
-            by_rule[outcome] += events if of_log else 0
+            by_rule[outcome] += events
             continue
         of_kind = not wanted.kinds or kind in wanted.kinds
         of_outcome = wanted.outcome is None or outcome == wanted.outcome
-        if of_kind and of_outcome:
-            by_log[log] += events
-        if of_log and of_outcome:
+        if of_outcome:
             by_kind[kind] += events
-        if of_log and of_kind:
+        if of_kind:
             by_outcome[outcome] += events
             if of_outcome:
                 times[hour_us, outcome in _REFUSED] += events
                 total += events
+    by_log = (
+        Counter({str(log): total})
+        if wanted.logs is not None
+        else events_by_log(connection, kinds=wanted.kinds, outcome=wanted.outcome, **period)
+    )
     names = Counter(
         {name.removeprefix("tenant/"): events for name, events in by_log.items() if name != SYSTEM}
     )

@@ -3,8 +3,9 @@
 1. `counter_deltas` is only inserted into, by the transaction that writes the leaves: one row for each log and hour that
    they touch, named by the size that the log has afterwards (below 0: leaves that retention dropped). No two
    transactions write one row, so none waits for another here.
-2. `counters` has the sums of deltas that were folded, by hour and (hour `ALL_HOURS`) in all. A figure is always the
-   sum of both tables: folding changes none.
+2. `counters` has the sums of deltas that were folded, by hour and (hour `ALL_HOURS`) in all; and (log `ALL_LOGS`) by
+   hour over all logs, so that a history of everybody costs its hours and not its tenants. A figure is always the sum
+   of both tables: folding changes none.
 3. `figures` is JSON, a list of [kind, measure, outcome, detail, classification, value]: a row of a table for each
    figure of each tenant would be ten for every leaf of a fleet with many tenants. What is read over all tenants at
    every scrape stands in rows of its own (`scraped`), so that nobody reads all others for it.
@@ -21,6 +22,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Integer, PrimaryKeyConstrain
 from kvcustody.audit.schema.ledger import metadata
 
 ALL_HOURS = -1  # in place of the beginning of an hour: since the first leaf
+ALL_LOGS = 0  # in place of a log's id: of every log
 VERDICT_COLUMNS = (
     *("due", "ended_in_time", "covered", "in_time", "late", "failed", "missing", "unproven", "overdue"),
     *("disputed", "launched_bytes", "retired_bytes", "sampled_bytes", "full_bytes", "reread_blocks"),

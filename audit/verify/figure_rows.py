@@ -10,13 +10,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.counters.count_events import FigureName, Figures
 from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state
-from kvcustody.audit.counters.packed_figures import is_scraped, unpack
-from kvcustody.audit.schema.counters import ALL_HOURS, counter_deltas, counters, coverage_hours
+from kvcustody.audit.counters.packed_figures import (
+    HourFigure,
+    is_scraped,
+    shared_by_logs,
+    unpack,
+    unpack_hour,
+)
+from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters, coverage_hours
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.errors import CustodyError, LedgerError
 
@@ -58,8 +65,32 @@ def strange_figures(connection: Connection) -> Iterator[str]:
     """Figures of logs that are not there."""
     known = select(logs.c.id)
     for table in (counters, counter_deltas):
-        if connection.scalar(select(table.c.log).where(table.c.log.not_in(known)).limit(1)) is not None:
+        strange = select(table.c.log).where(table.c.log.not_in(known)).limit(1)
+        if table is counters:
+            strange = strange.where(table.c.log != ALL_LOGS)
+        if connection.scalar(strange) is not None:
             yield f"`{table.name}` has figures of a log that is not there"
+
+
+def wrong_sums_over_logs(connection: Connection) -> Iterator[str]:
+    """Hours whose sums over all logs are not those of the logs together; these are compared with their leaves."""
+    column = counters.c
+    ordered = select(counters).where(column.hour_us != ALL_HOURS).order_by(column.scraped, column.hour_us)
+    for (_, hour_us), rows in groupby(connection.execute(ordered), lambda row: (row.scraped, row.hour_us)):
+        stored, expected = Counter[HourFigure](), Counter[HourFigure]()
+        try:
+            for row in rows:
+                figures = unpack_hour(hour_us, row.figures)
+                if row.log == ALL_LOGS:
+                    stored.update(figures)
+                    continue
+                for figure, value in shared_by_logs(figures):
+                    expected[figure] += value
+        except LedgerError as problem:
+            yield f"`counters`: {problem.message}"
+            continue
+        if any(stored[key] != expected[key] for key in stored.keys() | expected.keys()):
+            yield f"`counters` has sums over all logs of the hour `{hour_us}` that are not those of the logs"
 
 
 def wrong_verdicts(connection: Connection) -> Iterator[str]:

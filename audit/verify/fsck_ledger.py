@@ -45,7 +45,7 @@ from kvcustody.audit.tlog.key_rotation import (
 from kvcustody.audit.tlog.log_break import parse_break, recorded_breaks
 from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
-from kvcustody.audit.verify.figure_rows import strange_figures, wrong_verdicts
+from kvcustody.audit.verify.figure_rows import strange_figures, wrong_sums_over_logs, wrong_verdicts
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
 from kvcustody.audit.verify.life_rows import silent_processes
 from kvcustody.audit.verify.register_rows import check_registers
@@ -156,7 +156,8 @@ def fsck(
         )
     heads = _check_root(connection, report, {row.id: row.name for row in rows}, sealed_us)
     _check_notes(connection, report, heads, keys, kept)
-    figures = [*strange_figures(connection), *([] if report.problems else wrong_verdicts(connection))]
+    figures = [*strange_figures(connection), *wrong_sums_over_logs(connection)]
+    figures += [] if report.problems else wrong_verdicts(connection)
     if report.problems:
         report.unproved.append("verdicts by hour were not judged again: what they are judged from is wrong")
     report.problems += [FsckFinding(FIGURES, None, None, "", what) for what in figures]
