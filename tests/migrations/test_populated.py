@@ -11,7 +11,7 @@ from typing import Any
 import builders
 import numpy as np
 import pytest
-from sqlalchemy import Engine, MetaData, Table, delete, func, insert, select, text
+from sqlalchemy import Engine, MetaData, Select, Table, delete, func, insert, select, text
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
@@ -34,7 +34,14 @@ from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.query.events import EventFilter, find_events
 from kvcustody.audit.schema.all_tables import MONTHLY, every_table
 from kvcustody.audit.schema.copies import copy_steps, transfer_decisions
-from kvcustody.audit.schema.counters import ALL_HOURS, VERDICT_COLUMNS, coverage_hours, coverage_pass
+from kvcustody.audit.schema.counters import (
+    ALL_HOURS,
+    ALL_LOGS,
+    VERDICT_COLUMNS,
+    counters,
+    coverage_hours,
+    coverage_pass,
+)
 from kvcustody.audit.schema.ledger import events, logs, releases
 from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, tree_nodes
@@ -313,13 +320,34 @@ def _roles_of_0014(engine: Engine) -> Any:
 OF_CASES = ("cases", "case_steps", "legal_holds")  # made or changed by 0032
 
 
+def rows_of(table: Table) -> Select[Any]:
+    """Its rows in order, but those that 0036 adds."""
+    query = select(table).order_by(*table.primary_key.columns)
+    return query.where(table.c.log != ALL_LOGS) if table is counters else query
+
+
+def test_sums_over_logs_come_to_a_ledger_that_had_none(earlier: Engine) -> None:
+    """0036: of each hour, what its logs have together; nothing that is there changes, and `fsck` agrees."""
+    upgrade(earlier, "0032")
+    with earlier.connect() as connection:
+        before = connection.execute(rows_of(counters)).all()
+        assert len(before) > 10
+    upgrade(earlier, "0036")
+    with earlier.connect() as connection:
+        assert connection.execute(rows_of(counters)).all() == before
+        made = connection.execute(select(counters).where(counters.c.log == ALL_LOGS)).all()
+        assert {(row.scraped, row.hour_us) for row in made} == {
+            (row.scraped, row.hour_us) for row in before if row.hour_us != ALL_HOURS
+        }
+        assert fsck(connection).problems == []
+
+
 def test_copies_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) -> None:
     """0026: nothing that is there changes; the tables have their months and rights, and the next writer fills them."""
     upgrade(earlier, "0025")
     on_postgres = earlier.dialect.name == "postgresql"
     later = {"copy_steps", "transfer_decisions", *REPORTS, *OF_CASES}
-    tables = [table for table in every_table() if table.name not in later]
-    everything = [select(table).order_by(*table.primary_key.columns) for table in tables]
+    everything = [rows_of(table) for table in every_table() if table.name not in later]
     with earlier.connect() as connection:
         before = [connection.execute(query).all() for query in everything]
     assert sum(map(len, before)) > 10_000
@@ -370,8 +398,7 @@ def test_verdicts_by_hour_are_judged_anew(earlier: Engine) -> None:
         *REPORTS,
         *OF_CASES,
     }  # the third has a column of 0029
-    kept = [table for table in every_table() if table.name not in later]
-    everything = [select(table).order_by(*table.primary_key.columns) for table in kept]
+    everything = [rows_of(table) for table in every_table() if table.name not in later]
     row = dict.fromkeys(VERDICT_COLUMNS, 5) | {"hour_us": ALL_HOURS, "log": 1, "classification": "low"}
     with earlier.connect() as connection, connection.begin():
         before = [connection.execute(query).all() for query in everything]
