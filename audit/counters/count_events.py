@@ -1,6 +1,6 @@
 """What leaves add up to: figures by log and hour, a function of the leaves alone.
 
-    found = count_events(batch, logs)       # {(log, FigureName): value}
+    found = count_events(batch, logs)       # {(scraped, log, hour): {(kind, measure, …): value}}
 
 1. The hour is that of the leaf's `at_us`, or of the item's where a leaf is a list.
 2. `leaves` counts leaves, parts too, by their own kind; `events` counts events, and items of lists, by theirs.
@@ -8,14 +8,15 @@
    with its requests, blocks and denials in the log of who acted, as its rows do (`projection`, rule 3).
 4. Copies off the device are counted by tier (`detail`).
 5. A cause, outcome, level or rule has a figure of its own; a person, a session, an engine or free text has none.
+6. Figures stand by the row that they become (`schema.counters`, rule 3); a leaf of a fleet's is the only one of its
+   tenant in a commit as a rule, so each is put there once and by plain loops.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import compress
-from typing import NamedTuple
+from itertools import repeat
+from typing import Final, NamedTuple
 
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.batch import LeafBatch, LeafGroup
@@ -29,6 +30,7 @@ COPY_KINDS = ("copies-stored", "copies-ended", "copies-destroyed")
 MONITORED = "request-monitored"
 MONITORED_TOKENS = ("prompt_tokens", "reused_tokens", "refused_tokens", "forecast_tokens")
 FAILED = "failed"  # in place of a level: a receipt that proves nothing
+ORPHANS: Final = "orphan-found"
 
 
 class FigureName(NamedTuple):
@@ -42,11 +44,13 @@ class FigureName(NamedTuple):
     classification: str = ""
 
 
-Figure = tuple[
-    int, str, str, str, str, str
-]  # a `FigureName`, and equal to one; made for every tenant of a batch
-Figures = Counter[tuple[int, Figure]]
-_Who = tuple[int, int, str, str]  # log, hour, outcome, classification
+HourFigure = tuple[str, str, str, str, str]
+"""A `FigureName` without its hour: kind, measure, outcome, detail and classification."""
+Place = tuple[bool, int, int]
+"""Whether every scrape reads the figures that stand there, the log, the hour."""
+Figures = dict[Place, dict[HourFigure, int]]
+_Cells = Sequence[dict[HourFigure, int]]  # of each leaf, where its figures stand
+_Who = Sequence[tuple[str, str]]  # outcome and classification of each
 
 OUTCOMES = {
     **dict.fromkeys(("decision", "hit-counters", MONITORED), "effect"),
@@ -58,24 +62,36 @@ OUTCOMES = {
     **dict.fromkeys(COPY_KINDS[1:], "cause"),
     "receipt": "result",
     "transfer-decided": "choice",
-    "orphan-found": "orphan",
+    ORPHANS: "orphan",
     "observed-removed": "cause",
 }
 _ACTING = {"decision": "reader", "hit-counters": "tenant"}
 _RUNS = "runs"
 
 
-def count_events(batch: LeafBatch, logs: Sequence[int]) -> Figures:
-    """The figures of a batch, given the log id of every leaf; those of value 0 are left out."""
-    found: Figures = Counter()
-    for (log, hour, kind), leaves in Counter(
-        zip(logs, _hours(batch.at_us), batch.kinds, strict=True)
-    ).items():
-        found[log, (hour, kind, LEAVES, "", "", "")] += leaves
+def is_scraped(kind: str, measure: str) -> bool:
+    """Whether every scrape reads such a figure, over all tenants."""
+    return measure == DENIED or kind == ORPHANS
+
+
+def count_events(batch: LeafBatch, logs: Sequence[int], into: Figures | None = None) -> Figures:
+    """The figures of a batch, given the log id of every leaf, added to those there are; no value is 0."""
+    found: Figures = {} if into is None else into
+    names = {kind: (kind, LEAVES, "", "", "") for kind in set(batch.kinds)}
+    for log, hour, kind in zip(logs, _hours(batch.at_us), batch.kinds, strict=True):
+        cell, name = _cell(found, (kind == ORPHANS, log, hour)), names[kind]
+        cell[name] = cell.get(name, 0) + 1
     for group in batch.groups:
         if group.kind != CHANGED:
             _count_group(found, group, [logs[place] for place in group.places])
     return found
+
+
+def _cell(found: Figures, place: Place) -> dict[HourFigure, int]:
+    cell = found.get(place)
+    if cell is None:
+        cell = found[place] = {}
+    return cell
 
 
 def _hours(at_us: Sequence[int]) -> list[int]:
@@ -91,29 +107,32 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
     nothing = [""] * len(logs)
     classes = columns.get("classification", nothing)
     named = columns[OUTCOMES[kind]] if kind in OUTCOMES else nothing
-    who = list(zip(logs, hours, named, classes, strict=True))
-    first = who if max(parts) == 1 else compress(who, [part == 1 for part in parts])
-    for (log, hour, outcome, classification), events in Counter(first).items():
-        found[log, (hour, kind, EVENTS, outcome, "", classification)] += events
+    who = list(zip(named, classes, strict=True))
+    places = zip(repeat(kind == ORPHANS), logs, hours, strict=False)
+    cells = [_cell(found, place) for place in places]
+    first = repeat(1) if max(parts) == 1 else (part == 1 for part in parts)
+    _add(cells, kind, EVENTS, who, first)
     if kind in _ACTING:
-        _count_requests(found, group, who)
+        _count_requests(found, group, cells, who, zip(logs, hours, strict=True))
     elif kind in COPY_KINDS:
-        _count_copies(found, group, who)
+        _count_copies(group, cells, who)
     elif kind == "receipt":
         levels = [
             level if result == "ok" else FAILED
             for level, result in zip(columns["level"], columns["result"], strict=True)
         ]
-        proved = list(zip(logs, hours, levels, classes, strict=True))
-        _add(found, kind, BLOCKS, proved, group.extents[_RUNS].blocks)
+        proved = list(zip(levels, classes, strict=True))
+        _add(cells, kind, BLOCKS, proved, group.extents[_RUNS].blocks)
         sizes = zip(columns["bytes"], parts, strict=True)
-        _add(found, kind, BYTES, proved, [size if part == 1 else 0 for size, part in sizes])
+        _add(cells, kind, BYTES, proved, [size if part == 1 else 0 for size, part in sizes])
     elif kind in _SIZES:
         for measure, values in _SIZES[kind](group).items():
-            _add(found, kind, measure, who, values)
+            _add(cells, kind, measure, who, values)
 
 
-def _count_requests(found: Figures, group: LeafGroup, who: Sequence[_Who]) -> None:
+def _count_requests(
+    found: Figures, group: LeafGroup, cells: _Cells, who: _Who, logs: Iterable[tuple[int, int]]
+) -> None:
     """Reuse that was decided: what hit, and what was denied by which rule, of whose blocks, under which revision."""
     columns, kind = group.columns, group.kind
     pairs = zip(columns["log"], columns[_ACTING[kind]], strict=True)
@@ -122,34 +141,37 @@ def _count_requests(found: Figures, group: LeafGroup, who: Sequence[_Who]) -> No
     if kind == "hit-counters":
         rules: Iterable[str] = columns["rule"]
         for measure in ("requests", "blocks", "tokens"):
-            _add(found, kind, measure, list(compress(who, acting)), list(compress(columns[measure], acting)))
+            own = [value if counts else 0 for value, counts in zip(columns[measure], acting, strict=True)]
+            _add(cells, kind, measure, who, own)
     else:
         rules = (reasons[0] if reasons else "default-deny" for reasons in columns["reasons"])
-    each = zip(acting, who, rules, columns["owner"], columns["revision"], requests, strict=True)
-    for counts, (log, hour, effect, classification), rule, owner, revision, number in each:
-        if counts and effect == "deny":
-            found[log, (hour, kind, DENIED, rule, f"{revision} {owner}", classification)] += number
+    each = zip(acting, logs, who, rules, columns["owner"], columns["revision"], requests, strict=True)
+    for counts, (log, hour), (effect, classification), rule, owner, revision, number in each:
+        if counts and effect == "deny" and number:
+            cell = _cell(found, (True, log, hour))
+            name = (kind, DENIED, rule, f"{revision} {owner}", classification)
+            cell[name] = cell.get(name, 0) + number
 
 
-def _count_copies(found: Figures, group: LeafGroup, who: Sequence[_Who]) -> None:
+def _count_copies(group: LeafGroup, cells: _Cells, who: _Who) -> None:
     columns, kind = group.columns, group.kind
     sizes = {COPIES: map(len, columns["numbers"])}
     sizes |= {measure: map(sum, columns[f"{measure}_each"]) for measure in (BLOCKS, BYTES)}
     for measure, values in sizes.items():
         own = map(any, columns["numbers"])  # not what an earlier process left
-        each = zip(who, columns["tier"], values, own, strict=True)
-        for (log, hour, outcome, classification), tier, value, counts in each:
+        each = zip(cells, who, columns["tier"], values, own, strict=True)
+        for cell, (outcome, classification), tier, value, counts in each:
             if value and counts:
-                found[log, (hour, kind, measure, outcome, tier, classification)] += value
+                name = (kind, measure, outcome, tier, classification)
+                cell[name] = cell.get(name, 0) + value
 
 
-def _add(found: Figures, kind: str, measure: str, who: Sequence[_Who], values: Sequence[int]) -> None:
-    sums: dict[_Who, int] = {}
-    for key, value in zip(who, values, strict=True):
-        sums[key] = sums.get(key, 0) + value
-    for (log, hour, outcome, classification), total in sums.items():
-        if total:
-            found[log, (hour, kind, measure, outcome, "", classification)] += total
+def _add(cells: _Cells, kind: str, measure: str, who: _Who, values: Iterable[int]) -> None:
+    names = {(of, classified): (kind, measure, of, "", classified) for of, classified in set(who)}
+    for cell, of, value in zip(cells, who, values, strict=False):
+        if value:
+            name = names[of]
+            cell[name] = cell.get(name, 0) + value
 
 
 def _opened(group: LeafGroup) -> Mapping[str, Sequence[int]]:

@@ -12,14 +12,8 @@ from collections.abc import Iterable, Mapping
 import orjson
 from sqlalchemy import Connection, Engine, delete, or_, select, tuple_
 
-from kvcustody.audit.counters.count_events import Figure
-from kvcustody.audit.counters.packed_figures import (
-    HourFigure,
-    is_scraped,
-    pack_hour,
-    shared_by_logs,
-    unpack_hour,
-)
+from kvcustody.audit.counters.count_events import Figures, HourFigure
+from kvcustody.audit.counters.packed_figures import pack_hour, shared_by_logs, unpack_hour
 from kvcustody.audit.database.bulk_insert import Inserts, replace_rows
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
@@ -31,22 +25,20 @@ _Place = tuple[bool, int, int]  # the key of a sum
 _Sum = dict[HourFigure, int]
 
 
-def write_deltas(inserts: Inserts, found: Mapping[tuple[int, Figure], int], sizes: Mapping[int, int]) -> int:
+def write_deltas(inserts: Inserts, found: Figures, sizes: Mapping[int, int]) -> int:
     """Insert what a transaction changes, given the size that each log has afterwards; how many rows that is."""
-    by_place: dict[_Place, list[tuple[str | int, ...]]] = {}
-    for (log, (hour_us, kind, measure, *rest)), value in found.items():
-        place = (is_scraped(kind, measure), hour_us, log)
-        some = by_place.get(place)
-        if some is None:
-            some = by_place[place] = []
-        some.append((kind, measure, *rest, value))
     rows = [
-        (scraped, log, sizes[log], hour_us, orjson.dumps(figures).decode())
-        for (scraped, hour_us, log), figures in by_place.items()
+        (scraped, log, sizes[log], hour_us, _as_written(figures))
+        for (scraped, log, hour_us), figures in found.items()
+        if figures
     ]
     if rows:
         inserts.add(counter_deltas, [list(zip(*rows, strict=True))])
     return len(rows)
+
+
+def _as_written(figures: Mapping[HourFigure, int]) -> str:
+    return orjson.dumps([(*figure, value) for figure, value in figures.items()]).decode()
 
 
 def fold(engine: Engine, *, deltas_max: int = DELTAS_MAX) -> int:

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 import orjson
 
-from kvcustody.audit.counters.count_events import DENIED, EVENTS, FigureName
+from kvcustody.audit.counters.count_events import DENIED, EVENTS, FigureName, HourFigure
 from kvcustody.errors import LedgerError
-
-ORPHANS: Final = "orphan-found"
-HourFigure = tuple[str, str, str, str, str]
-"""A `FigureName` without its hour: kind, measure, outcome, detail and classification."""
-
-
-def is_scraped(kind: str, measure: str) -> bool:
-    """Whether every scrape reads such a figure, over all tenants."""
-    return measure == DENIED or kind == ORPHANS
 
 
 def pack(figures: Iterable[tuple[FigureName, int]]) -> str:

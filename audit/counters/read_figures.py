@@ -26,10 +26,11 @@ from kvcustody.audit.counters.count_events import (
     LEAVES,
     MONITORED,
     MONITORED_TOKENS,
+    ORPHANS,
     WRITTEN,
     FigureName,
 )
-from kvcustody.audit.counters.packed_figures import ORPHANS, unpack
+from kvcustody.audit.counters.packed_figures import unpack
 from kvcustody.audit.events import log_of
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
 from kvcustody.audit.schema.ledger import logs

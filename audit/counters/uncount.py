@@ -38,7 +38,6 @@ def uncount_runs(connection: Connection, runs: Sequence[DroppedRun]) -> None:
         found = count_events(read_leaves(leaves), [run.log for run in runs for _ in run.leaves])
     inserts = Inserts(connection)
     # No other delta has this name: a size is above 0, and a leaf is dropped once.
-    write_deltas(
-        inserts, {key: -value for key, value in found.items()}, {run.log: -run.first - 1 for run in runs}
-    )
+    off = {place: {name: -value for name, value in figures.items()} for place, figures in found.items()}
+    write_deltas(inserts, off, {run.log: -run.first - 1 for run in runs})
     inserts.finish()

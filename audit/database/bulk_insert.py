@@ -54,7 +54,7 @@ def _insert_ending(connection: Connection, table: Table, rows: Sequence[Row], en
     if not dialect_of(connection).arrays:
         _insert(connection, table, list(chain.from_iterable(rows)), _WIDTHS, ending=ending)
     elif rows:
-        arrays = ", ".join(f"%s::{_type(column.type)}[]" for column in table.columns)
+        arrays = ", ".join(f"%b::{_type(column.type)}[]" for column in table.columns)
         statement = f"INSERT INTO {table.name} ({_names(table)}) SELECT * FROM unnest({arrays}){ending}"  # noqa: S608 - our own names
         connection.exec_driver_sql(statement, tuple(map(list, zip(*rows, strict=True))))
 

@@ -207,14 +207,14 @@ FROM (
 _STORE = """
 WITH leaves AS (
     INSERT INTO root_leaves (idx, log, size, root, salt)
-    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::bigint[], %s::bytea[], %s::bytea[])
+    SELECT * FROM unnest(%b::bigint[], %b::int[], %b::bigint[], %b::bytea[], %b::bytea[])
 ), nodes AS (
     INSERT INTO tree_nodes (log, level, idx, hash)
-    SELECT * FROM unnest(%s::int[], %s::int[], %s::bigint[], %s::bytea[])
+    SELECT * FROM unnest(%b::int[], %b::int[], %b::bigint[], %b::bytea[])
 ), head AS (
     INSERT INTO checkpoints (size, root, at_us) VALUES (%s, %s, %s)
 ), sealed AS (
-    DELETE FROM unsealed_heads AS u USING unnest(%s::int[], %s::bigint[]) AS s (log, size)
+    DELETE FROM unsealed_heads AS u USING unnest(%b::int[], %b::bigint[]) AS s (log, size)
     WHERE u.log = s.log AND u.size <= s.size
 )
 UPDATE root_log SET frontier = %s WHERE id = 1

@@ -14,15 +14,9 @@ from itertools import groupby
 
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.counters.count_events import FigureName, Figures
+from kvcustody.audit.counters.count_events import FigureName, Figures, HourFigure, is_scraped
 from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state
-from kvcustody.audit.counters.packed_figures import (
-    HourFigure,
-    is_scraped,
-    shared_by_logs,
-    unpack,
-    unpack_hour,
-)
+from kvcustody.audit.counters.packed_figures import shared_by_logs, unpack, unpack_hour
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters, coverage_hours
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.errors import CustodyError, LedgerError
@@ -114,8 +108,8 @@ def wrong_verdicts(connection: Connection) -> Iterator[str]:
 def _both(counted: Figures) -> Counter[FigureName]:
     """Figures by hour, and in all."""
     made = Counter[FigureName]()
-    for (_, of), value in counted.items():
-        figure = FigureName(*of)
-        made[figure] += value
-        made[figure._replace(hour_us=ALL_HOURS)] += value
+    for (_, _, hour_us), figures in counted.items():
+        for figure, value in figures.items():
+            made[FigureName(hour_us, *figure)] += value
+            made[FigureName(ALL_HOURS, *figure)] += value
     return made

@@ -7,7 +7,6 @@ still holds it). Leaves may be gone only where a purge is on record.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -97,7 +96,7 @@ class LogCheck:
         self.sealed_us: dict[
             tuple[int, int], int | None
         ] = {}  # the newest leaf of each seal, by log and size
-        self._figures: Figures = Counter()
+        self._figures: Figures = {}
         self._unread = False  # a leaf could not be counted
         self.unproved: list[str] = []
         self.size = 0
@@ -395,7 +394,7 @@ class LogCheck:
                 rows = projection.rows([self._log] * len(places), places)
                 table = projection.table
                 made.setdefault(table, {}).update((_key(table, row), row) for row in rows)
-        self._figures.update(count_events(batch, [self._log] * len(places)))
+        count_events(batch, [self._log] * len(places), self._figures)
         return made
 
     def _named(self, idx: int, leaf: Leaf, what: str) -> None:

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import uuid as uuids
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -145,10 +144,10 @@ class Appender:
         trees = self._trees.grow(logs, hashes)
         hand_over(connection, trees)
         inserts = Inserts(connection)
-        figures: Figures = Counter()
+        figures: Figures = {}
         for some in placed:
             self._insert(connection, some, inserts)
-            figures.update(count_events(some.batch, some.logs))
+            count_events(some.batch, some.logs, figures)
         self.deltas = write_deltas(
             inserts, figures, {log.id: log.size + len(hashes[log.name]) for log in logs}
         )
@@ -312,7 +311,7 @@ _LIVES = (
 )
 _LOGS_AT_ONCE = 256
 _MAKING = (  # a lock for many names: a transaction has room for so many alone
-    "SELECT name FROM unnest(%s::text[]) AS name WHERE pg_try_advisory_xact_lock(7215412, hashtext(name) & 1023)"
+    "SELECT name FROM unnest(%b::text[]) AS name WHERE pg_try_advisory_xact_lock(7215412, hashtext(name) & 1023)"
     " ORDER BY name"
 )
 _NO_TREE = merkle.EMPTY.to_bytes()

@@ -96,10 +96,10 @@ _HAND_OVER = "SELECT set_config('kvcustody.frontiers', %s, true)"
 _STORE = """
 WITH nodes AS (
     INSERT INTO tree_nodes (log, level, idx, hash)
-    SELECT * FROM unnest(%s::int[], %s::int[], %s::bigint[], %s::bytea[])
+    SELECT * FROM unnest(%b::int[], %b::int[], %b::bigint[], %b::bytea[])
 )
 INSERT INTO unsealed_heads (log, size, newest_us, grown_us)
-SELECT * FROM unnest(%s::int[], %s::bigint[], %s::bigint[], %s::bigint[])
+SELECT * FROM unnest(%b::int[], %b::bigint[], %b::bigint[], %b::bigint[])
 """
 _LOGS_AT_ONCE = 256
 _UPDATE = (

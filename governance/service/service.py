@@ -166,7 +166,15 @@ class Service:
         self.policies = PolicyReleases(self.engine, settings.policy_trust, clock, self.writer)
         self._inbox = InboxReader(settings.certificates)
         self.figures = stack.enter_context(
-            closing(FigureKeeper(self.engine, self.reader, clock, seconds=settings.figures_seconds))
+            closing(
+                FigureKeeper(
+                    self.engine,
+                    self.reader,
+                    clock,
+                    seconds=settings.figures_seconds,
+                    waited=lambda: self.ingest.is_busy,
+                )
+            )
         )
         self.measuring = stack.enter_context(closing(ServiceMetrics(self)))
         self.jobs = stack.enter_context(

@@ -3,7 +3,8 @@
 1. Nobody waits for it. Until its first pass there are no verdicts, and a reader is told so; a pass that fails leaves
    those that are there, with their age.
 2. A pass costs what coverage of the new leaves costs, so the pause after it grows with it: it takes at most a twentieth
-   of the time, and a fifth of it while it is behind.
+   of the time, and a fifth of it while it is behind and no worker waits. Folding takes a fifth at most: the deltas of
+   a tenant that come together meanwhile change its sums once.
 3. Any number of control planes may do this over one ledger (`counters.fold`, `counters.judge_hours`): verdicts are one
    plane's to make for as long as it goes on.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import structlog
 from sqlalchemy import Engine
@@ -21,34 +23,48 @@ from kvcustody.audit.counters.judge_hours import HourlyJudge
 from kvcustody.clock import Clock
 
 _TURNS_MAX = 64  # between two looks at whether the service ends
-_REST, _REST_BEHIND = 20, 4  # a pass rests so many times as long as it took
+_REST, _REST_BEHIND, _REST_FOLDED = 20, 4, 4  # a pass rests so many times as long as it took
 
 _log = structlog.get_logger(__name__)
 
 
 class FigureKeeper:
-    """One thread; close it at the end."""
+    """One thread; close it at the end. `waited` says whether workers wait for the database or a processor."""
 
-    def __init__(self, engine: Engine, reader: Engine, clock: Clock, *, seconds: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        reader: Engine,
+        clock: Clock,
+        *,
+        seconds: float,
+        waited: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._engine = engine
         self._clock = clock
         self._seconds = seconds
         self._ending = threading.Event()
-        self._judge_at = 0.0
+        self._waited = waited
+        self._fold_at = self._judge_at = 0.0
         self._judging = HourlyJudge(reader, engine)
         self._thread = threading.Thread(target=self._run, name="kvcustody-figures", daemon=True)
         self._thread.start()
 
     def keep(self) -> None:
         """Fold what there is, and judge; raises what the databases raise."""
-        for _ in range(_TURNS_MAX):
-            if fold(self._engine) < DELTAS_MAX or self._ending.is_set():
-                break
+        started = time.monotonic()
+        if started >= self._fold_at:
+            for _ in range(_TURNS_MAX):
+                if fold(self._engine) < DELTAS_MAX or self._ending.is_set():
+                    break
+            now = time.monotonic()
+            self._fold_at = now + _REST_FOLDED * (now - started)
         if time.monotonic() >= self._judge_at and self._judging.leads():
             started = time.monotonic()
             self._judging.judge(now_us=self._clock.utc_us())
             now = time.monotonic()
-            self._judge_at = now + (_REST_BEHIND if self._judging.behind else _REST) * (now - started)
+            hurried = self._judging.behind and not self._waited()
+            self._judge_at = now + (_REST_BEHIND if hurried else _REST) * (now - started)
 
     def _pause_seconds(self) -> float:
         """Until the next step, where there is more to judge."""

@@ -166,6 +166,11 @@ class Ingest:
             raise waiting.problem
         return waiting.stored
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether batches wait for a commit now."""
+        return self._leaves > 0
+
     def close(self) -> None:
         """Commit what waits, take no more, end the thread."""
         with self._wake:

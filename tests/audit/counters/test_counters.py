@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kvcustody.audit.counters import fold as folding
 from kvcustody.audit.counters import judge_hours
-from kvcustody.audit.counters.count_events import EVENTS, FigureName
+from kvcustody.audit.counters.count_events import EVENTS
 from kvcustody.audit.counters.fold import add_to_sums, fold, fold_some, write_deltas
 from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state, recent, recent_sums
 from kvcustody.audit.counters.judge_hours import HourlyJudge, Spans, judge
@@ -209,7 +209,7 @@ def test_a_commit_that_fails_counts_nothing(store: Engine, make_writer: Any, wor
     with store.connect().execution_options(**WRITE) as connection:
         transaction = connection.begin()
         inserts = Inserts(connection)
-        write_deltas(inserts, {(1, FigureName(0, "gap", EVENTS)): 5}, {1: 10**6})
+        write_deltas(inserts, {(False, 1, 0): {("gap", EVENTS, "", "", ""): 5}}, {1: 10**6})
         inserts.finish()
         assert connection.scalar(select(func.count()).select_from(counter_deltas)) == deltas + 1
         transaction.rollback()
@@ -290,7 +290,7 @@ def test_several_write_and_several_fold_at_once(
 
 def test_two_transactions_write_deltas_of_one_figure_without_waiting(postgres_store: Engine) -> None:
     """With its control: adding to a sum, as a row of the tenant's would be, does wait."""
-    figure = {(1, FigureName(0, "gap", EVENTS)): 1}
+    figure = {(False, 1, 0): {("gap", EVENTS, "", "", ""): 1}}
     with postgres_store.connect() as one, postgres_store.connect() as two:
         for connection in (one, two):
             dialect_of(connection).wait_for_locks_at_most(connection, 200)
@@ -318,7 +318,8 @@ def test_what_all_time_costs_does_not_grow_with_history(store: Engine) -> None:
     counts = []
     for hours in (3, 27):
         found = {
-            (1, FigureName(hour * HOUR_US, kind, EVENTS)): 1 for hour in range(hours) for kind in ("gap", "x")
+            (False, 1, hour * HOUR_US): {(kind, EVENTS, "", "", ""): 1 for kind in ("gap", "x")}
+            for hour in range(hours)
         }
         with store.connect().execution_options(**WRITE) as connection, connection.begin():
             inserts = Inserts(connection)
@@ -347,7 +348,7 @@ def test_what_a_history_of_all_logs_costs_does_not_grow_with_them(store: Engine)
     read = []
     for tenants in (3, 30):
         found = {
-            (log, FigureName(hour * HOUR_US, "gap", EVENTS, "x", f"of {log}")): log
+            (False, log, hour * HOUR_US): {("gap", EVENTS, "x", f"of {log}", ""): log}
             for hour in range(5)
             for log in range(1, tenants + 1)
         }

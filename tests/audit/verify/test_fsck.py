@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.counters.count_events import FigureName, count_events
-from kvcustody.audit.counters.packed_figures import is_scraped, pack
+from kvcustody.audit.counters.count_events import count_events
+from kvcustody.audit.counters.packed_figures import pack_hour
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import GapRecorded, WorkerStarted
 from kvcustody.audit.events.batch import read_leaves
@@ -129,12 +129,10 @@ class Attack:
         for log, size in self.execute("SELECT id, size FROM logs").fetchall():
             leaves = self.execute("SELECT leaf FROM events WHERE log = ? ORDER BY idx", (log,)).fetchall()
             found = count_events(read_leaves([bytes(leaf) for (leaf,) in leaves]), [log] * size)
-            rows: dict[tuple[bool, int, int, int], list[tuple[FigureName, int]]] = {}
-            for (_, figure), value in found.items():
-                name = FigureName(*figure)
-                place = (is_scraped(name.kind, name.measure), log, size, name.hour_us)
-                rows.setdefault(place, []).append((name, value))
-            packed = [(*place, pack(figures)) for place, figures in rows.items()]
+            packed = [
+                (scraped, of, size, hour_us, pack_hour(figures))
+                for (scraped, of, hour_us), figures in found.items()
+            ]
             self.database.executemany("INSERT INTO counter_deltas VALUES (?, ?, ?, ?, ?)", packed)
 
     def reseal(self) -> TreeHead:
