@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 from signed_log import (
     Head,
     Key,
-    ProofProblem,
+    ProofError,
+    Turn,
     keys_in_turn,
     leaf_hash,
+    need,
     open_checkpoint,
     open_root_leaf,
     tree_root,
@@ -76,29 +78,36 @@ class Export:
                 if opening is not None:
                     opened = open_root_leaf(bytes.fromhex(leaf), bytes.fromhex(opening))
                     newest[opened.name] = opened.head
-            except (ProofProblem, ValueError) as problem:
+            except (ProofError, ValueError) as problem:
                 made.append(f"root log: {problem}")
         if Head(len(self.openings), tree_root(self.root_hashes())) != self.head:
             made.append("the root log does not have the root that the checkpoint states")
-        for name in sorted(newest.keys() | self.roots.keys()):
-            if newest.get(name) != self.roots.get(name):
-                made.append(f"the leaves of `{name}` do not give the head that stands in the root log")
+        made += [
+            f"the leaves of `{name}` do not give the head that stands in the root log"
+            for name in sorted(newest.keys() | self.roots.keys())
+            if newest.get(name) != self.roots.get(name)
+        ]
         wrong = [leaf for leaf in self.leaves if leaf.body.get("log") != leaf.log]
         return made + [f"leaf {leaf.index} of `{leaf.log}` says that it is another log's" for leaf in wrong]
 
-    def turns(self, first: Key) -> list[tuple[Key, int | None]]:
-        """The log's key that was given, and those that it handed over to on record, with the last size of each.
+    def turns(self, first: Key) -> list[Turn]:
+        """The log's key that was given, and those that it handed over to on record.
 
-        Raises `ProofProblem` for a handover that does not count.
+        Raises `ProofError` for a handover that does not count: not signed by both, or of another tree than this one.
         """
         leaves = [leaf.body for leaf in self.logs.get(SYSTEM, ()) if leaf.body["kind"] == "signing-key"]
         records = [base64.b64decode(body["record"]) for body in leaves]
-        return keys_in_turn(first, [record for record in records if record])
+        turns = keys_in_turn(first, [record for record in records if record])
+        hashes = self.root_hashes()
+        for until in (turn.until for turn in turns if turn.until is not None):
+            need(
+                tree_root(hashes[: until.size]) == until.root, "a handover is of another tree than this log's"
+            )
+        return turns
 
     def check_signature(self, first: Key) -> None:
-        """Raise `ProofProblem` unless the checkpoint is signed by the key that was given, or its successor."""
-        may = [key for key, last in self.turns(first) if last is None or last >= self.head.size]
-        open_checkpoint(self.note, may)
+        """Raise `ProofError` unless the checkpoint is signed by the key that was given, or its successor."""
+        open_checkpoint(self.note, [turn.key for turn in self.turns(first) if turn.may_sign(self.head.size)])
 
 
 def _root(leaves: Sequence[Leaf]) -> bytes:

@@ -18,8 +18,9 @@ import hashlib
 import json
 import re
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,8 @@ from export_leaves import SYSTEM, Export, Leaf
 from lives_oracle import Period
 from signed_log import (
     Key,
-    ProofProblem,
+    ProofError,
+    Turn,
     check_leaf_proof,
     consistency_path,
     ed25519_verifies,
@@ -213,42 +215,54 @@ class Again:
         made.append(("checkpoint of the export", "" if same else "the report is of another checkpoint"))
         if self.key is not None:
             made.append(
-                ("checkpoint: signature", self._problem(lambda key: self.export.check_signature(key)))
+                ("checkpoint: signature", self._problem(partial(self.export.check_signature, self.key)))
             )
             if self.stated.get("signature") is not None:
                 made.append(("report: signature", self._problem(self._signature)))
         return made
 
-    def _problem(self, check: Any) -> str:
+    def _problem(self, check: Callable[[], None]) -> str:
         try:
-            check(self.key)
-        except (ProofProblem, ValueError, LookupError) as problem:
+            check()
+        except (ProofError, ValueError, LookupError) as problem:
             return str(problem) or type(problem).__name__
         return ""
 
-    def _signature(self, first: Key) -> None:
+    def _signature(self) -> None:
         """The report's digest is signed by the key that leaves of the system log name."""
         body = {name: value for name, value in self.stated.items() if name != "signature"}
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
         digest, signature = hashlib.sha256(text.encode()).hexdigest(), self.stated["signature"]
         named = []
         for carried in signature["enrolments"]:
-            log, _, _ = self._proved(carried["proof"], carried["leaf"].encode(), first)
+            log, _, _ = self._proved(carried["proof"], carried["leaf"].encode())
             named.append(json.loads(carried["leaf"]))
             need((log, named[-1]["kind"]) == (SYSTEM, "report-key"), "a leaf names no key of reports")
         need(bool(named), "no leaf names the key that signed the report")
         records = [sections.from_base64(body["record"]) for body in named[1:]]
-        key, last = keys_in_turn(parse_key(named[0]["vkey"]), records)[-1]
+        key = keys_in_turn(parse_key(named[0]["vkey"]), records)[-1].key
         need(signature["key"] == named[-1]["vkey"], "another key signed than the one that leaves name")
-        need(
-            last is None or last >= self.asked["checkpoint"], "the key may sign no report of this checkpoint"
-        )
+        for turn in self._report_keys():
+            may = turn.key != key or turn.may_sign(self.asked["checkpoint"])
+            need(may, "the key handed over before this checkpoint")
         statement = f"{key.name}\nkvcustody evidence report\n{digest}\n".encode()
         good = ed25519_verifies(key.public, statement, sections.from_base64(signature["data"]))
         need(good and signature["key_id"] == key.id.hex(), "the signature is not of this report")
 
-    def _proved(self, proof: str, leaf: bytes, first: Key) -> tuple[str, int, str]:
-        return check_leaf_proof(proof, leaf, [key for key, _ in self.export.turns(first)])
+    def _report_keys(self) -> list[Turn]:
+        """The keys of reports that the export's own leaves name."""
+        leaves = [leaf.body for leaf in self.export.logs.get(SYSTEM, ()) if leaf.body["kind"] == "report-key"]
+        records = [sections.from_base64(body["record"]) for body in leaves[1:]]
+        return keys_in_turn(parse_key(leaves[0]["vkey"]), records) if leaves else []
+
+    @cached_property
+    def turns(self) -> list[Turn]:
+        """The log's key and its successors."""
+        assert self.key is not None
+        return self.export.turns(self.key)
+
+    def _proved(self, proof: str, leaf: bytes) -> tuple[str, int, str]:
+        return check_leaf_proof(proof, leaf, [turn.key for turn in self.turns])
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
@@ -375,10 +389,10 @@ class Again:
         if self.key is None:
             return shown | {"proof": proof}
         try:
-            log, index, note = self._proved(proof, leaf.data, self.key)
+            log, index, note = self._proved(proof, leaf.data)
             need((log, index) == (leaf.log, leaf.index), "it is of another leaf")
             need(note == self.stated["boundary"]["checkpoint"]["note"], "it is under another checkpoint")
-        except (ProofProblem, ValueError, LookupError) as problem:
+        except (ProofError, ValueError, LookupError) as problem:
             return shown | {"proof": f"a proof that holds ({problem})"}
         return shown | {"proof": proof}
 
@@ -467,9 +481,9 @@ def lines_of(found: Comparison, *, is_signed: bool) -> Iterator[str]:
     """What is printed: every field, then what is not covered."""
     for _, line in found.lines:
         yield line
-    for reason, paths in Counter(NOT_COVERED.values()).items():
+    for reason in dict.fromkeys(NOT_COVERED.values()):
         names = [path for path, why in NOT_COVERED.items() if why == reason]
-        yield f"not covered: {', '.join(names[:paths])}: {reason}"
+        yield f"not covered: {', '.join(names)}: {reason}"
     if not is_signed:
         yield "not covered: signatures, and the proofs of drawn leaves: give the log's key (`--key`)"
     differing = sum(not same for same, _ in found.lines)

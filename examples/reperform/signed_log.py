@@ -16,14 +16,14 @@ ED25519 = b"\x01"
 _SEALED = b"kvcustody/sub-log-head@1\0"
 
 
-class ProofProblem(Exception):
+class ProofError(Exception):
     """A proof, a note or a signature does not show what it should."""
 
 
 def need(holds: bool, problem: str) -> None:
-    """Raise `ProofProblem` unless something holds."""
+    """Raise `ProofError` unless something holds."""
     if not holds:
-        raise ProofProblem(problem)
+        raise ProofError(problem)
 
 
 # -- trees (RFC 6962, section 2.1) ---------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def ed25519_verifies(public: bytes, message: bytes, signature: bytes) -> bool:
         return False
     try:
         key, claimed = _point(public), _point(signature[:32])
-    except ProofProblem:
+    except ProofError:
         return False
     base = _point((4 * pow(5, -1, _P) % _P).to_bytes(32, "little"))
     k = int.from_bytes(hashlib.sha512(signature[:32] + public + message).digest(), "little") % _ORDER
@@ -194,23 +194,37 @@ def open_checkpoint(note: str, keys: Sequence[Key]) -> tuple[str, Head]:
     return origin, Head(int(size), base64.b64decode(root))
 
 
-def keys_in_turn(first: Key, records: Sequence[bytes]) -> list[tuple[Key, int | None]]:
-    """The keys that one handed over to on record, each with the last size that it may sign (None: any).
+class Turn(NamedTuple):
+    """A key's time: up to the tree of this head, where it handed over (None: it has not)."""
+
+    key: Key
+    until: Head | None
+
+    def may_sign(self, size: int) -> bool:
+        """Whether a tree of so many leaves, or a report of it, may be signed by it."""
+        return self.until is None or size <= self.until.size
+
+
+def keys_in_turn(first: Key, records: Sequence[bytes]) -> list[Turn]:
+    """A key and those that it handed over to on record, in order; records from before it say nothing.
 
     A record is a note that the old key and the new one signed; it names both and the tree of that moment.
     """
-    made: list[tuple[Key, int | None]] = []
+    made: list[Turn] = []
     key = first
     for record in records:
-        text = record.decode()[: record.decode().rindex("\n\n") + 1]
+        note = record.decode()
+        text = note[: note.rindex("\n\n") + 1]
         fields = dict(line.split(" ", 1) for line in text.splitlines()[1:])
-        old, new = parse_key(fields["from"]), parse_key(fields["to"])
         need(text.startswith("kvcustody/key-rotation@1\n"), "a record is of no handover")
+        old, new = parse_key(fields["from"]), parse_key(fields["to"])
+        if not made and old != key:
+            continue
         need(old == key, "a handover does not continue the chain of keys")
-        need(set(open_note(record.decode(), [old, new])[1]) == {old, new}, "a handover is not signed by both")
-        made.append((old, int(fields["size"])))
+        need(set(open_note(note, [old, new])[1]) == {old, new}, "a handover is not signed by both")
+        made.append(Turn(old, Head(int(fields["size"]), base64.b64decode(fields["root"]))))
         key = new
-    return [*made, (key, None)]
+    return [*made, Turn(key, None)]
 
 
 # -- proofs of heads and leaves ------------------------------------------------------------------------------------
