@@ -244,7 +244,7 @@ def _build(
             (asked.since_us, asked.until_us),
             trend=trend,
             rows=found.rows,
-            logs=[log.name for log in boundary.logs],
+            logs=boundary.logs,
             workers=boundary.workers,
             periods=work_periods(overview.of_kind(*LIVES)),
             unscanned=made.unscanned,

@@ -17,7 +17,7 @@ from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.coverage.summary import CoverageRow, periods_of
 from kvcustody.audit.processes.work_periods import WorkPeriod
 from kvcustody.audit.report.activity import ReportedErasure
-from kvcustody.audit.report.system_boundary import ReportedWorker
+from kvcustody.audit.report.system_boundary import ReportedLog, ReportedWorker
 
 PERIODS = 4
 THRESHOLD_PPM = 999_000
@@ -58,7 +58,7 @@ def board_facts(
     *,
     trend: Sequence[TrendPeriod],
     rows: Sequence[CoverageRow],
-    logs: Sequence[str],
+    logs: Sequence[ReportedLog],
     workers: Sequence[ReportedWorker],
     periods: dict[str, WorkPeriod],
     unscanned: Sequence[str],
@@ -77,7 +77,7 @@ def board_facts(
         for worker in at_work
         if not worker.end.startswith("died") and f"{worker.name} {worker.incarnation[:8]}" not in unscanned
     ]
-    known = {name.removeprefix(_PREFIX) for name in logs if name.startswith(_PREFIX)}
+    known = tenants_of(logs)
     due = {row.tenant for row in rows if row.due}
     return BoardFacts(
         len(at_work),
@@ -88,6 +88,11 @@ def board_facts(
         sum(one.is_on_time for one in erasures),
         tuple(trend),
     )
+
+
+def tenants_of(logs: Sequence[ReportedLog]) -> set[str]:
+    """The tenants that have a log of their own."""
+    return {log.name.removeprefix(_PREFIX) for log in logs if log.name.startswith(_PREFIX)}
 
 
 def threshold_verdict(threshold_ppm: int, low_ppm: int, high_ppm: int, due: int) -> str:
