@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 Body = dict[str, Any]
@@ -14,6 +15,10 @@ LISTED_MAX = 200
 STARTED, RETURNED = "worker-started", "worker-returned"
 ENDS = ("worker-stopped", "worker-died")
 PREFIX = "tenant/"
+ORIGINS = ("replayed", "generated", "simulated")
+NAMED = 4  # processes that a sentence names
+SECOND_US = 1_000_000
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Period(NamedTuple):
@@ -121,6 +126,60 @@ def _closed_by(body: Body) -> str:
     if body.get("closed_by") == "declared":
         return f" (declared dead by {body['actor']} and {body['approver']}: {body['reason']})"
     return ""
+
+
+def history(told: list[Body], periods: dict[str, AtWork]) -> str:
+    """What is said of processes that replayed or generated what they recorded; empty where there are none."""
+    marked: dict[str, Body] = {}
+    for body in told:
+        if body["kind"] == STARTED and body.get("origin"):
+            marked.setdefault(about(body), body)
+    order = sorted(marked, key=lambda uuid: (int(marked[uuid]["at_us"]), uuid))
+    named = []
+    for uuid in order[:NAMED]:
+        body, ended_us = marked[uuid], periods[uuid].ended_us
+        origin = body["origin"] if body["origin"] in ORIGINS else "of unknown origin"
+        until = "no end on record" if ended_us is None else moment(ended_us // SECOND_US * SECOND_US)
+        since = moment(int(body["at_us"]) // SECOND_US * SECOND_US)
+        named.append(f"{body['worker']} {uuid[:12]} ({origin}, {since} to {until})")
+    return _said("Holds replayed or generated history, which is of nobody's traffic: ", named, len(order), "")
+
+
+def monitored(bodies: list[Body], periods: dict[str, AtWork], period: Period) -> str:
+    """What is said of times in which a process did not enforce the policy for everybody; empty where there are none."""
+    changes = [body for body in bodies if body["kind"] == "enforcement-changed"]
+    changes.sort(key=lambda body: (int(body["at_us"]), int(body["sequence"])))
+    found = []
+    for place, body in enumerate(changes):
+        uuid = body["incarnation"]
+        if body["mode"] != "enforce" and uuid in periods:
+            later = (int(one["at_us"]) for one in changes[place + 1 :] if one["incarnation"] == uuid)
+            since_us, until_us = int(body["at_us"]), next(later, periods[uuid].ended_us)
+            if since_us < period.until_us and (until_us is None or until_us > period.since_us):
+                until = "now" if until_us is None else moment(until_us)
+                told = f"{body['mode']}, {moment(since_us)} to {until}, ordered by {body['actor']}"
+                found.append((since_us, periods[uuid].worker, f"{periods[uuid].worker} {uuid[:12]} ({told})"))
+    names = [text for _, _, text in sorted(found)]
+    return _said(
+        "The policy was not enforced for everybody in this period: ",
+        names[:NAMED],
+        len(names),
+        " What was monitored then was reused under the engine's own keys, across domains too, and is no reuse that "
+        "the policy permitted.",
+    )
+
+
+def _said(begins: str, named: list[str], whole: int, ends: str) -> str:
+    if not named:
+        return ""
+    more = f"; and {whole - NAMED:,} more" if whole > NAMED else ""
+    text = f"{begins}{'; '.join(named)}{more}.{ends}"
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def moment(at_us: int) -> str:
+    """A moment in UTC, ISO 8601."""
+    return (EPOCH + timedelta(microseconds=at_us)).isoformat().replace("+00:00", "Z")
 
 
 def policies(bodies: Iterable[Body]) -> list[Body]:

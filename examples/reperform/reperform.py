@@ -68,8 +68,6 @@ NOT_COVERED = {
     "boundary.witnessed": UNSIGNED,
     "boundary.checkpoint.at_us": UNSIGNED,
     "boundary.checkpoint.signed_us": UNSIGNED,
-    "boundary.history": WORDS + "; which processes are marked, their `origin` says",
-    "boundary.monitored": WORDS,
     "population.query": WORDS,
     "population.balances[].left_source": WORDS,
     "population.balances[].right_source": WORDS,
@@ -285,6 +283,8 @@ class Again:
             "workers": self.facts.workers,
             "policies": self.facts.policies,
             "issuers": self.facts.issuers,
+            "history": self.facts.history_said,
+            "monitored": self.facts.monitored_said,
             "extends": extends,
             "consistency": [node.hex() for node in path],
         }

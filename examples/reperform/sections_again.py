@@ -68,6 +68,8 @@ class Facts:
         self.workers = lives_oracle.reported_workers(told)
         self.policies = lives_oracle.policies(bodies)
         self.issuers = lives_oracle.issuers(bodies)
+        self.history_said = lives_oracle.history(told, self.periods)
+        self.monitored_said = lives_oracle.monitored(bodies, self.periods, period)
         self.unscanned = lives_oracle.unscanned(bodies, self.periods, period)
         self.items = [item for body in bodies if period.has(body) for item in items_of(body)]
 

@@ -1,7 +1,7 @@
 """A ledger with tiers and all that a report can speak of: two workers, one that died, a desk with people's requests.
 
-Worker 1 has two tiers and stops in order; worker 2 has one and dies, and its next process destroys what it left. The
-log's key is handed over between two checkpoints.
+Worker 1 has two tiers and stops in order; worker 2 has one and dies, and its next process destroys what it left, is
+simulated and monitors some. The log's key is handed over between two checkpoints.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kvcustody.audit.events import (
     CaseStepped,
     CopiesEnded,
     DecisionRecorded,
+    EnforcementChanged,
     ErasureCompleted,
     ErasureRequested,
     Event,
@@ -93,8 +94,8 @@ def fill(store: Engine, world: Callable[..., Any], folder: Path) -> Sealed:
     return Sealed(head.size, second.last_head().size)
 
 
-def _started(worker: str, events: list[Event], at_us: int = 1) -> list[Event]:
-    return [WorkerStarted(at_us, worker, 64, 1, 4096, "cpu", "test"), *events]
+def _started(worker: str, events: list[Event], at_us: int = 1, origin: str = "") -> list[Event]:
+    return [WorkerStarted(at_us, worker, 64, 1, 4096, "cpu", "test", origin=origin), *events]
 
 
 def _orderly(world: Callable[..., Any]) -> list[Event]:
@@ -185,7 +186,10 @@ def _next_process(dead: CopyWorld) -> list[Event]:
             *closed,
             *copy_leaves("nvme", left[:-1]),
             WorkerDied(at, "worker-2", UUIDS[1], "unknown", 0, 0, copies=len(living)),
+            EnforcementChanged(at + 3, "monitor", (), 0, 0, 1, 1, "ops"),
+            EnforcementChanged(at + 4, "canary", ("tenant-1",), 500_000, 0, 1, 2, "ops"),
             ErasureCompleted(at, "e-1", "tenant-1", "complete", 1, 3, 0),
         ],
         at,
+        "simulated",
     )

@@ -99,6 +99,7 @@ def test_it_agrees_with_every_figure_of_three_reports(kept: Kept, tiered: tuple[
         assert [line for same, line in found.lines if not same] == []
         assert len(found.lines) > 1000
         compared |= {re.sub(r"\[\d+\]", "[]", line.split()[1]) for _, line in found.lines}
+    assert body["boundary"]["history"] and body["boundary"]["monitored"] and body["tiers"]["rows"]
     every = {path for path in fields(Report, "") if not reperform.is_not_covered(path)}
     left = {path for path in every - compared if path.split("[]")[0] not in compared}
     assert left == set()
