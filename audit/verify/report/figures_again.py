@@ -10,27 +10,32 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
 from sqlalchemy import Connection, func, insert, select
 
 from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.exports.file_formats import leaves_of
-from kvcustody.audit.exports.manifest import MANIFEST, ExportManifest, parse_manifest
+from kvcustody.audit.exports.manifest import MANIFEST, OPENINGS, ExportManifest, parse_manifest
 from kvcustody.audit.report.build_report import build_report
 from kvcustody.audit.report.framework import NAMES, Framework
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.schema.all_tables import every_table
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import checkpoints, root_leaves, signed_checkpoints
+from kvcustody.audit.tlog.merkle import EMPTY, TreeHead, leaf_hashes
+from kvcustody.audit.tlog.proofs import ProofError, check_consistency
 from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.errors import LedgerError
 
 _AT_ONCE = 20_000
+NO_PATH = "none that leads from the earlier checkpoint to this one"
 
 
 class Unchecked(NamedTuple):
@@ -52,10 +57,7 @@ NOT_IN_LEAVES = (
     Unchecked("boundary.witnessed", "which witnesses had signed is in no leaf"),
     Unchecked("boundary.checkpoint.at_us", "when leaves were sealed is in no leaf"),
     Unchecked("boundary.checkpoint.signed_us", "when the checkpoint was signed is in no leaf"),
-    Unchecked("boundary.extends", "the earlier checkpoint is not in the export"),
-    Unchecked("boundary.consistency", "the earlier checkpoint is not in the export"),
     Unchecked("window", "when leaves were signed is in no leaf"),
-    Unchecked("asked.extends", "the earlier checkpoint is not in the export"),
 )
 SAID_BY_PEOPLE = (
     Unchecked("responses", "what people answered to exceptions is in no leaf"),
@@ -99,7 +101,11 @@ def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> Mad
                 )
         finally:
             engine.dispose()
-    return MadeAgain(_with_seal(made, stated), "the export", (*NOT_IN_LEAVES, *_of_proof(stated)))
+    return MadeAgain(
+        _with_seal(made, stated, _extension(folder, stated)),
+        "the export",
+        (*NOT_IN_LEAVES, *_of_proof(stated)),
+    )
 
 
 def _of_proof(stated: Report) -> tuple[Unchecked, ...]:
@@ -173,7 +179,28 @@ def _seal(connection: Connection, manifest: ExportManifest, stated: Report) -> N
     )
 
 
-def _with_seal(made: Report, stated: Report) -> Report:
+def _extension(folder: Path, stated: Report) -> tuple[str, ...]:
+    """The path from the earlier checkpoint, where it leads from the root log's beginning to the signed root."""
+    old, boundary = stated.asked.extends, stated.boundary
+    if old is None:
+        return ()
+    frontier = EMPTY
+    with (folder / OPENINGS).open("rb") as file:
+        leaves = islice(file, max(0, old))
+        while some := [bytes.fromhex(orjson.loads(line)["leaf"]) for line in islice(leaves, _AT_ONCE)]:
+            frontier = frontier.extend(leaf_hashes(some)).frontier
+    point = boundary.checkpoint
+    try:
+        if frontier.size != old:
+            raise ProofError(f"the root log has no `{old}` leaves")
+        path = [bytes.fromhex(node) for node in boundary.consistency]
+        check_consistency(frontier.head(), TreeHead(point.size, bytes.fromhex(point.root)), path)
+    except (ProofError, ValueError):
+        return (NO_PATH,)
+    return boundary.consistency
+
+
+def _with_seal(made: Report, stated: Report, path: tuple[str, ...]) -> Report:
     """What no leaf says, from the report (rule 1)."""
     boundary, sealed = made.boundary, stated.boundary
     point = boundary.checkpoint._replace(at_us=sealed.checkpoint.at_us)
@@ -183,7 +210,7 @@ def _with_seal(made: Report, stated: Report) -> Report:
         boundary=boundary._replace(
             checkpoint=point,
             witnessed=sealed.witnessed,
-            extends=sealed.extends,
-            consistency=sealed.consistency,
+            extends=stated.asked.extends,
+            consistency=path,
         ),
     )
