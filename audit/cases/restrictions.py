@@ -54,7 +54,7 @@ def followed_by(
     query = (
         select(incarnations.c.uuid, events.c.leaf)
         .join(incarnations, incarnations.c.id == events.c.incarnation)
-        .where(events.c.kind == FOLLOWED, events.c.at_us >= restriction.since_us)
+        .where(events.c.kind == FOLLOWED)
         .order_by(events.c.at_us, events.c.log, events.c.idx)
     )
     last: dict[str, str] = {}
