@@ -85,6 +85,17 @@ def test_what_is_on_the_device_is_not_reused_stays_and_is_reused_again(world: Wo
     assert governor.check() == [] and governor.scan() == []
 
 
+def test_without_these_defences_it_would_be_reused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: what the tests above see is these three answers, and nothing else that an order changes."""
+    governor, mine = world.worker.governor, prompt(1, 4)
+    world.serve("acme", mine, subject="ada")
+    monkeypatch.setattr(RestrictedSubjects, "covers", lambda *_: False)
+    monkeypatch.setattr(RestrictedSubjects, "withholds", lambda *_, **__: False)
+    monkeypatch.setattr(RestrictedSubjects, "salt", lambda _self, _tenant, _scope, salt: salt)
+    governor.restrict(of(("acme", "ada")))
+    assert world.serve("acme", mine, subject="ada") == 64
+
+
 def test_others_of_the_tenant_reuse_what_came_since(world: World) -> None:
     governor, bobs = world.worker.governor, prompt(2, 4)
     governor.restrict(of(("acme", "ada")))
