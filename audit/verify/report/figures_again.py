@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import checkpoints, root_leaves, signed_checkpoints
 from kvcustody.audit.tlog.merkle import EMPTY, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError, check_consistency
+from kvcustody.audit.tlog.tiles import CHECKPOINT
 from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.errors import LedgerError
@@ -82,30 +84,45 @@ def again_from_ledger(connection: Connection, stated: Report) -> MadeAgain:
 
 def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> MadeAgain:
     """The report again, from an export's leaves; raises `LedgerError` for an export that does not count (rule 2)."""
-    manifest = _whole(folder, stated, vkeys)
+    point = stated.boundary.checkpoint
+    seal = SealedAs(point.size, point.root, point.note, point.signed_us)
+    with ledger_of_export(folder, seal, vkeys) as connection:
+        made = build_report(
+            connection,
+            stated.asked._replace(extends=None),
+            proof=stated.proof,
+            is_proved=False,
+            responses=stated.responses,
+            framework=_own(stated),
+        )
+    sealed = _with_seal(made, stated, _extension(folder, stated))
+    return MadeAgain(sealed, "the export", (*NOT_IN_LEAVES, *_of_proof(stated)))
+
+
+class SealedAs(NamedTuple):
+    """The checkpoint that a document says it is of; what else of it the document has, else the export says it."""
+
+    size: int
+    root: str = ""
+    note: str = ""
+    signed_us: int = 0
+
+
+@contextmanager
+def ledger_of_export(folder: Path, seal: SealedAs, vkeys: Sequence[str]) -> Iterator[Connection]:
+    """A ledger of the reader's own, for as long as it is open; raises as `again_from_export`."""
+    manifest = _whole(folder, seal, vkeys)
     with tempfile.TemporaryDirectory(prefix="kvcustody-report-") as name:
         engine = open_store(Path(name) / "ledger.db")
         try:
             with engine.begin() as connection:
                 every_table()[0].metadata.create_all(connection)
-            _fill(engine, folder, manifest, stated)
-            asked = stated.asked._replace(extends=None)
+            note = seal.note or (folder / CHECKPOINT).read_text()
+            _fill(engine, folder, manifest, seal._replace(note=note))
             with engine.connect() as connection:
-                made = build_report(
-                    connection,
-                    asked,
-                    proof=stated.proof,
-                    is_proved=False,
-                    responses=stated.responses,
-                    framework=_own(stated),
-                )
+                yield connection
         finally:
             engine.dispose()
-    return MadeAgain(
-        _with_seal(made, stated, _extension(folder, stated)),
-        "the export",
-        (*NOT_IN_LEAVES, *_of_proof(stated)),
-    )
 
 
 def _of_proof(stated: Report) -> tuple[Unchecked, ...]:
@@ -118,16 +135,16 @@ def _own(stated: Report) -> Framework | None:
     return None if stated.asked.framework in NAMES else stated.framework
 
 
-def _whole(folder: Path, stated: Report, vkeys: Sequence[str]) -> ExportManifest:
+def _whole(folder: Path, seal: SealedAs, vkeys: Sequence[str]) -> ExportManifest:
     verdict = verify_export(folder, vkeys)
     if not verdict.ok:
         raise LedgerError(f"export `{folder}` is not sound: {verdict.problems[0]}", path=folder)
     manifest = parse_manifest((folder / MANIFEST).read_bytes())
-    point = stated.boundary.checkpoint
-    if (manifest.root.size, manifest.root.root.hex()) != (point.size, point.root):
+    root = manifest.root.root.hex()
+    if (manifest.root.size, root) != (seal.size, seal.root or root):
         raise LedgerError(
-            f"the export is of checkpoint {manifest.root.size}, the report of {point.size}: "
-            f"`kvcustody audit export --as-of {point.size}` makes the one"
+            f"the export is of checkpoint {manifest.root.size}, the report of {seal.size}: "
+            f"`kvcustody audit export --as-of {seal.size}` makes the one"
         )
     parts = [log.name for log in manifest.logs if (log.range.first, log.range.end) != (0, log.head.size)]
     if parts or not manifest.openings:
@@ -137,7 +154,7 @@ def _whole(folder: Path, stated: Report, vkeys: Sequence[str]) -> ExportManifest
     return manifest
 
 
-def _fill(engine: Any, folder: Path, manifest: ExportManifest, stated: Report) -> None:
+def _fill(engine: Any, folder: Path, manifest: ExportManifest, seal: SealedAs) -> None:
     """Leaves, log by log and the system log last: who died is known when everything else of them is there."""
     appender = Appender()
     with engine.connect().execution_options(**WRITE) as connection:
@@ -148,7 +165,7 @@ def _fill(engine: Any, folder: Path, manifest: ExportManifest, stated: Report) -
                 with connection.begin():
                     appender.append(connection, read_leaves(some))
         with connection.begin():
-            _seal(connection, manifest, stated)
+            _seal(connection, manifest, seal)
 
 
 def _steps(leaves: Iterator[bytes], size: int) -> Iterator[list[bytes]]:
@@ -162,7 +179,7 @@ def _steps(leaves: Iterator[bytes], size: int) -> Iterator[list[bytes]]:
         yield some
 
 
-def _seal(connection: Connection, manifest: ExportManifest, stated: Report) -> None:
+def _seal(connection: Connection, manifest: ExportManifest, seal: SealedAs) -> None:
     """The checkpoint over these logs, as the export's verified heads have it."""
     last = connection.scalar(select(func.max(events.c.at_us))) or 0
     ids = {row.name: row.id for row in connection.execute(select(logs.c.id, logs.c.name))}
@@ -171,12 +188,10 @@ def _seal(connection: Connection, manifest: ExportManifest, stated: Report) -> N
         for place, log in enumerate(manifest.logs)
         if log.head.size
     ]
-    point = stated.boundary.checkpoint
+    signed = insert(signed_checkpoints)
     connection.execute(insert(root_leaves), heads)
-    connection.execute(insert(checkpoints).values(size=point.size, root=manifest.root.root, at_us=last))
-    connection.execute(
-        insert(signed_checkpoints).values(size=point.size, note=point.note.encode(), at_us=point.signed_us)
-    )
+    connection.execute(insert(checkpoints).values(size=seal.size, root=manifest.root.root, at_us=last))
+    connection.execute(signed.values(size=seal.size, note=seal.note.encode(), at_us=seal.signed_us or last))
 
 
 def _extension(folder: Path, stated: Report) -> tuple[str, ...]:
