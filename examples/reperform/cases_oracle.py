@@ -180,6 +180,7 @@ def cases(bodies: list[Body], since_us: int, until_us: int, last_us: int) -> lis
                 "extended": case.due_us != deadline_us(opened, 1),
                 "answered_us": answered_us,
                 "void": case.void,
+                "restricted": case.is_restricted,
             }
         )
     return sorted(made, key=lambda one: (one["received_us"], one["case_id"]))
