@@ -80,7 +80,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
 from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
-from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
+from kvcustody.governance.monitoring.monitor import NO_TENANT, Forecast, Monitor, MonitoredRequest
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.stats import Stats, charged_blocks
 from kvcustody.governance.observability.thrash import ThrashWatch
@@ -148,7 +148,8 @@ class EnginePort(Authority[ExternalPool]):
         self.tier_counts: Callable[[], tuple[TierCounts, ...]] = tuple  # of the adapter's tiers
         self.tier_figures: Callable[[], dict[str, float]] = dict
         self.tenant_left: Callable[[str], None] = _nobody  # told to the adapter's tiers
-        self._monitor = Monitor(ForecastCache(Room(pool.partition.size), self._quota_of))
+        self._monitor = Monitor()
+        self._forecast = Forecast(ForecastCache(Room(pool.partition.size), self._quota_of))
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
@@ -394,7 +395,7 @@ class EnginePort(Authority[ExternalPool]):
             read, reasons = self._watched.read_plan(plan, chain.prompt, counters, moment)
             if monitored.refusal:
                 read, reasons = None, (monitored.refusal,)
-        self._monitor.judge(monitored, read, reasons, now_us)
+        self._forecast.judge(monitored, read, reasons, now_us)
         residency.reasons = (MONITORED, *reasons)
         return monitored
 
@@ -489,7 +490,7 @@ class EnginePort(Authority[ExternalPool]):
         """The keys of blocks that `tokens`, accepted after those known, complete."""
         chain, monitored = residency.keys, residency.monitored
         if isinstance(monitored, MonitoredRequest):
-            self._monitor.extend(monitored, tokens, self._clock.now_us())
+            self._forecast.extend(monitored, tokens, self._clock.now_us())
         return chain.extend(tokens) if isinstance(chain, KeyChain) else []
 
     def may_start(self, residency: ExternalResidency) -> str | None:
@@ -599,7 +600,7 @@ class EnginePort(Authority[ExternalPool]):
         residency.prompt_tokens = 0
         now_us = self._clock.now_us() if at_us is None else at_us
         if isinstance(residency.monitored, MonitoredRequest):
-            self._monitor.computed(residency.monitored, None, now_us)
+            self._forecast.computed(residency.monitored, None, now_us)
         self.measures.first_token(
             max(0, prompt - attached_tokens),
             attached_tokens,
@@ -687,9 +688,9 @@ class EnginePort(Authority[ExternalPool]):
             self._starting.append(residency)
             plan, monitored = residency.facts, residency.monitored
             if isinstance(monitored, MonitoredRequest):
-                self._monitor.begin(monitored, self._prompt_blocks(residency), now_us)
+                self._forecast.begin(monitored, self._prompt_blocks(residency), now_us)
                 if self.indexes_at_once:
-                    self._monitor.computed(monitored, None, now_us)
+                    self._forecast.computed(monitored, None, now_us)
             elif isinstance(plan, Plan) and plan.active_us < NEVER_US:
                 self._active.push(residency.active_since_us + plan.active_us, residency)
 
@@ -718,7 +719,7 @@ class EnginePort(Authority[ExternalPool]):
             return
         self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
         if isinstance(residency.monitored, MonitoredRequest):
-            self._monitor.computed(
+            self._forecast.computed(
                 residency.monitored, _place(residency, int(blocks[-1])), self._clock.now_us()
             )
         if keys:
@@ -742,7 +743,7 @@ class EnginePort(Authority[ExternalPool]):
     def forget_keys(self, tenant: str | None) -> None:
         """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
         self.evicted_blocks.forget(tenant)
-        self._monitor.forecast.forget(lambda domain: tenant is None or label_of(domain).tenant == tenant)
+        self._forecast.cache.forget(lambda domain: tenant is None or label_of(domain).tenant == tenant)
 
     def unpublished(self, blocks: BlockIds, cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
@@ -777,7 +778,7 @@ class EnginePort(Authority[ExternalPool]):
         del self._running[residency.request_id]
         account = residency.account
         if isinstance(residency.monitored, MonitoredRequest):
-            self._monitor.end(residency.monitored, self._clock.now_us())
+            self._forecast.end(residency.monitored, self._clock.now_us())
         if residency.is_reserved:
             account.charge_active(-residency.reserved_blocks)
             residency.is_reserved = False
