@@ -623,6 +623,8 @@ class EnginePort(Authority[ExternalPool]):
             now_us = self._clock.now_us() if at_us is None else at_us
             which = np.array(blocks, dtype=np.int64)
             self.pool.attach(residency, which)
+            if isinstance(residency.monitored, MonitoredRequest):
+                self._forecast.given(residency.monitored, len(which))
             if residency.comparison is not None:
                 residency.compared_blocks = residency.comparison.compared(which)
                 residency.comparison = None
@@ -639,6 +641,8 @@ class EnginePort(Authority[ExternalPool]):
             self._hand_out_by_domain(residency, which, boundary, now_us)
         else:
             self.pool.hand_out(residency, which, residency.domain, now_us)
+        if isinstance(residency.monitored, MonitoredRequest):
+            self._forecast.given(residency.monitored, len(which))
         self._begin(residency, now_us)
 
     def restored(
@@ -656,15 +660,13 @@ class EnginePort(Authority[ExternalPool]):
         """What became of copies off the device, for the ledger; it leaves with the next step."""
         self._outbox += leaves
 
-    def _prompt_blocks(self, residency: ExternalResidency) -> int:
-        chain = residency.keys
-        tokens = chain.prompt.tokens if isinstance(chain, KeyChain) else 0
-        return -(-tokens // self.block_tokens)
-
     def handed_out_each(self, residencies: Sequence[ExternalResidency], blocks: Sequence[int]) -> None:
         """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""
         if blocks:
             self.pool.hand_out_each(residencies, np.array(blocks, dtype=np.int64), self._clock.now_us())
+            for residency in residencies:
+                if isinstance(residency.monitored, MonitoredRequest):
+                    self._forecast.given(residency.monitored, 1)
 
     def _hand_out_by_domain(
         self, residency: ExternalResidency, blocks: Blocks, boundary: int, now_us: int
@@ -688,7 +690,7 @@ class EnginePort(Authority[ExternalPool]):
             self._starting.append(residency)
             plan, monitored = residency.facts, residency.monitored
             if isinstance(monitored, MonitoredRequest):
-                self._forecast.begin(monitored, self._prompt_blocks(residency), now_us)
+                self._forecast.begin(monitored)
                 if self.indexes_at_once:
                     self._forecast.computed(monitored, None, now_us)
             elif isinstance(plan, Plan) and plan.active_us < NEVER_US:

@@ -102,7 +102,7 @@ class ForecastCache:
         self._private[tenant] = self._private.get(tenant, 0) + blocks
         if blocks > 0:
             self.make_room(tenant, 0)
-            self._bound()
+        self._bound()
 
     def attach(self, numbers: Sequence[int]) -> list[ForecastEntry]:
         """A request would read these."""
@@ -114,7 +114,10 @@ class ForecastCache:
     def publish(
         self, keys: Sequence[bytes], domains: Sequence[Domain], before: ForecastEntry | None, now_us: int
     ) -> tuple[list[ForecastEntry], int]:
-        """A request would compute and publish these blocks, one after another behind `before`; and how many are new."""
+        """A request would compute and publish these blocks, one after another behind `before`; and how many are new.
+
+        What it was charged for without a key is charged anew (`charge`) before anything makes room.
+        """
         made: list[ForecastEntry] = []
         fresh = 0
         ceiling_us = now_us + (1 << 60) if before is None else before.ceiling_us
@@ -134,7 +137,6 @@ class ForecastCache:
             ceiling_us = min(ceiling_us, entry.ceiling_us)
             self._refer(entry)
             made.append(entry)
-        self._bound()
         return made, fresh
 
     def release(self, entries: Sequence[ForecastEntry], reader: str, now_us: int) -> None:

@@ -47,8 +47,10 @@ class MonitoredRequest(OwnerData):
     """One request's standing: its chain under the engine's own keys, and what the policy would have let it read."""
 
     __slots__ = (
+        "blocks",
         "chain",
         "domains",
+        "duplicates",
         "entries",
         "expected",
         "forecast_blocks",
@@ -96,6 +98,8 @@ class MonitoredRequest(OwnerData):
         self.reserved_blocks = 0  # for its whole length
         self.is_reserved = False
         self.private: int | None = None  # blocks without a key that it would have; None: it has not begun
+        self.blocks = 0  # that the engine gave it, found or new: as many as it would have
+        self.duplicates = 0  # of these, whose key another's block has
         self.reader = reader  # the tenant that is charged
         # What a look-up tells whoever attaches (`ExternalResidency`).
         self.expected: np.ndarray[tuple[int, ...], np.dtype[np.int32]] | int = 0
@@ -196,32 +200,34 @@ class Forecast:
             fine = self.cache.attachable(np.array(numbers, dtype=np.int64), expected, now_us)
             request.forecast_blocks = fine
 
-    def begin(self, request: MonitoredRequest, blocks: int, now_us: int) -> None:
-        """It has so many blocks: of these, what it would have found is in use."""
+    def begin(self, request: MonitoredRequest) -> None:
+        """It has blocks: of these, what it would have found is in use."""
         request.entries = self.cache.attach(
             [self.cache.find(key) for key in request.keys[: request.forecast_blocks]]
         )
         request.published = len(request.entries)
-        request.private = max(0, blocks - len(request.entries))
-        self.cache.charge(request.reader, request.private)
+        request.private = 0
+        self._charge(request)
+
+    def given(self, request: MonitoredRequest, blocks: int) -> None:
+        """The engine gave it so many more blocks."""
+        request.blocks += blocks
+        if request.private is not None:
+            self._charge(request)
 
     def computed(self, request: MonitoredRequest, blocks: int | None, now_us: int) -> None:
         """So many leading blocks (None: all that have keys) are computed: they would be published."""
         until = len(request.keys) if blocks is None else min(blocks, len(request.keys))
         if until > request.published and request.private is not None:
-            fresh = self._publish(request, until, now_us)
-            spent = min(request.private, fresh)
-            request.private -= spent
-            self.cache.charge(request.reader, -spent)
+            self._publish(request, until, now_us)
+            self._charge(request)
 
     def extend(self, request: MonitoredRequest, tokens: Iterable[int], now_us: int) -> None:
-        """Tokens that it was given completed blocks; as many are begun."""
+        """Tokens that it was given completed blocks."""
         if request.governed is not None and request.keys and request.private is not None:
             request.keys += request.governed.extend(list(tokens))
-            fresh = self._publish(request, len(request.keys), now_us)
-            left = max(request.private - fresh, 1)
-            self.cache.charge(request.reader, left - request.private)
-            request.private = left
+            self._publish(request, len(request.keys), now_us)
+            self._charge(request)
 
     def end(self, request: MonitoredRequest, now_us: int) -> None:
         """It ended; a second time changes nothing."""
@@ -233,10 +239,16 @@ class Forecast:
         entries, request.entries = request.entries, []
         self.cache.release(entries, request.reader, now_us)
 
-    def _publish(self, request: MonitoredRequest, until: int, now_us: int) -> int:
+    def _charge(self, request: MonitoredRequest) -> None:
+        """It is charged for what has no entry of its own."""
+        left = max(0, request.blocks - len(request.entries) + request.duplicates)
+        more, request.private = left - (request.private or 0), left
+        self.cache.charge(request.reader, more)
+
+    def _publish(self, request: MonitoredRequest, until: int, now_us: int) -> None:
         first, granted, own = request.published, request.granted_blocks, request.read
         if first >= until or own is None or granted > request.forecast_blocks:
-            return 0
+            return
         tags = [] if isinstance(request.expected, int) else request.expected.tolist()
         domains = [
             request.domains.get(tags[at], own.own.domain) if at < len(tags) else own.own.domain
@@ -245,5 +257,5 @@ class Forecast:
         before = request.entries[-1] if request.entries else None
         made, fresh = self.cache.publish(request.keys[first:until], domains, before, now_us)
         request.entries += made
+        request.duplicates += len(made) - fresh
         request.published = until
-        return fresh

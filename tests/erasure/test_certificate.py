@@ -143,6 +143,31 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+def test_it_says_when_policies_were_not_enforced(case: Case) -> None:
+    assert case.document["body"]["monitored"] == [], "control"
+    now, until = case.world.clock.now_us(), 1 << 31
+    changes = [
+        EnforcementChanged(now, "canary", ("beta",), 0, until, 1, 0, "olga"),
+        EnforcementChanged(now + 5, "monitor", (), 0, until, 1, 0, "olga"),
+        EnforcementChanged(now + 9, "enforce", (), 0, 0, 1, 0, "olga"),
+    ]
+    world = case.world
+    writer = builders.writer(world.store, case.folder / "again", worker="again", clock=world.clock)
+    writer.submit(changes)
+    writer.close()
+    case.sign()
+    document = case.issue()
+    spans = document["body"]["monitored"]
+    assert [(one["mode"], one["until_us"] - one["from_us"]) for one in spans] == [("monitor", 9)]
+    report = verify(orjson.dumps(document), VKEYS)
+    assert report.ok, report.problems
+    assert "for nobody" in report.monitored and report.monitored in render(document)
+    assert b"beta" not in orjson.dumps(spans), "no other tenant is named"
+    assert any(one.is_about("monitored") for one in report.unchecked)
+    bad = tampered(document, lambda body: body["monitored"][0].update(mode="off"), again=True)
+    assert not verify(bad, VKEYS).ok
+
+
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("again", [False, True], ids=["changed", "changed and signed"])
 def test_what_was_changed_is_refused(case: Case, name: str, again: bool) -> None:
