@@ -41,7 +41,18 @@ from kvcustody.signed_document import encode_ascii
 
 DOCUMENT_BYTES_MAX = 256 << 20
 _PARTS = {
-    *("schema", "erasure", "issued_us", "outcome", "request", "marked", "monitored", "workers", "waiting", "unreachable"),
+    *(
+        "schema",
+        "erasure",
+        "issued_us",
+        "outcome",
+        "request",
+        "marked",
+        "monitored",
+        "workers",
+        "waiting",
+        "unreachable",
+    ),
     *("holds", "population", "figures", "ledger", "leaves", "limits"),
 }
 _REQUEST = {"erasure", "tenant", "selector", "subject", "session", "actor", "at_us", "deadline_us", "detail"}
@@ -64,7 +75,9 @@ NOT_SHOWN = (
     NotShown("issued_us", "when it was issued is its issuer's word"),
     NotShown("workers", "what answers say beyond that they were given: the leaves of answers say it"),
     NotShown("population", "how many residencies the ledger had, and by which query, but for the units"),
-    NotShown("monitored", "when policies were not enforced: `enforcement-changed` leaves of the system log say it"),
+    NotShown(
+        "monitored", "when policies were not enforced: `enforcement-changed` leaves of the system log say it"
+    ),
     NotShown("holds", "whether a hold that somebody placed was left out: an export has them all", True),
     NotShown("leaves", "whether a leaf that changes no figure was left out: an export has them all", True),
 )

@@ -105,7 +105,7 @@ def _state(body: dict[str, Any]) -> str:
 
 
 def _history(body: dict[str, Any]) -> str:
-    """What of the ledger no engine at work recorded, and when policies were not enforced, where it says that there is any."""
+    """What of the ledger no engine at work recorded, and when policies were not enforced, where it says so."""
     marked = tuple(MarkedProcess(**one) for one in body.get("marked", []))
     spans = tuple(NotEnforced(**one) for one in body.get("monitored", []))
     said = (history(marked) if marked else "", unnamed_qualification(spans))

@@ -166,8 +166,7 @@ class ForecastPools:
         if slots:
             given = None if tokens is None else tokens[at]
             stalled = {
-                id(one)
-                for one in self._manager.extend_many(np.array(slots, dtype=np.int64), given, now_us)
+                id(one) for one in self._manager.extend_many(np.array(slots, dtype=np.int64), given, now_us)
             }
             for place in at if stalled else ():
                 run = requests[place].run

@@ -42,7 +42,14 @@ from kvcustody.governance.custody_events import (
     residency_released,
     scrub_receipts,
 )
-from kvcustody.governance.decisions.access_plan import AdmissionFacts, DomainLabel, Plan, PlanKey, label_of, plan_of
+from kvcustody.governance.decisions.access_plan import (
+    AdmissionFacts,
+    DomainLabel,
+    Plan,
+    PlanKey,
+    label_of,
+    plan_of,
+)
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
@@ -94,6 +101,7 @@ from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.ids import TenantId
 from kvcustody.policies.document.model import Action, Effect, Profile
+from kvcustody.policies.document.token_priorities import KindRange
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
@@ -255,14 +263,9 @@ class Governor(Authority[BlockManager]):
         begun.prompt_tokens = 0 if is_resumed else prompt.tokens
         self._outbox.append(opening)
         if monitored is not None:
-            record = self._begin_monitored(begun, monitored, prompt.tokens, counters, now_us)
-            if self._forecast is None or not isinstance(monitored.run, PoolRun):
-                record()
-                return answer
-            run = monitored.run
-            run.lookahead_tokens, run.can_preempt = lookahead_tokens, can_preempt
-            run.priorities = self._book.priorities(plan, run.policy_read.segment, kinds)
-            self._forecast.begin(run, record, now_us)
+            self._begin_monitored(
+                begun, monitored, prompt.tokens, kinds, now_us, extra=(lookahead_tokens, can_preempt)
+            )
             return answer
         if self.offload is not None and self._restore(manager, begun, prompt, takes_partial, now_us):
             answer = _admission(begun, self.block_tokens)
@@ -324,11 +327,14 @@ class Governor(Authority[BlockManager]):
         begun: RunningSequence,
         request: MonitoredRequest,
         prompt_tokens: int,
-        counters: TenantCounters,
+        kinds: tuple[KindRange, ...],
         now_us: int,
-    ) -> Callable[[], None]:
-        """What puts it on record, as soon as it is known what it would have found."""
+        *,
+        extra: tuple[int, bool],
+    ) -> None:
+        """It is put on record as soon as it is known what it would have found."""
         attached, revision, order = path_domains(begun), self.table.revision, self.enforcement.order
+        counters = self._counters(label_of(begun.residency.domain).tenant)
         self.measures.began(0, 0, now_us - begun.asked_us)
 
         def record() -> None:
@@ -345,7 +351,13 @@ class Governor(Authority[BlockManager]):
             )
             self._outbox.append(event)
 
-        return record
+        run = request.run
+        if self._forecast is None or not isinstance(run, PoolRun):
+            record()
+            return
+        run.lookahead_tokens, run.can_preempt = extra
+        run.priorities = self._book.priorities(run.plan, run.policy_read.segment, kinds)
+        self._forecast.begin(run, record, now_us)
 
     def _end_monitored(self, before: Enforcement) -> None:
         """As `Authority`: holds lapse, keys go, and what runs leaves nothing."""
@@ -467,9 +479,8 @@ class Governor(Authority[BlockManager]):
             sequence = self._get(request_id)
             manager = self._pools.managers[sequence.pool]
             manager.commit(sequence, computed, now_us)
-            if isinstance(sequence.monitored, MonitoredRequest):
-                if self._forecast is not None:
-                    self._forecast.computed(sequence.monitored, computed, now_us)
+            if isinstance(sequence.monitored, MonitoredRequest) and self._forecast is not None:
+                self._forecast.computed(sequence.monitored, computed, now_us)
             if 0 < sequence.prompt_tokens <= computed:
                 self._has_first_token(sequence, now_us)
             if manager.pool.attached:

@@ -113,31 +113,31 @@ class ForecastCache:
 
     def publish(
         self, keys: Sequence[bytes], domains: Sequence[Domain], before: ForecastEntry | None, now_us: int
-    ) -> tuple[list[ForecastEntry], int]:
-        """A request would compute and publish these blocks, one after another behind `before`; and how many are new.
+    ) -> list[ForecastEntry]:
+        """A request would compute and publish these blocks, one after another behind `before`: those that are new.
 
-        What it was charged for without a key is charged anew (`charge`) before anything makes room.
+        The first that is published under a key stays; another's copy has no entry. What the request was charged for
+        without a key is charged anew (`charge`) before anything makes room.
         """
         made: list[ForecastEntry] = []
-        fresh = 0
         ceiling_us = now_us + (1 << 60) if before is None else before.ceiling_us
         for key, domain in zip(keys, domains, strict=True):
             entry = self._by_key.get(key)
             if entry is not None and not entry.refs and now_us >= min(entry.until_us, entry.ceiling_us):
                 self._remove(entry)
                 entry = None
-            if entry is None:
-                fresh += 1
-                ceiling_us = min(ceiling_us, now_us + domain.absolute_us)
-                entry = ForecastEntry(self._next, key, domain, ceiling_us)
-                self._next += 1
-                self._by_key[key] = self._by_number[entry.number] = entry
-                owner = domain.owner.name
-                self._of[owner] = self._of.get(owner, 0) + 1
-            ceiling_us = min(ceiling_us, entry.ceiling_us)
+            if entry is not None:  # another's, which was computed at the same time
+                ceiling_us = min(ceiling_us, entry.ceiling_us)
+                continue
+            ceiling_us = min(ceiling_us, now_us + domain.absolute_us)
+            entry = ForecastEntry(self._next, key, domain, ceiling_us)
+            self._next += 1
+            self._by_key[key] = self._by_number[entry.number] = entry
+            owner = domain.owner.name
+            self._of[owner] = self._of.get(owner, 0) + 1
             self._refer(entry)
             made.append(entry)
-        return made, fresh
+        return made
 
     def release(self, entries: Sequence[ForecastEntry], reader: str, now_us: int) -> None:
         """The request ended: it would hold its own tenant's entries, and segments, until their deadlines."""

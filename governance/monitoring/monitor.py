@@ -50,7 +50,6 @@ class MonitoredRequest(OwnerData):
         "blocks",
         "chain",
         "domains",
-        "duplicates",
         "entries",
         "expected",
         "forecast_blocks",
@@ -99,7 +98,6 @@ class MonitoredRequest(OwnerData):
         self.is_reserved = False
         self.private: int | None = None  # blocks without a key that it would have; None: it has not begun
         self.blocks = 0  # that the engine gave it, found or new: as many as it would have
-        self.duplicates = 0  # of these, whose key another's block has
         self.reader = reader  # the tenant that is charged
         # What a look-up tells whoever attaches (`ExternalResidency`).
         self.expected: np.ndarray[tuple[int, ...], np.dtype[np.int32]] | int = 0
@@ -241,7 +239,7 @@ class Forecast:
 
     def _charge(self, request: MonitoredRequest) -> None:
         """It is charged for what has no entry of its own."""
-        left = max(0, request.blocks - len(request.entries) + request.duplicates)
+        left = max(0, request.blocks - len(request.entries))
         more, request.private = left - (request.private or 0), left
         self.cache.charge(request.reader, more)
 
@@ -255,7 +253,6 @@ class Forecast:
             for at in range(first, until)
         ]
         before = request.entries[-1] if request.entries else None
-        made, fresh = self.cache.publish(request.keys[first:until], domains, before, now_us)
+        made = self.cache.publish(request.keys[first:until], domains, before, now_us)
         request.entries += made
-        request.duplicates += len(made) - fresh
         request.published = until

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import builders
 import orjson
 import pytest
 from custody_world import CustodyWorld
@@ -15,7 +16,7 @@ from sqlalchemy import Engine, update
 
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening, statement_text
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
-from kvcustody.audit.events import ReceiptRecorded, WorkerStarted
+from kvcustody.audit.events import EnforcementChanged, ReceiptRecorded, WorkerStarted
 from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
@@ -147,12 +148,13 @@ def test_it_says_when_policies_were_not_enforced(case: Case) -> None:
     assert case.document["body"]["monitored"] == [], "control"
     now, until = case.world.clock.now_us(), 1 << 31
     changes = [
+        WorkerStarted(now, "again", 8, 1, 64, "cpu", "test", 1),
         EnforcementChanged(now, "canary", ("beta",), 0, until, 1, 0, "olga"),
         EnforcementChanged(now + 5, "monitor", (), 0, until, 1, 0, "olga"),
         EnforcementChanged(now + 9, "enforce", (), 0, 0, 1, 0, "olga"),
     ]
     world = case.world
-    writer = builders.writer(world.store, case.folder / "again", worker="again", clock=world.clock)
+    writer = builders.writer(case.store, case.folder / "again", worker="again", clock=world.clock)
     writer.submit(changes)
     writer.close()
     case.sign()

@@ -122,7 +122,9 @@ def test_the_forecast_is_what_enforcing_then_gives(load: str, blocks: int) -> No
 def test_requests_that_would_be_put_off_are_recorded_once_it_is_known_what_they_would_find() -> None:
     one = engine(400)
     order(one, MONITOR)
-    waits = [RequestSpec(reader("gamma", f"u{number}"), tuple(range(10, 210)), max_tokens=4) for number in range(4)]
+    waits = [
+        RequestSpec(reader("gamma", f"u{number}"), tuple(range(10, 210)), max_tokens=4) for number in range(4)
+    ]
     handles = [one.submit(ask) for ask in waits]
     one.step()
     assert {one.outcome(handle).state for handle in handles} == {RUNNING}, "nothing is enforced"
