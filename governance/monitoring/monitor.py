@@ -163,7 +163,7 @@ class Monitor:
         return state
 
 
-class Forecast:
+class PortForecast:
     """What would become of the monitored requests of an engine that allocates by itself."""
 
     def __init__(self, cache: ForecastCache) -> None:

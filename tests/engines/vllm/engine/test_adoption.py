@@ -13,8 +13,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from adoption_desk import Desk
-from deployment import Deployment
+from deployment import Deployment, Desk
 from local_engine import BLOCK, LocalEngine
 
 from kvcustody.audit.processes.enforcement import forecasts

@@ -14,8 +14,7 @@ from random import Random
 from threading import Barrier
 
 import pytest
-from adoption_desk import Desk
-from deployment import Deployment
+from deployment import Deployment, Desk
 from http_server import HttpServer
 from local_engine import BLOCK
 
