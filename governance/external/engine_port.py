@@ -79,7 +79,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
-from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
+from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks
 from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest, PortForecast
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.stats import Stats, charged_blocks
@@ -149,7 +149,7 @@ class EnginePort(Authority[ExternalPool]):
         self.tier_figures: Callable[[], dict[str, float]] = dict
         self.tenant_left: Callable[[str], None] = _nobody  # told to the adapter's tiers
         self._monitor = Monitor()
-        self._forecast = PortForecast(ForecastCache(Room(pool.partition.size), self._quota_of))
+        self._forecast = PortForecast(ForecastCache(pool.partition.size, self._quota_of))
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us

@@ -39,18 +39,6 @@ class ForecastEntry:
         self.used = 0
 
 
-class Room(NamedTuple):
-    """How a pool makes room: with fewer than `reserve_low` unused blocks it evicts until it has `reserve_high`.
-
-    `furthest_first`: of the tenant furthest over its guarantee; else what was unused longest, of any that is over.
-    """
-
-    blocks: int
-    reserve_low: int = 0
-    reserve_high: int = 0
-    furthest_first: bool = False
-
-
 class QuotaBlocks(NamedTuple):
     """What the policy gives a tenant, in blocks."""
 
@@ -61,8 +49,8 @@ class QuotaBlocks(NamedTuple):
 class ForecastCache:
     """Keys by the order in which they would be evicted. `quota_of`: what the policy gives a tenant."""
 
-    def __init__(self, room: Room, quota_of: Callable[[str], QuotaBlocks]) -> None:
-        self._room = room
+    def __init__(self, pool_blocks: int, quota_of: Callable[[str], QuotaBlocks]) -> None:
+        self._pool_blocks = pool_blocks
         self._quota_of = quota_of
         self._private: dict[str, int] = {}  # blocks of running requests, by tenant, that have no key yet
         self._by_key: dict[bytes, ForecastEntry] = {}
@@ -94,7 +82,7 @@ class ForecastCache:
     def make_room(self, tenant: str, blocks: int) -> None:
         """A request of so many blocks would start: a tenant's own cache makes room under its cap."""
         cap = self._quota_of(tenant).cap
-        if cap < self._room.blocks:
+        if cap < self._pool_blocks:
             self._evict_own(tenant, self._used(tenant) + blocks - cap)
 
     def charge(self, tenant: str, blocks: int) -> None:
@@ -188,11 +176,7 @@ class ForecastCache:
             count -= 1
 
     def _bound(self) -> None:
-        room = self._room
-        unused = room.blocks - len(self._by_key) - sum(self._private.values())
-        if unused >= room.reserve_low:
-            return
-        for _ in range(room.reserve_high - unused):
+        for _ in range(len(self._by_key) + sum(self._private.values()) - self._pool_blocks):
             victim = self._victim()
             if victim is None:
                 return
@@ -205,8 +189,6 @@ class ForecastCache:
             if unused
         }
         tenants = [tenant for tenant, blocks in over.items() if blocks > 0] or list(over)
-        if self._room.furthest_first and tenants:
-            tenants = [max(tenants, key=over.__getitem__)]
         fronts = [next(iter(self._unused[tenant].values())) for tenant in tenants]
         return min(fronts, key=lambda entry: entry.used, default=None)
 
