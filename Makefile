@@ -10,7 +10,7 @@ FAST := tests/allocator tests/policies/table tests/policies/document tests/gover
 
 unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
 
-.PHONY: setup run test test-fast test-system test-engines check docs editor bench soak clean
+.PHONY: setup run test test-fast test-system test-engines test-oscal check docs editor bench soak clean
 
 $(READY): pyproject.toml packaging/testkit/pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -43,6 +43,9 @@ test-s3: $(READY) ## reports handed over to a real S3 server (moto), in an envir
 	test -x .venv-s3/bin/moto_server || (python3 -m venv .venv-s3 && .venv-s3/bin/pip install -q "moto[server]==5.2.5")
 	$(BIN)/python -m pytest -q tests/service/schedules/test_report_deliveries.py
 
+test-oscal: $(READY) ## OSCAL documents imported and validated by compliance-trestle, in an environment of its own (.venv-trestle)
+	$(BIN)/python -m pytest -q -m "system and not soak" tests/audit/report/test_trestle.py
+
 check: $(READY) ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -61,4 +64,4 @@ bench: $(READY) ## ratios against vLLM's own block manager (sets up .venv-vllm)
 	./benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-s3 build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-s3 .venv-trestle build dist *.egg-info

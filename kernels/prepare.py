@@ -9,13 +9,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kvcustody.kernels.copy import copy_kernel, exchange
+from kvcustody.kernels.copy import exchange
 from kvcustody.kernels.entry import IDLE
-from kvcustody.kernels.launch import launch, to_device, uses_triton
+from kvcustody.kernels.launch import HAS_TRITON, launch, to_device, uses_triton
 from kvcustody.kernels.scrub import launch_scrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.strategy import strategy_of
-from kvcustody.kernels.verify import verify_kernel
+
+if HAS_TRITON:
+    from kvcustody.kernels.copy import copy_kernel
+    from kvcustody.kernels.verify import verify_kernel
 
 
 def prepare(table: SegmentTable) -> None:

@@ -146,6 +146,7 @@ class Domain:
         "integrity_share",
         "is_open",
         "is_segment",
+        "is_withheld",
         "label",
         "owner",
         "realm",
@@ -180,6 +181,12 @@ class Domain:
         self.is_segment = is_segment
         self.windows = windows  # blocks a sliding-window group needs, per group
         self.is_open = True
+        self.is_withheld = False  # what it holds stays, and nothing attaches or copies it until that is over
+
+    @property
+    def may_be_copied(self) -> bool:
+        """Whether its blocks may go to a tier, or come back from one."""
+        return self.cacheable and self.is_open and not self.is_withheld
 
     @property
     def limits(self) -> DomainLimits:

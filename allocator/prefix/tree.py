@@ -91,6 +91,7 @@ class PrefixTree:
         return (
             node.domain.realm == domain.realm
             and node.domain.is_open
+            and not node.domain.is_withheld
             and now_us < node.ceiling_us
             and (node.refs > 0 or now_us < node.deadline_us)
         )

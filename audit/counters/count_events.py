@@ -59,6 +59,7 @@ OUTCOMES = {
     **dict.fromkeys(("erasure-completed",), "outcome"),
     "case-opened": "subject_right",
     "case-step": "step",
+    "processing-restricted": "change",
     **dict.fromkeys(COPY_KINDS[1:], "cause"),
     "receipt": "result",
     "transfer-decided": "choice",

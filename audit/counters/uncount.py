@@ -35,7 +35,8 @@ def uncount_runs(connection: Connection, runs: Sequence[DroppedRun]) -> None:
     if not leaves:
         return
     with gc_paused():
-        found = count_events(read_leaves(leaves), [run.log for run in runs for _ in run.leaves])
+        batch = read_leaves(leaves, hashed=False)
+        found = count_events(batch, [run.log for run in runs for _ in run.leaves])
     inserts = Inserts(connection)
     # No other delta has this name: a size is above 0, and a leaf is dropped once.
     off = {place: {name: -value for name, value in figures.items()} for place, figures in found.items()}

@@ -232,6 +232,14 @@ def units_of(
         )
 
 
+def within_period(each: LifeUnits, since_us: int, until_us: int) -> LifeUnits:
+    """The units of a part of the period that was selected."""
+    chosen = CustodySelection(since_us, until_us)
+    late = _in_period(each.overdue.due + each.life.offset_us, chosen)
+    units = _picked(each.life, each.ends, each.units, chosen, None)
+    return each._replace(units=units, overdue=each.overdue if late.all() else each.overdue.kept(late))
+
+
 def check_tier(tier: str | None) -> None:
     """Raise `LedgerError` for a tier that there is none of."""
     if tier not in (None, DEVICE_TIER, *TIERS):

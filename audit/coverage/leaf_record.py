@@ -31,8 +31,7 @@ from kvcustody.audit.coverage.block_uses import (
     uses_of,
 )
 from kvcustody.audit.coverage.custody_units import CustodySelection, IncarnationLife
-from kvcustody.audit.events.batch import extents
-from kvcustody.audit.events.block_runs import Int64s
+from kvcustody.audit.events.block_runs import Int64s, encoded_blocks
 from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.query.evidence_columns import (
     GENERATION_MASK,
@@ -149,7 +148,9 @@ def _all(value: bool, said: Mapping[str, Sequence[Any]]) -> Any:
 
 def _share_of_parts(said: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     """Bytes are of all parts of a receipt together, and even over its blocks; what was read is the first part's."""
-    here = extents(said["runs"]).blocks
+    here = [
+        sum(map(encoded_blocks, runs)) for runs in said["runs"]
+    ]  # of another form: `decode_flat` refuses it
     each = zip(map(int, said["bytes"]), here, map(int, said["blocks"]), strict=True)
     read = [count if part == 1 else 0 for count, part in zip(said["verified"], said["part"], strict=True)]
     return {
@@ -201,6 +202,11 @@ class _Life:
             names = ("incarnation", "residency", "part", "sequence", "tenant")
             self._releases.append(tuple(said[name] for name in names))
 
+    def settle(self) -> None:
+        """No leaf comes after these: what only narrowing acts ask for goes where there is none."""
+        if not self.narrowings:
+            self._releases.clear()
+
     def narrowed(self) -> dict[int, int]:
         """By residency: when an act of its process ended its hold at the latest."""
         if not self.narrowings:
@@ -243,6 +249,8 @@ class LeafRecord:
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as problem:
             raise LedgerError(f"a leaf cannot be read: {problem!r}") from problem
         self._erasures.sort(key=lambda each: each.at_us)
+        for life in self._lives.values():
+            life.settle()
         self._tables = {uuid: _Tables(life) for uuid, life in self._lives.items()}
 
     def _take(self, leaves: list[bytes]) -> None:

@@ -45,6 +45,8 @@ from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import GENERATION_MASK, POOL_SHIFT
 
+_AT_ONCE = 100_000  # custodies of a digest, whose columns are laid side by side
+
 
 class CoverageRow(NamedTuple):
     """Coverage of one tenant's custody of one classification; every count is of units (rule 1)."""
@@ -192,7 +194,8 @@ def population_digest(lives: Iterable[LifeUnits]) -> str:
     for each in lives:
         if len(each.units.keys) + len(each.overdue.keys):
             made.update(each.life.uuid.encode() + b"\n")
-            made.update(_population_rows(each).tobytes())
+            for first in range(0, len(each.units.keys) + len(each.overdue.keys), _AT_ONCE):
+                made.update(_population_rows(each, first, first + _AT_ONCE).tobytes())
     return made.hexdigest()
 
 
@@ -202,17 +205,20 @@ def is_covered(each: LifeUnits) -> Int64s:
     return covered
 
 
-def _population_rows(each: LifeUnits) -> Int64s:
-    units, overdue = each.units, each.overdue
-    keys = np.concatenate((units.keys, overdue.keys))
-    late = np.full(len(overdue.keys), len(VERDICTS))
+def _population_rows(each: LifeUnits, first: int, end: int) -> Int64s:
+    """Those of these places; custodies that ended come before overdue ones."""
+    units, overdue, ended = each.units, each.overdue, len(each.units.keys)
+    here, over = slice(min(first, ended), min(end, ended)), slice(max(0, first - ended), max(0, end - ended))
+    keys = np.concatenate((units.keys[here], overdue.keys[over]))
+    late = np.full(len(overdue.keys[over]), len(VERDICTS))
+    covered = (units.verdict[here] == 0) & ~units.disputed[here]
     columns = (
         keys >> POOL_SHIFT,
         keys & GENERATION_MASK,
-        np.concatenate((units.blocks, overdue.blocks)),
-        np.concatenate((units.due, overdue.due)),
-        np.concatenate((units.verdict, late)),
-        np.concatenate((is_covered(each), np.zeros(len(late), np.int64))),
+        np.concatenate((units.blocks[here], overdue.blocks[over])),
+        np.concatenate((units.due[here], overdue.due[over])),
+        np.concatenate((units.verdict[here], late)),
+        np.concatenate((covered.astype(np.int64), np.zeros(len(late), np.int64))),
         np.full(len(keys), each.life.shards or 1),
     )
     rows: Int64s = np.stack(columns, axis=1).astype(">i8")

@@ -31,7 +31,7 @@ from kvcustody.audit.events.canonical_leaf import (
     canonical,
     parse,
 )
-from kvcustody.audit.events.case_events import CaseOpened, CaseStepped
+from kvcustody.audit.events.case_events import CaseOpened, CaseStepped, ProcessingRestricted
 from kvcustody.audit.events.control_events import (
     BARE,
     DECLARED,
@@ -198,6 +198,7 @@ __all__ = [
     "PolicyStaged",
     "PolicyText",
     "PrincipalChanged",
+    "ProcessingRestricted",
     "PseudonymSource",
     "ReceiptRecorded",
     "ReleaseStep",

@@ -90,10 +90,11 @@ _KIND = re.compile(rb',"kind":"([^"]*)"')
 _WHERE = re.compile(r"at `\$[^`]*`$")
 
 
-def read_leaves(lines: Sequence[bytes], *, canonical: bool = False) -> LeafBatch:
+def read_leaves(lines: Sequence[bytes], *, canonical: bool = False, hashed: bool = True) -> LeafBatch:
     """The batch of leaves that are there already; raises `LedgerError` where one is not what its kind is.
 
     `canonical`: each must be the canonical bytes of what was read of it, so that no byte says anything else.
+    `hashed` False: nobody asks for their hashes, and the batch has none.
     """
     reading = _Reading()
     try:
@@ -117,7 +118,7 @@ def read_leaves(lines: Sequence[bytes], *, canonical: bool = False) -> LeafBatch
     ) as problem:
         where = _WHERE.search(str(problem))  # what stands there may be anybody's name
         raise LedgerError(f"is not a leaf of its kind{f', {where[0]}' if where else ''}") from problem
-    return reading.batch(lines)
+    return reading.batch(lines, leaf_hashes(lines) if hashed else ())
 
 
 class _Kind(NamedTuple):
@@ -230,14 +231,14 @@ class _Reading:
             for whole, more in zip(sizes, found[key], strict=True):
                 whole.extend(more)
 
-    def batch(self, lines: Sequence[bytes]) -> LeafBatch:
-        """The batch of all that was taken, which are these lines."""
+    def batch(self, lines: Sequence[bytes], hashes: Sequence[bytes]) -> LeafBatch:
+        """The batch of all that was taken, which are these lines with these hashes."""
         groups = []
         for schema, places, columns, found in self._kinds.values():
             if TRACE in columns and columns[TRACE].count(None) == len(places):
                 del columns[TRACE]
             groups.append(LeafGroup(schema.name, places, columns, found))
-        return LeafBatch._make((*self._head, lines, groups, self._founders, leaf_hashes(lines)))
+        return LeafBatch._make((*self._head, lines, groups, self._founders, hashes))
 
     def _shared(self, values: Sequence[Any]) -> Iterator[Any]:
         """The same texts, and for each the one object that came first: the others' memory is free again."""
@@ -343,30 +344,43 @@ def _moments(since: Sequence[int], ago: Sequence[Any]) -> list[int]:
 def _any_extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
     """The same, where some are of a shorter form."""
     made = Extents([], [], [])
+    add_blocks, add_low, add_high = made.blocks.append, made.low.append, made.high.append
     for runs in lists:
-        found = [_extent(item) for item in runs]
-        total = sum(blocks for blocks, _, _ in found)
-        made.blocks.append(total)
-        made.low.append(min(low for _, low, _ in found) if total else 0)
-        made.high.append(max((high for _, _, high in found), default=-1))
+        if len(runs) == 1:  # the rule
+            total, low, high = _extent(runs[0])
+        else:
+            found = [_extent(item) for item in runs]
+            total = sum(blocks for blocks, _, _ in found)
+            low = min((low for _, low, _ in found), default=0)
+            high = max((high for _, _, high in found), default=-1)
+        add_blocks(total)
+        add_low(low if total else 0)
+        add_high(high)
     return made
 
 
 def _extent(item: Sequence[Any]) -> tuple[int, int, int]:
     """Blocks, lowest and highest generation of one encoded run; raises where `decode` could not read it."""
-    if is_plain([item]):
-        (first,), length = numbers_of([item[0]]), _length(item)
+    head = item[0]
+    is_placed = head.__class__ is list
+    if not is_placed and len(item) > 1 and item[1].__class__ is list:
+        (first,), length = numbers_of([head]), _length(item)
         if first < 0:
             raise LedgerError("has a run of a negative generation")
         return length, first, first + length - 1 if first else 0
-    named, is_placed = (item[0], True) if item[0].__class__ is list else (item, False)
-    gaps, counts = named[1::2], named[2::2]
-    if len(gaps) != len(counts) or named[0] < 0 or gaps[0] < 1 or min(counts) < 1 or min(gaps) < 0:
+    named = head if is_placed else item
+    if len(named) == 3:  # the rule: one stretch
+        base, low, blocks = named
+        wrong, high = base < 0 or low < 1 or blocks < 1, low + blocks - 1
+    else:
+        gaps, counts = named[1::2], named[2::2]
+        wrong = len(gaps) != len(counts) or named[0] < 0 or gaps[0] < 1 or min(counts) < 1 or min(gaps) < 0
+        low, blocks, high = gaps[0], sum(counts), sum(named) - named[0] - 1
+    if wrong:
         raise LedgerError("has a list of generations of another form")
-    blocks, high = sum(counts), sum(named) - named[0] - 1
     if high >= EXACT or (is_placed and (len(item) != 3 or _length([0, *item[1:]]) != blocks)):
         raise LedgerError("has a run of another form")
-    return blocks, gaps[0], high
+    return blocks, low, high
 
 
 def _length(item: Sequence[Any]) -> int:

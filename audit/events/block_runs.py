@@ -21,7 +21,7 @@ that no leaf lists yet.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, overload
@@ -96,9 +96,11 @@ def plain_forms(item: Sequence[Any]) -> list[Sequence[Any]]:
 
 def encoded_blocks(item: Sequence[Any]) -> int:
     """How many blocks an encoded run of any form has."""
-    if is_plain([item]):
+    if item[0].__class__ is list:
+        return sum(item[0][2::2])
+    if len(item) > 1 and item[1].__class__ is list:
         return sum(item[2]) if item[2] else len(item[1])
-    return sum((item[0] if item[0].__class__ is list else item)[2::2])
+    return sum(item[2::2])
 
 
 def is_plain(items: Sequence[Sequence[Any]]) -> bool:
@@ -128,8 +130,9 @@ def decode(item: Sequence[Any]) -> Run:
 def decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
     """Many encoded runs laid flat at once, with the length of each; the bulk form of `decode`, of any form."""
     try:
-        if is_plain(items):
-            return _decode_flat(items)
+        decode_all = _of_one_form(items)
+        if decode_all is not None:
+            return decode_all(items)
         form = np.fromiter(map(_form, items), np.int64, len(items))
         made: list[tuple[Int64s, Pairs, Int64s]] = []
         for number, decoded in enumerate((_decode_flat, _decode_named, _decode_placed)):
@@ -149,6 +152,21 @@ def decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
         for column, values in zip(columns, pairs, strict=True):
             column[at] = values
     return Pairs(*columns), lengths
+
+
+def _of_one_form(
+    items: Sequence[Sequence[Any]],
+) -> Callable[[Sequence[Sequence[Any]]], tuple[Pairs, Int64s]] | None:
+    """What decodes runs that are all of one form, as they are as a rule; None where they are of several."""
+    firsts = set(map(type, map(itemgetter(0), items)))
+    if firsts == {list}:
+        return _decode_placed
+    if list in firsts:
+        return None
+    seconds = set(map(type, map(itemgetter(1), items)))
+    if list not in seconds and seconds:
+        return _decode_named
+    return _decode_flat if seconds <= {list} else None
 
 
 def _form(item: Sequence[Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.events.event import GuardingEvent
+from kvcustody.audit.events.event import GuardingEvent, LifecycleEvent
 
 
 class CaseOpened(GuardingEvent, frozen=True, tag="case-opened"):
@@ -40,3 +40,15 @@ class CaseStepped(GuardingEvent, frozen=True, tag="case-step"):
     digest: str
     actor: str
     trace: str = ""
+
+
+class ProcessingRestricted(LifecycleEvent, frozen=True, tag="processing-restricted"):
+    """A worker uses nothing of a subject from here on, or as before again: in effect before it is recorded (class B).
+
+    `change`: `restricted` or `lifted`, as the case orders it.
+    """
+
+    case_id: str
+    tenant: str
+    subject: str | None
+    change: str

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import threading
 from collections.abc import Iterator, Set
 from functools import cache
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from typing import NamedTuple
 ENTRY = "kvcustody.audit.exports.verify_standalone"
 SUBSTITUTES = {"kvcustody.audit.tlog.backend": "kvcustody.audit.tlog.stdlib_backend"}
 _PACKAGE = "kvcustody"
+_making = threading.Lock()
 
 
 class AmalgamationError(Exception):
@@ -71,9 +73,14 @@ class _Module:
         return "\n".join(self.lines[before or 0 : self.body[number].end_lineno]).strip("\n")
 
 
-@cache
 def standalone() -> bytes:
     """The bytes of `verify_kvcustody.py`; raises `AmalgamationError` (rule 2)."""
+    with _making:  # two threads that parse at once can fail in `ast` (CPython's gh-106905)
+        return _made()
+
+
+@cache
+def _made() -> bytes:
     reached, imports = _reach()
     parts = [f'#!/usr/bin/env python3\n"""{_module(ENTRY).doc}\n"""\n\nfrom __future__ import annotations\n']
     parts += _import_lines(imports)

@@ -15,7 +15,13 @@ from sqlalchemy import Connection, func, select
 from kvcustody._version import __version__
 from kvcustody.audit.copies.copy_coverage import CopyCoverage, JudgedCopies, copy_coverage
 from kvcustody.audit.coverage.block_uses import NEVER
-from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, lives_of, read_units
+from kvcustody.audit.coverage.custody_units import (
+    CustodySelection,
+    LifeUnits,
+    lives_of,
+    read_units,
+    within_period,
+)
 from kvcustody.audit.coverage.recount_process import (
     RecountProcess,
     copy_differences,
@@ -49,14 +55,14 @@ from kvcustody.audit.report.reconciliation import reconcile
 from kvcustody.audit.report.sampling.attribute_size import RISK_PPM
 from kvcustody.audit.report.sampling.population import CustodyPopulation
 from kvcustody.audit.report.sampling.sample import draw_sample
-from kvcustody.audit.report.sections.board import board_facts
+from kvcustody.audit.report.sections.board import TrendPeriod, board_facts, trend_of, trend_start_us
 from kvcustody.audit.report.sections.decisions import read_decisions
 from kvcustody.audit.report.sections.read_back import read_back
 from kvcustody.audit.report.sections.signature_window import signature_window
 from kvcustody.audit.report.sections.storage_limitation import storage_limitation
 from kvcustody.audit.report.system_boundary import read_boundary
 from kvcustody.audit.report.tiers import read_tiers
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.errors import ConfigError
@@ -87,13 +93,19 @@ def period(
     """A period's bounds: by default from the first leaf to the last under the checkpoint, whole seconds outwards."""
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(checkpoint))
     if since_us is None:
-        first = select(func.min(events.c.at_us)).where(events.c.idx == 0, state.has(events))
-        since_us = (connection.scalar(first) or 0) // 1_000_000 * 1_000_000
+        since_us = _first_us(connection, state) // 1_000_000 * 1_000_000
     if until_us is None:
         until_us = (_last_us(connection, checkpoint) // 1_000_000 + 1) * 1_000_000
     if since_us >= until_us:
         raise ConfigError("the period is empty: it must begin before it ends", since_us=since_us)
     return since_us, until_us
+
+
+def _first_us(connection: Connection, state: AsOf) -> int:
+    """When the earliest first leaf of a log was written; 0 where there is none."""
+    column, each = events.c, select(logs.c.id)  # log by log: a place alone is in no index
+    first = select(func.min(column.at_us)).where(column.idx == 0, column.log.in_(each), state.has(events))
+    return connection.scalar(first) or 0
 
 
 def _last_us(connection: Connection, checkpoint: int) -> int:
@@ -154,7 +166,7 @@ def _build(
     now_us = _last_us(connection, asked.checkpoint)
     tell("custody")
     chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
-    lives = list(read_units(connection, chosen, now_us=now_us, as_of=state, with_rules=True))
+    lives, trend = _units_and_trend(connection, chosen, now_us, state)
     listed_copies: list[JudgedCopies] = []
     copies = copy_coverage(connection, chosen, as_of=state, as_of_us=now_us, keep=listed_copies)
     offsets = {life.uuid: life.offset_us for life in lives_of(connection)}
@@ -227,17 +239,12 @@ def _build(
         ),
         unscanned=_unscanned(overview, asked),
     )
-    tell("trend")
     made = made._replace(
         board=board_facts(
-            connection,
-            state,
-            now_us,
             (asked.since_us, asked.until_us),
-            tenant=asked.tenant,
-            total=found.total,
+            trend=trend,
             rows=found.rows,
-            logs=[log.name for log in boundary.logs],
+            logs=boundary.logs,
             workers=boundary.workers,
             periods=work_periods(overview.of_kind(*LIVES)),
             unscanned=made.unscanned,
@@ -248,6 +255,18 @@ def _build(
         tell("recount from leaves")
         made = made._replace(recount=_recounted(connection, asked, recount, found, copies))
     return made
+
+
+def _units_and_trend(
+    connection: Connection, chosen: CustodySelection, now_us: int, state: AsOf
+) -> tuple[list[LifeUnits], list[TrendPeriod]]:
+    """The units of the period, and the trend, from one reading of the ledger."""
+    since_us, until_us = chosen.since_us or 0, chosen.until_us or 0
+    start_us = trend_start_us(since_us, until_us, _first_us(connection, state) or since_us)
+    wider = chosen._replace(since_us=start_us)
+    lives = list(read_units(connection, wider, now_us=now_us, as_of=state, with_rules=True))
+    trend = trend_of(lives, start_us, since_us, until_us)
+    return [within_period(each, since_us, until_us) for each in lives], trend
 
 
 def _concluded(made: Report, responses: Sequence[Response]) -> Report:

@@ -46,7 +46,19 @@ SECTIONS = {
 }
 NAMES = (
     *("nist-800-53", "nist-800-88", "cc-fdp-rip", "iso-27001", "iso-27701", "iso-27018", "iso-42001", "soc2"),
-    *("gdpr", "hipaa", "pci-dss", "dora", "nis2", "eu-ai-act", "csa-ccm", "c5", "owasp-llm", "owasp-aisvs"),
+    *(
+        "gdpr",
+        "hipaa",
+        "pci-dss",
+        "dora",
+        "nis2",
+        "eu-ai-act",
+        "csa-ccm",
+        "csa-aicm",
+        "c5",
+        "owasp-llm",
+        "owasp-aisvs",
+    ),
     "nist-ai-rmf",
 )
 OURS, NOT_OURS, NOT_ADDRESSED = "ours", "not-ours", "not-addressed"

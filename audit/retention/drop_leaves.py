@@ -57,7 +57,7 @@ def drop_leaves(connection: Connection, runs: Sequence[ExpiredLeaves]) -> None:
         _delete(connection, table, runs)
     tiles = [_dropped_tiles(connection, run) for run in runs]
     with triggers_lifted(connection):
-        rows = sorted(_delete(connection, events, runs, ", leaf"))
+        rows = sorted(map(tuple, _delete(connection, events, runs, ", leaf")))
         _delete_inside(connection, tiles)
     found = {
         log: DroppedRun(log, of_log[0][1], [bytes(row[2]) for row in of_log])

@@ -4,20 +4,21 @@
 2. Key and names go: the key in its own store, the rows in the ledger's database. After that no copy of the ledger,
    older or newer, tells who a pseudonym was; without subject keys this holds for copies made later alone.
 3. A legal hold on the tenant or the subject refuses it: the hold is on ledger content, and who it is about is part of
-   that.
+   that. So does a case that restricts the subject's processing: workers follow it by the name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
+from kvcustody.audit.cases.restrictions import restrictions_in_force
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import SubjectUnlinked
-from kvcustody.audit.retention.purge_and_legal_hold import check_no_hold
+from kvcustody.audit.retention.purge_and_legal_hold import RetentionError, check_no_hold
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, empty_wal
 from kvcustody.audit.subjects.subject_table import names_of, unlink
 from kvcustody.audit.writer.record_operator_act import record_operator_act
@@ -55,6 +56,7 @@ def unlink_subject(
     with engine.connect() as connection:
         names = names_of(connection, tenant, subject, keys)
         check_no_hold(connection, tenant, names)
+        _check_not_restricted(connection, tenant, names)
         count = len(names)
     clock = clock or SystemClock()
     if put is None:
@@ -67,6 +69,13 @@ def unlink_subject(
         gone = unlink(connection, tenant, subject, keys)
     destroyed = 0 if keys is None else keys.destroy(tenant, subject)
     return UnlinkedSubject(count if gone else 0, destroyed, _remains(engine, destroyed))
+
+
+def _check_not_restricted(connection: Connection, tenant: str, names: Sequence[str]) -> None:
+    """A restriction is of a person: nobody could follow it once the pseudonym names nobody."""
+    for one in restrictions_in_force(connection):
+        if one.tenant == tenant and one.subject in names:
+            raise RetentionError(f"case `{one.case_id}` restricts this subject's processing: lift it first")
 
 
 def _remains(engine: Engine, destroyed: int) -> tuple[str, ...]:

@@ -78,6 +78,7 @@ TABLE: dict[str, OcsfClass] = {
     "erasure-reread": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "case-opened": OcsfClass(COMPLIANCE, CREATE, "Create", MEDIUM),
     "case-step": OcsfClass(COMPLIANCE, 2, "Update", LOW),
+    "processing-restricted": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "custody-overdue": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "erasure-completed": OcsfClass(COMPLIANCE, 3, "Close", LOW, ("partial",)),
     "orphan-scanned": OcsfClass(COMPLIANCE, OTHER, "Scan"),

@@ -1,9 +1,12 @@
 """How long a report of a period takes: 1M events, every section, both implementations of coverage, every format.
 
+Beside it: a report of the last quarter of the same ledger, whose trend is of the three before it, and the verification
+of the whole's report from an export.
+
     python benchmarks/evidence/report_time.py [--events N] [--db FILE] [--out FILE]
 
 `cpu_s` is of this process, `beside_cpu_s` of the one that recounts; side by side they take the longer of the two where
-there are two cores. `memory_mib` is the most that each has had.
+there are two cores. `memory_mib` is the most that each has had; every report is made in a process of its own.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +35,15 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.exports.export_writer import write_export
+from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.model import ReportParameters
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.verify.report.figures_again import again_from_export
+from kvcustody.audit.verify.report.verify_report import open_report, verify_report
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
@@ -43,6 +53,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 from bench import Bench
 from ledger_workload import BATCH
 
+KEY = SigningKey.from_seed("bench.example/ledger", KeyKind.ED25519, bytes([27]) * 32)
 OFFSET_US = 1_760_000_000_000_000
 SECOND_US = 1_000_000
 
@@ -98,13 +109,12 @@ def fill(path: Path, events: int) -> int:
             sequence = items[-1][0]
             with connection.begin():
                 appender.append(connection, encoder.encode(items).batch)
-    key = SigningKey.generate("bench.example/ledger")
-    CheckpointSigner(engine, [key], memory=path.with_suffix(".last"), clock=SystemClock()).sign_once()
+    CheckpointSigner(engine, [KEY], memory=path.with_suffix(".last"), clock=SystemClock()).sign_once()
     engine.dispose()
     return sequence
 
 
-def measure(path: Path, recount: bool) -> dict[str, float | int]:
+def measure(path: Path, recount: bool, quarter: bool = False) -> dict[str, float | int]:
     """Seconds of processor time and of the clock, for the report and for its formats."""
     from kvcustody.console.report.document import render_all
 
@@ -114,9 +124,9 @@ def measure(path: Path, recount: bool) -> dict[str, float | int]:
     began, wall = time.process_time(), time.perf_counter()
     with engine.connect() as connection:
         checkpoint = newest_checkpoint(connection)
-        asked = ReportParameters(
-            "nist-800-53", checkpoint, *period(connection, checkpoint, None, None), recount=recount
-        )
+        since, until = period(connection, checkpoint, None, None)
+        since = until - (until - since) // 4 if quarter else since
+        asked = ReportParameters("nist-800-53", checkpoint, since, until, recount=recount)
         made = build_report(
             connection, asked, progress=lambda part: parts.append((part, time.process_time()))
         )
@@ -139,6 +149,42 @@ def measure(path: Path, recount: bool) -> dict[str, float | int]:
         **beside(before),
         "bytes": sum(len(data) for data in files.values()),
     }
+
+
+def state(path: Path, folder: Path) -> dict[str, float | int]:
+    """What an auditor is given: an export, and a report of all of it."""
+    engine = open_store(path, read_only=True, mapped=True)
+    write_export(folder / "export", LedgerSource(engine), made_at_us=1)
+    with engine.connect() as connection:
+        checkpoint = newest_checkpoint(connection)
+        asked = ReportParameters("nist-800-53", checkpoint, *period(connection, checkpoint, None, None))
+        data = (folder / "report.json").write_bytes(build_report(connection, asked).to_bytes())
+    return {"bytes": data}
+
+
+def verify(folder: Path) -> dict[str, float | int]:
+    """The same for a report that its reader checks from an export alone."""
+    vkeys, data = [str(KEY.verifier)], (folder / "report.json").read_bytes()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began, wall = time.process_time(), time.perf_counter()
+    again = again_from_export(folder / "export", open_report(data), vkeys)
+    built = time.process_time()
+    found = verify_report(data, vkeys, again=again)
+    done = time.process_time()
+    assert found.ok, found.problems
+    return {
+        "again_cpu_s": round(built - began, 2),
+        "check_cpu_s": round(done - built, 2),
+        "cpu_s": round(done - began, 2),
+        "wall_s": round(time.perf_counter() - wall, 2),
+        **beside(before),
+    }
+
+
+def alone(call: Callable[..., dict[str, float | int]], *given: object) -> dict[str, float | int]:
+    """What a measurement finds in a process of its own."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(call, *given).result()
 
 
 def beside(before: resource.struct_rusage) -> dict[str, float | int]:
@@ -165,9 +211,12 @@ def main() -> None:
             fill(path, options.events)
         result = {
             "events": options.events,
-            "with_recount": measure(path, True),
-            "without_recount": measure(path, False),
+            "with_recount": alone(measure, path, True),
+            "without_recount": alone(measure, path, False),
+            "last_quarter": alone(measure, path, False, True),
         }
+        alone(state, path, Path(folder))
+        result["verified_from_an_export"] = alone(verify, Path(folder))
     bench.keep(result, show=True)
 
 

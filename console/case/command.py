@@ -302,6 +302,8 @@ def show(
         print(
             f"recipient {one['reader']} by {one['by']}, up to {one['at_most']}: {one['told'] or 'not told'}"
         )
+    for worker in found["followed_by"]:
+        print(f"restriction followed by {worker}")
     for label, name in (("to do", "duties"), ("against it", "contradictions"), ("no principal", "strangers")):
         for text in found[name]:
             print(f"{label}: {text}")

@@ -48,6 +48,7 @@ from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector, selector_from
 from kvcustody.governance.keys.checkpoint_signing_key import sign_ledger
+from kvcustody.governance.restriction.orders import check_not_restricted
 from kvcustody.times import readable
 
 app = typer.Typer(
@@ -82,7 +83,8 @@ def request(
 ) -> None:
     """Put an erasure on record; every worker of the ledger takes it up within its `erasure_poll_ms`.
 
-    It returns once the request is durable. What was created before that moment is covered.
+    It returns once the request is durable. What was created before that moment is covered. It is refused while a case
+    restricts the processing of anybody whom it covers.
     An erasure that names neither a subject nor a session asks for the name once more, or for `--yes`.
     """
     selector = Selector(
@@ -109,6 +111,7 @@ def request(
             )
         with engine.connect() as connection:
             selector = selector._replace(tenant=known_tenant(connection, tenant))
+            check_not_restricted(connection, selector, keys)
         with recorder(engine, clock, subject_keys=None if clear else keys, clear_names=clear) as writer:
             now_us = clock.now_us()
             deadline_us = now_us + within_seconds * MICROSECONDS

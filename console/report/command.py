@@ -191,7 +191,7 @@ def verify(
 
     With nothing but the log's public key: who signed, every sampled leaf, and that the report agrees with itself. What
     was not checked is printed, with the reason. Exit code 1 says that something is wrong with the report. A record of
-    processing (`report ropa`) is checked the same way, against the ledger.
+    processing (`report ropa`) is checked the same way.
     """
     vkeys = [read_file(path).decode(errors="replace").strip() for path in key]
     for text in vkeys:
@@ -200,7 +200,7 @@ def verify(
     is_record = folder is not None and (folder / "ropa.json").exists()
     data = read_file(file / ("ropa.json" if is_record else "report.json") if folder else file)
     if is_processing_record(data):
-        _tell_record(*ropa_command.check_record(folder, data, vkeys, ledger, policy, digest), as_json)
+        _tell_record(*ropa_command.check_record(folder, data, vkeys, ledger, policy, digest, export), as_json)
         return
     again, wrong = _again(data, vkeys, export, ledger)
     found = verify_report(data, vkeys, expected_digest=digest, again=again)

@@ -195,7 +195,7 @@ def _case_table(found: Sequence[ReportedCase], bad: frozenset[int] = frozenset()
             second(one.received_us),
             f"{second(one.due_us)}{', extended' if one.extended else ''}",
             one.state,
-            one.outcome or "not decided",
+            f"{one.outcome or 'not decided'}{', restricted' if one.restricted else ''}",
         )
         for one in found[:_LISTED]
     ]

@@ -196,11 +196,12 @@ def check_record(
     ledger: str | None,
     policy: Path | None,
     digest: str | None,
+    export: Path | None = None,
 ) -> tuple[ReportCheck, tuple[str, ...]]:
     """What `report verify` finds of a record, and which files of its folder were compared."""
     given = None if policy is None else load_policy(read_file(policy), name=policy.name)
     if ledger is None:
-        found = verify_record(data, vkeys, expected_digest=digest, given=given)
+        found = verify_record(data, vkeys, expected_digest=digest, given=given, export=export)
     else:
         with snapshot(ledger) as connection:
             found = verify_record(data, vkeys, expected_digest=digest, connection=connection, given=given)

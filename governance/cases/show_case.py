@@ -3,7 +3,8 @@
 1. Everything in it is of leaves and of the directory's pseudonyms; no name of a person is in it.
 2. Holds are those in effect now on the person, on their tenant and on everything; they bind the ledger's retention and
    the unlinking of pseudonyms, and no deadline of any block.
-3. Recipients are readers to whom the tenant's data was open since the person's first residency, each up to the
+3. Who follows a restriction says so in a leaf (`followed_by`); who is at work and has not is named.
+4. Recipients are readers to whom the tenant's data was open since the person's first residency, each up to the
    classification as granted. What is scoped to a subject is open to no reader; what the tenant shares may be of them.
 """
 
@@ -17,9 +18,10 @@ from sqlalchemy import Connection
 from kvcustody.audit.cases.case_clock import received_day
 from kvcustody.audit.cases.case_record import CaseState, CaseStep, StepKind, SubjectCase
 from kvcustody.audit.cases.read_cases import principal_periods, strangers
+from kvcustody.audit.cases.restrictions import followed_by, restriction_of
 from kvcustody.audit.erasure.requests_and_answers import status
 from kvcustody.audit.processes.policies_in_period import read_policies_in_period
-from kvcustody.audit.processes.work_periods import WorkPeriod
+from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
 from kvcustody.audit.retention.purge_and_legal_hold import Hold, holds_on
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.errors import LedgerError
@@ -89,6 +91,8 @@ class CaseView(NamedTuple):
     duties: tuple[str, ...]
     contradictions: tuple[str, ...]
     strangers: tuple[str, ...]
+    followed_by: tuple[str, ...] = ()
+    not_followed_by: tuple[str, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """As JSON data, the summary's fields beside the others."""
@@ -136,6 +140,12 @@ def view_case(
     names = pseudonyms_of(connection, case, keys)
     recipients, unknown = _recipients(connection, case, names, now_us, release)
     erasures = tuple(_erasures(connection, case, now_us, periods))
+    restriction = restriction_of(case)
+    followed: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    if restriction is not None:
+        known = read_work_periods(connection) if periods is None else periods
+        followed, waiting = followed_by(connection, restriction, known)
     told = {step.about: step.outcome for step in case.of_kind(StepKind.RECIPIENT)}
     shown = tuple(
         CaseRecipient(
@@ -157,10 +167,17 @@ def view_case(
         holds_on(connection, opened.tenant, names),
         shown,
         unknown,
-        tuple(_duties(case, now_us, shown, erasures)),
+        (*_duties(case, now_us, shown, erasures), *_unfollowed(waiting)),
         contradictions(connection, case, now_us, keys=keys, periods=periods),
         strangers(case, principal_periods(connection), issuers),
+        followed,
+        waiting,
     )
+
+
+def _unfollowed(waiting: tuple[str, ...]) -> Iterator[str]:
+    if waiting:
+        yield f"the restriction is not followed yet by: {', '.join(waiting)}"
 
 
 def _erasures(

@@ -157,6 +157,8 @@ def _against_ledger(
     texts = f"{step.about} {step.reason}".casefold()
     if name is not None and name.casefold() in texts:
         yield "a text names the person: leaves hold pseudonyms alone"
+    if step.step == StepKind.RESTRICT and name is None:
+        yield "nobody can name this person any more: no worker would know whom to restrict"
     if step.step == StepKind.ERASURE:
         yield from _linked(connection, case, step, keys, periods)
     if step.step == StepKind.DECIDE:

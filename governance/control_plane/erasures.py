@@ -6,7 +6,8 @@
 3. Where the control plane is away at the start there is nothing to carry out yet: a process begins with zeroed
    blocks.
 4. Orders on keys, and the order that says for whom is enforced, come with the same answer, which is given at once where
-   there is one that the worker has not named. A worker that has heard of none enforces for everybody.
+   there is one that the worker has not named. A worker that has heard of none enforces for everybody. Restrictions
+   of processing come with it too, all that are in force: one that is not among them is lifted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.ordering import followed
+from kvcustody.governance.restriction.orders import restricted_from
+from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
 
 WAIT_SECONDS = 15
 _END_SECONDS = 0.5
@@ -39,6 +42,7 @@ class RemoteInbox(ErasureInbox):
         self._key_answer: tuple[OrderedKeys, ...] = ()
         self._newest_key_order: int | None = None
         self._enforcement_answer: Enforcement | None = None
+        self._restriction_answer = NOBODY_RESTRICTED
 
     def stop(self) -> None:
         """Take up nothing more; an open question is left to end with the connection."""
@@ -77,6 +81,10 @@ class RemoteInbox(ErasureInbox):
         """The one that came with the last answer about erasures (rule 4)."""
         return self._enforcement_answer
 
+    def _restriction_orders(self) -> RestrictedSubjects:
+        """Those that came with the last answer about erasures (rule 4)."""
+        return self._restriction_answer
+
     def _pending(self) -> list[tuple[Requested, SelectorNames | None]]:
         wait = (
             WAIT_SECONDS if self._taken or self._thread is not None else 0
@@ -90,7 +98,10 @@ class RemoteInbox(ErasureInbox):
             known=known or None,
             keys=self._newest_key_order,
             enforcement=None if self._newest_key_order is None else heard.order if heard is not None else -1,
+            restrictions=None if self._newest_key_order is None else self._restriction_answer.digest(),
         )
+        if "restrictions" in found:  # a control plane from before has none
+            self._restriction_answer = restricted_from(found["restrictions"])
         ordered = found.get("enforcement")  # a control plane from before has none
         if ordered is not None:
             order = EnforcementOrder(**{**ordered, "tenants": tuple(ordered["tenants"])})

@@ -38,6 +38,7 @@ from kvcustody.governance.identity.domain_spec import (
 )
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
+from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
 from kvcustody.ids import TenantId
 from kvcustody.policies.document.model import Action, Grant, OnOutage, Scope, SegmentRule, Via
 from kvcustody.policies.document.token_priorities import KindRange
@@ -104,6 +105,11 @@ def label_of(domain: Domain) -> DomainLabel:
     """The label that the governance gave a domain."""
     assert isinstance(domain.label, DomainLabel)
     return domain.label
+
+
+def is_withheld(label: DomainLabel, restricted: RestrictedSubjects) -> bool:
+    """Whether a restriction withholds what is in a domain."""
+    return restricted.withholds(label.tenant, label.spec, is_monitored=label.is_monitored)
 
 
 class OpenedDomain(NamedTuple):
@@ -236,9 +242,11 @@ class PlanCache(Generic[PoolT_co]):
         record_keys: Callable[[KeyOwner, tuple[KeyFact, ...]], None],
         names: TenantNames,
         revoked: Collection[str] = (),
+        restricted: RestrictedSubjects = NOBODY_RESTRICTED,
     ) -> None:
         self.table = table
         self._revoked = revoked
+        self._restricted = restricted
         self._record_keys = record_keys
         self._key_changes = keyring.changes
         self._keyring = keyring
@@ -348,6 +356,7 @@ class PlanCache(Generic[PoolT_co]):
         principal, model, route, _, salt = key
         epoch = self._keyring.current(owner)
         assert epoch is not None, "ensured above"
+        salt = self._restricted.salt(plan.tenant, _SCOPES[scope], salt)
         spec = own_domain(
             principal,
             scope=_SCOPES[scope],
@@ -411,6 +420,7 @@ class PlanCache(Generic[PoolT_co]):
             integrity_share=owed.integrity_share,
             is_segment=is_segment,
         )
+        domain.is_withheld = is_withheld(label, self._restricted)
         if spec is not None:
             self._domains[(spec, id(manager))] = domain
         return domain
@@ -447,6 +457,7 @@ class PlanCache(Generic[PoolT_co]):
             labels=self.table.labels(grant.owner, None),
             model=model,
             key_epoch=epoch,
+            salt=self._restricted.salt(grant.owner, ScopeKind.TENANT, None),
         )
         owed = owed_by(self.table, grant.owner, plan.level)
         if not owed.cacheable:

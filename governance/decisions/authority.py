@@ -8,6 +8,7 @@
 - Every deadline is compared with one time, which no step of a clock sets back (`DeadlineClock`); each step looks at it.
 - What is revoked stays revoked, under every later revision. Without word from the control plane within the lease
   nothing but the own scope is reused; under a revision that has expired, nothing. No step of a clock reopens either.
+- Whose processing a case restricts (GDPR 18) is asked of `restricted`, whatever the policy and orders to monitor say.
 - The policy is enforced for every request, unless an order says for whom not, this process allows that (`may_monitor`)
   and the policy's profile is `shared`. What an order enforces holds at once; what it opens is on record before.
 """
@@ -17,10 +18,10 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import structlog
@@ -34,12 +35,21 @@ from kvcustody.audit.events import (
     KeyEvent,
     PolicyActivated,
     PolicyStaged,
+    ProcessingRestricted,
 )
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
-from kvcustody.governance.decisions.access_plan import AnyPlan, Plan, PlanCache, PlanKey, PoolT_co
+from kvcustody.governance.decisions.access_plan import (
+    AnyPlan,
+    Plan,
+    PlanCache,
+    PlanKey,
+    PoolT_co,
+    is_withheld,
+    label_of,
+)
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool, apply_limits
 from kvcustody.governance.decisions.authorize import OwnData, authorize, decision_event
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
@@ -48,6 +58,7 @@ from kvcustody.governance.decisions.reuse_decision import Moment, ReuseDecider
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.decisions.staged_table import StagedTable, quotas_of
 from kvcustody.governance.decisions.tenant_names import TenantNames
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
@@ -69,6 +80,7 @@ from kvcustody.governance.observability.serving_measures import ServingMeasures
 from kvcustody.governance.observability.stats import Counted, Stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.request import Hints
+from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
 from kvcustody.ids import TenantId
 from kvcustody.policies.document.model import Action, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -122,6 +134,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self.table = table
         self.revoked = table.revoked
         self._shadow: ShadowPolicy | None = None
+        self.restricted = NOBODY_RESTRICTED  # whose data is stored and not used
         self.may_monitor = False  # whether this process follows orders to monitor
         self.enforcement = ENFORCED  # whose requests the policy is enforced for
         self.ordered = ENFORCED  # the order that was heard last
@@ -227,6 +240,7 @@ class Authority(ABC, Generic[PoolT_co]):
             self._record_keys,
             self._names,
             self.revoked,
+            self.restricted,
         )
 
     def _new_reuse(
@@ -241,6 +255,7 @@ class Authority(ABC, Generic[PoolT_co]):
             expires_us=self._expires_us,
             shadow=None if monitored else self._shadow,
             monitored=monitored,
+            restricted=self.restricted,
         )
 
     def _forget_lookups(self) -> None:
@@ -449,6 +464,41 @@ class Authority(ABC, Generic[PoolT_co]):
         self._outbox.append(GrantsRevoked(now_us, tuple(sorted(fresh)), self.table.revision, actor))
         _log.warning("revoked", ids=sorted(fresh), revision=self.table.revision)
 
+    # -- restriction --------------------------------------------------------------------------------------------------
+
+    def restrict(self, ordered: RestrictedSubjects) -> None:
+        """Use nothing of these subjects from now on, and of all others as before; nothing where that is so already.
+
+        It holds at once, for what waits too, and is recorded after. What runs goes on, and what it leaves is withheld.
+        """
+        before = self.restricted
+        if ordered.orders == before.orders:
+            return
+        self.restricted = ordered
+        self._book.drop()
+        self._book = self._new_book(self.table)
+        self._decide_by(self.table, self._reuse.coming)
+        for domain in {*self._domains.values(), *self._domains_with_blocks()}:
+            domain.is_withheld = is_withheld(label_of(domain), ordered)
+        now_us = self._clock.now_us()
+        for one in sorted(ordered.orders ^ before.orders):
+            is_new = one in ordered.orders
+            self._outbox.append(
+                ProcessingRestricted(
+                    now_us, one.case_id, one.tenant, one.subject, "restricted" if is_new else "lifted"
+                )
+            )
+            _log.warning("processing restricted" if is_new else "restriction lifted", case=one.case_id)
+
+    def _check_erasable(self, selector: Selector, order: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` where an erasure would end what is restricted; one on record was checked there."""
+        if not order.get("on_record"):
+            self.restricted.check_erasable(selector.tenant, selector.subject, selector.session)
+
+    @abstractmethod
+    def _domains_with_blocks(self) -> Iterable[Domain]:
+        """Those that anything in the pools is of, the engine's own keys' among them."""
+
     # -- enforcement --------------------------------------------------------------------------------------------------
 
     def order_enforcement(self, ordered: Enforcement) -> None:
@@ -520,6 +570,8 @@ class Authority(ABC, Generic[PoolT_co]):
         if principal is None:
             return not enforcement.enforces(Requester(None), request_id)
         who = Requester(self.tenant_name(principal), principal.subject, principal.session)
+        if who.tenant is not None and self.restricted.has_tenant(who.tenant):
+            return False  # the engine's own keys know no subject
         return not enforcement.enforces(who, request_id)
 
     def _is_unlimited(self, tenant: str) -> bool:

@@ -6,6 +6,7 @@
 - While a new revision is being recorded, a reuse needs the permission of both (a narrowing act takes effect first).
 - What was revoked is denied whatever the table says. Once the policy's lease has run out so is all but the own scope,
   and once the revision itself has expired everything is: it permits nothing any more.
+- Whose processing is restricted (GDPR 18) reuses nothing, by whatever path.
 - A fork reads anew what its parent attached across tenants: it is decided as that reuse is, at its own instant.
 - Of requests that are monitored each decision is the same, and counted as what would have been denied: nobody's denial,
   and no first use of anything.
@@ -26,7 +27,13 @@ from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.observability.tenant_counters import TenantCounters
-from kvcustody.policies.document.model import Action
+from kvcustody.governance.restriction.restricted_subjects import (
+    BESIDE_RESTRICTED,
+    NOBODY_RESTRICTED,
+    RESTRICTED,
+    RestrictedSubjects,
+)
+from kvcustody.policies.document.model import Action, Scope
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest, Decision
 
@@ -56,8 +63,10 @@ class ReuseDecider:
         expires_us: int = NEVER_US,
         shadow: ShadowPolicy | None = None,
         monitored: bool = False,
+        restricted: RestrictedSubjects = NOBODY_RESTRICTED,
     ) -> None:
         """`monitored`: of requests that its decisions are not enforced for."""
+        self._restricted = restricted
         self._shadow = shadow
         self._monitored = monitored
         self.lease_until_us = lease_until_us  # boot time from which nothing but the own scope is reused
@@ -86,12 +95,18 @@ class ReuseDecider:
         if moment.now_us >= self.expires_us:
             self._deny(counters, plan, EXPIRED, plan.tenant)
             return False, (EXPIRED,)
+        restricted = self._restricted
+        if restricted and restricted.covers(plan.tenant, plan.principal.subject):
+            self._deny(counters, plan, RESTRICTED, plan.tenant)
+            return False, (RESTRICTED,)
         if plan.hits_need_ledger and not self._first_uses.recording:
             self._deny(counters, plan, UNRECORDED, plan.tenant)
             return False, (UNRECORDED,)
         own = self._decide(plan.own_reuse, plan.classification, moment)
         if not own.permitted:
             self._deny(counters, plan, own.reasons[0], plan.tenant)
+        elif restricted and plan.owner_scope is Scope.TENANT and restricted.has_tenant(plan.tenant):
+            return True, (*own.reasons, BESIDE_RESTRICTED)
         return own.permitted, own.reasons
 
     def _widened(self, plan: AnyPlan, prompt: Prompt, counters: TenantCounters, moment: Moment) -> ReadPlan:
@@ -135,6 +150,9 @@ class ReuseDecider:
         """Whether the plan's reader may attach anew what it attached of another's domain before, as a fork does."""
         if moment.now_us >= self.expires_us:
             self._deny(counters, plan, EXPIRED, label_of(domain).tenant)
+            return False
+        if self._restricted and self._restricted.covers(plan.tenant, plan.principal.subject):
+            self._deny(counters, plan, RESTRICTED, label_of(domain).tenant)
             return False
         opened = [entry for entry in (*plan.grants, *plan.segments.values()) if entry.chain.domain is domain]
         if not opened:

@@ -1,12 +1,12 @@
-"""A worker's way to what others ask of it: it looks into the ledger for erasures, for orders on keys and for the order
-that says for whom it enforces, and has its facade carry them out.
+"""A worker's way to what others ask of it: it looks into the ledger for erasures, for orders on keys, for the order
+that says for whom it enforces and for restrictions of processing, and has its facade carry them out.
 
 - Before the first request of a process, everything that its worker still owes an answer for is taken up again: what
   was requested while it was away, and what a crash interrupted.
 - Looking never runs on the thread that owns the state, and a ledger that cannot be read is read again later.
 - An erasure whose subject nobody can name any more is answered by no process: it is logged, and stays partial.
 - Orders on keys are followed on the owning thread, all of them whenever there is a new one: nothing changes where
-  they were followed before. Of orders on enforcement the newest counts.
+  they were followed before. Of orders on enforcement the newest counts; of restrictions those in force.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from kvcustody.governance.erasure.selector import Selector, selector_from
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.ordering import followed
+from kvcustody.governance.restriction.orders import restricted_now
+from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
 
 _log = structlog.get_logger(__name__)
 
@@ -45,6 +47,9 @@ class ErasureTarget(Protocol):
 
     def order_enforcement(self, ordered: Enforcement) -> None:
         """Enforce for whom is ordered, and monitor the others."""
+
+    def restrict(self, ordered: RestrictedSubjects) -> None:
+        """Use nothing of these subjects."""
 
     def call(self, command: Any) -> Future[Any]:
         """Run a command on the owning thread."""
@@ -69,6 +74,7 @@ class ErasureInbox:
         self._keys_followed: Future[Any] | None = None
         self._enforcement_asked: Enforcement | None = None  # handed to the owning thread last
         self._enforcement_followed: Future[Any] | None = None
+        self._restricted = NOBODY_RESTRICTED  # handed to the owning thread last
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -80,6 +86,8 @@ class ErasureInbox:
         self._keys_asked = self._key_orders()
         facade.follow_keys(self._keys_asked)
         self._look_for_enforcement(facade)
+        self._restricted = self._restriction_orders()
+        facade.restrict(self._restricted)
         return len(orders)
 
     def look(self, facade: ErasureTarget) -> int:
@@ -89,7 +97,17 @@ class ErasureInbox:
             facade.call(_Command(selector, order))
         self._look_for_keys(facade)
         self._look_for_enforcement(facade)
+        restricted = self._restriction_orders()
+        if restricted.orders != self._restricted.orders:
+            self._restricted = restricted
+            facade.call(_RestrictionCommand(restricted))
         return len(orders)
+
+    def _restriction_orders(self) -> RestrictedSubjects:
+        """Whose processing is restricted now."""
+        assert self._engine is not None
+        with self._engine.connect() as connection:
+            return restricted_now(connection, self._keys)
 
     def _look_for_enforcement(self, facade: ErasureTarget) -> None:
         """Hand over an order that is new, and once more one that could not be recorded."""
@@ -202,6 +220,16 @@ class _EnforcementCommand:
 
     def __call__(self, facade: ErasureTarget) -> None:
         facade.order_enforcement(self._order)
+
+
+class _RestrictionCommand:
+    """Whose processing is restricted, as a command for the owning thread."""
+
+    def __init__(self, ordered: RestrictedSubjects) -> None:
+        self._ordered = ordered
+
+    def __call__(self, facade: ErasureTarget) -> None:
+        facade.restrict(self._ordered)
 
 
 def _selector(requested: Requested, subject: str | None, session: str | None) -> Selector:

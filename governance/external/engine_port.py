@@ -43,7 +43,7 @@ from kvcustody.allocator.external.evicted_blocks import EvictedBlocks
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
-from kvcustody.allocator.pool.accounting import Account
+from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
@@ -88,7 +88,8 @@ from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_kinds, read_prompt
-from kvcustody.policies.document.model import Action, Profile
+from kvcustody.governance.restriction.restricted_subjects import RESTRICTED
+from kvcustody.policies.document.model import Action, Effect, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
@@ -271,6 +272,12 @@ class EnginePort(Authority[ExternalPool]):
         if not plan.admitted.permitted:
             self._reuse.denied(Action.ADMIT, plan.tenant, plan.admitted.reasons[0])
             return self._forbidden(plan, request_id, plan.admitted)
+        if self.copies_leave and self.restricted.covers(plan.tenant, principal.subject):
+            # whatever it computes would be copied, and nothing asks for each request
+            self._reuse.denied(Action.OFFLOAD, plan.tenant, RESTRICTED)
+            return self._forbidden(
+                plan, request_id, Decision(Effect.DENY, (RESTRICTED,), self.table.revision)
+            )
         if self.copies_leave:
             try:
                 decision = self.authorize(Action.OFFLOAD, plan, moment.trace)
@@ -318,6 +325,8 @@ class EnginePort(Authority[ExternalPool]):
         plan = residency.facts
         if not isinstance(plan, Plan) or residency.monitored is not None:
             return False  # a copy is kept under the policy's keys, or not at all
+        if residency.domain.is_withheld or self.restricted.covers(plan.tenant, plan.principal.subject):
+            return False
         try:
             return self.authorize(Action.OFFLOAD, plan, residency.trace).permitted
         except LedgerUnavailable:
@@ -448,6 +457,9 @@ class EnginePort(Authority[ExternalPool]):
         mine = np.flatnonzero(np.isin(self.pool.tag, list(tags)))
         self._evict(forget + self.pool.end_cached(mine, "unreachable", now_us))
 
+    def _domains_with_blocks(self) -> Iterable[Domain]:
+        return self.pool.domains.values()
+
     def _quota_of(self, tenant: str) -> QuotaBlocks:
         """What the policy gives a tenant, whether it is enforced or not."""
         entry, size = quotas_of(self.table).tenant(tenant), self.pool.partition.size
@@ -540,7 +552,7 @@ class EnginePort(Authority[ExternalPool]):
         An adapter that tells late has told every release that may have taken blocks out by now (`keeps_until`).
         `positions`: the key of `look_up` that each block was found by, where that is not its place in `blocks`.
         """
-        if not len(blocks) or not residency.domain.is_open:
+        if not len(blocks) or not residency.domain.is_open or residency.domain.is_withheld:
             return 0
         chain = residency.keys
         if isinstance(chain, KeyChain) and chain.epoch != self._epoch:
@@ -553,7 +565,10 @@ class EnginePort(Authority[ExternalPool]):
             fine_tags = [
                 tag
                 for tag, domain in domains.items()
-                if domain is not None and domain.is_open and label_of(domain).is_monitored
+                if domain is not None
+                and domain.is_open
+                and not domain.is_withheld
+                and label_of(domain).is_monitored
             ]
             return self.pool.attachable(which, np.where(np.isin(tags, fine_tags), tags, -1), now_us)
         if now_us >= self._reuse.expires_us:
@@ -1010,8 +1025,10 @@ class EnginePort(Authority[ExternalPool]):
     def erase(self, selector: Selector, **order: Any) -> ErasureResult:
         """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
 
-        `order`: what `ErasureRunner.begin` takes besides. Raises `ConfigError` for a malformed selector.
+        `order`: what `ErasureRunner.begin` takes besides. Raises `ConfigError` for a malformed selector and what a
+        case restricts.
         """
+        self._check_erasable(selector, order)
         self._flush_deferred()
         result = self.erasures.begin(selector, **order)
         _log.info(

@@ -156,7 +156,10 @@ class Governor(Authority[BlockManager]):
         self._orphans = OrphanScans(GovernorScanSource(self), self._clock, self._emit)
         self.offload: Offloading | None = None
         if tiers is not None:
-            opened = tiers(TierRules(lambda: (self.table, self._reuse.coming), self.authorize))
+            rules = TierRules(
+                lambda: (self.table, self._reuse.coming), self.authorize, lambda: self.restricted
+            )
+            opened = tiers(rules)
             cost = recompute or self.measures.cost
             self.offload = Offloading(opened, cost, self._clock, self.block_tokens, always=moves_always)
             self.erasures.tiers += opened
@@ -358,6 +361,9 @@ class Governor(Authority[BlockManager]):
         run.lookahead_tokens, run.can_preempt = extra
         run.priorities = self._book.priorities(run.plan, run.policy_read.segment, kinds)
         self._forecast.begin(run, record, now_us)
+
+    def _domains_with_blocks(self) -> Iterable[Domain]:
+        return {node.domain for manager in self._pools.managers for node in manager.tree.nodes()}
 
     def _end_monitored(self, before: Enforcement) -> None:
         """As `Authority`: holds lapse, keys go, and what runs leaves nothing."""
@@ -564,6 +570,10 @@ class Governor(Authority[BlockManager]):
         sequence = self._get(request_id)
         residency = sequence.residency
         if not residency.may_hold:  # erased, and let finish
+            return False
+        if residency.domain.is_withheld or self.restricted.covers(
+            plan_of(residency).tenant, plan_of(residency).principal.subject
+        ):
             return False
         if sequence.monitored is not None:
             return True
@@ -817,8 +827,10 @@ class Governor(Authority[BlockManager]):
     def erase(self, selector: Selector, **order: Any) -> ErasureResult:
         """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
 
-        `order`: what `ErasureRunner.begin` takes besides. Raises `ConfigError` for a malformed selector.
+        `order`: what `ErasureRunner.begin` takes besides. Raises `ConfigError` for a malformed selector and what a
+        case restricts.
         """
+        self._check_erasable(selector, order)
         result = self.erasures.begin(selector, **order)
         _log.info(
             "erased", erasure=result.erasure, blocks=result.ended_blocks, remaining=result.remaining_blocks

@@ -114,7 +114,7 @@ class Offloading:
         """`node` is about to lose its blocks from `keep` on."""
         domain, now_us = node.domain, self._clock.now_us()
         due_us = min(node.deadline_us, node.ceiling_us)
-        if not (node.keys and domain.cacheable and domain.is_open and due_us > now_us):
+        if not (node.keys and domain.may_be_copied and due_us > now_us):
             return
         if label_of(domain).is_monitored:
             return  # a copy is kept under the policy's keys, or not at all
@@ -175,7 +175,7 @@ class Offloading:
             span = sequence.spans[0]
             first = span.first
             until = min(limit, span.last, first + len(span.keys) // KEY_BYTES)
-            if until <= first or not (span.domain.cacheable and span.domain.is_open):
+            if until <= first or not span.domain.may_be_copied:
                 break
             came = self._restore_span(manager, sequence, span, until - first, now_us)
             come += came
@@ -266,7 +266,7 @@ class Offloading:
             return False
         span, memory = sequence.spans[0], cast(CopyableMemory, manager.pool.memory)
         domain, now_us = span.domain, self._clock.now_us()
-        if not (domain.cacheable and domain.is_open and sequence.residency.may_hold):
+        if not (domain.may_be_copied and sequence.residency.may_hold):
             return False
         before = sequence.leaf
         if before is not None and before.domain is not domain:

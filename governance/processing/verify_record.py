@@ -1,7 +1,7 @@
 """Checks a record of processing: with its file and the log's public keys, and against the ledger where it is there.
 
 1. The file alone shows who signed it, and that it agrees with itself. That it is of the ledger is shown by making it
-   again: from the ledger as the record's checkpoint left it, compared field by field.
+   again, field by field: from the ledger as the record's checkpoint left it, or from a verified export of that.
 2. What no ledger has is listed with the reason (`ReportCheck.unchecked`): what was stated, and documents of policies
    that came with the question.
 """
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import orjson
 from sqlalchemy import Connection
@@ -17,7 +18,7 @@ from kvcustody._version import __version__
 from kvcustody.audit.report.framework import load_framework
 from kvcustody.audit.report.signing.report_signature import check_signature
 from kvcustody.audit.tlog.signed_note import VerifierKey, parse_vkey
-from kvcustody.audit.verify.report.figures_again import Unchecked
+from kvcustody.audit.verify.report.figures_again import SealedAs, Unchecked, ledger_of_export
 from kvcustody.audit.verify.report.verify_report import ReportCheck
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.processing.build_record import FRAMEWORK, RecordRequest, build_record
@@ -53,7 +54,7 @@ _OF_LEDGER = (
     "history",
 )
 _OF_DOCUMENTS = ("recipients", "time_limits", "erasure_within", "measures")
-_NOT_COMPARED = "not compared with the ledger: give `--ledger`"
+_NOT_COMPARED = "not compared with the ledger: give `--ledger` or `--export`"
 _STATED = ("controller", "contact", "officer", "purposes", "subjects", "data", "transfers", "controllers")
 
 
@@ -76,8 +77,12 @@ def verify_record(
     expected_digest: str | None = None,
     connection: Connection | None = None,
     given: Policy | None = None,
+    export: Path | None = None,
 ) -> ReportCheck:
-    """Check `ropa.json`; a bad one is a list of problems. `given` is the policy that the record was made with."""
+    """Check `ropa.json`; a bad one is a list of problems. `given` is the policy that the record was made with.
+
+    `export`: the folder of one, in place of the ledger's `connection`.
+    """
     keys = [parse_vkey(text) for text in vkeys]
     try:
         record = record_of_facts(orjson.loads(data))
@@ -95,6 +100,13 @@ def verify_record(
     if connection is not None and record.checkpoint:
         source = "the ledger"
         problems += _differences(connection, record, given)
+    elif export is not None:
+        try:
+            with ledger_of_export(export, SealedAs(record.checkpoint), vkeys) as made:
+                source = "the export"
+                problems += _differences(made, record, given)
+        except LedgerError as problem:
+            problems.append(f"it cannot be made again from the export: {problem.message}")
     unchecked = tuple(_unchecked(record, given, is_made_again=bool(source)))
     return ReportCheck(digest, record.checkpoint, 0, tuple(problems), unchecked, signed_by, source)
 

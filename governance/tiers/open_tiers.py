@@ -119,6 +119,7 @@ def open_tiers(
             rules.share,
             rules.tenants,
             plan.object_blocks,
+            withholds=rules.withholds,
         )
         lower = tiers[0] if tiers else None
         with _setting(setting):

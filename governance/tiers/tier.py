@@ -88,7 +88,7 @@ class TierTerms(NamedTuple):
     """What a tier holds: objects of at most `object_blocks` blocks of `block_bytes`, of one shard of one layout.
 
     `limit`: what holds for copies of a tenant and classification. `tenants`: those whose copies may be found again
-    after a restart.
+    after a restart. `withholds`: whether what is of a domain stays as it is, neither stored nor brought back.
     """
 
     layout: bytes
@@ -100,6 +100,7 @@ class TierTerms(NamedTuple):
     object_blocks: int = 16
     shard: int = 0
     shards: int = 1
+    withholds: Callable[[DomainLabel], bool] = lambda label: False
 
 
 class PublishedRun(NamedTuple):
@@ -254,14 +255,17 @@ class SealedTier:
         return True
 
     def admits(self, label: DomainLabel) -> bool:
-        """Whether policy lets blocks of this domain be here."""
+        """Whether policy lets blocks of this domain be here, and nothing withholds them."""
+        terms = self._terms
         return (
-            label.spec is not None and self._terms.limit(label.tenant, label.classification).absolute_us > 0
+            label.spec is not None
+            and terms.limit(label.tenant, label.classification).absolute_us > 0
+            and not terms.withholds(label)
         )
 
     def has(self, label: DomainLabel, last: bytes) -> bool:
         """Whether a copy that ends with this block can be found."""
-        if label.spec not in self._domains:
+        if label.spec not in self._domains or self._terms.withholds(label):
             return False
         with suppress(KeyringError):
             return self._index.find(self._name(label.spec, last)) >= 0
@@ -294,7 +298,7 @@ class SealedTier:
         due_us = min(
             self._clock.of_boot(run.due_us), self._clock.of_boot(run.ceiling_us), now_us + limit.absolute_us
         )
-        if label.spec is None or not limit.absolute_us or due_us <= now_us:
+        if label.spec is None or not limit.absolute_us or due_us <= now_us or terms.withholds(label):
             return 0
         stored = at = 0
         count = len(run.keys) // KEY_BYTES
@@ -322,7 +326,7 @@ class SealedTier:
         """
         found: list[Found] = []
         count, step = len(keys) // KEY_BYTES, self._terms.object_blocks
-        if not len(self._index) or label.spec is None:
+        if not len(self._index) or label.spec is None or self._terms.withholds(label):
             return found
         with suppress(KeyringError):  # an epoch that was destroyed: nothing of it is found
             if not self._is_known(label, label.spec):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvcustody.errors import LedgerUnavailable
+from kvcustody.governance.decisions.access_plan import DomainLabel, is_withheld
 from kvcustody.governance.decisions.authorize import OwnData
 from kvcustody.governance.decisions.staged_table import quotas_of
+from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
 from kvcustody.governance.tiers.tier import CopyLimit, TierShare
 from kvcustody.policies.document.model import Action, Tier
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -20,12 +22,16 @@ Tables = tuple[DecisionTable, DecisionTable | None]
 class TierRules:
     """`tables` gives the active revision, and one that is not on record yet: where there is one, both must permit.
 
-    `authorize` has a permit on record before the first copy.
+    `authorize` has a permit on record before the first copy. `restricted`: whose copies are left as they are.
     """
 
     def __init__(
-        self, tables: Callable[[], Tables], authorize: Callable[[Action, OwnData], Decision]
+        self,
+        tables: Callable[[], Tables],
+        authorize: Callable[[Action, OwnData], Decision],
+        restricted: Callable[[], RestrictedSubjects] = lambda: NOBODY_RESTRICTED,
     ) -> None:
+        self._restricted = restricted
         self._tables = tables
         self._authorize = authorize
         self._known: dict[tuple[Tier, str, str], CopyLimit] = {}
@@ -35,6 +41,10 @@ class TierRules:
     def tenants(self) -> tuple[str, ...]:
         """Whom the policy names."""
         return tuple(tenant.id for tenant in quotas_of(self._tables()[0]).policy.tenants)
+
+    def withholds(self, label: DomainLabel) -> bool:
+        """Whether a restriction keeps copies of this domain where they are."""
+        return is_withheld(label, self._restricted())
 
     def limit(self, tier: Tier, tenant: str, classification: str) -> CopyLimit:
         """How long copies may be in `tier`; not at all where they may not, or the permit is not on record."""

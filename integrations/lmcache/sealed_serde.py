@@ -25,7 +25,7 @@ from lmcache.v1.distributed.serde.factory import get_registered_serde_types, reg
 
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError, SealError
-from kvcustody.governance.decisions.access_plan import DomainLabel, owed_by
+from kvcustody.governance.decisions.access_plan import DomainLabel, is_withheld, owed_by
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import TierEntry, TierErased
 from kvcustody.governance.identity.domain_spec import DomainSpec
@@ -33,6 +33,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.keyring_watch import KeyringWatch
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.restriction.restricted_subjects import RESTRICTED
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory
 from kvcustody.governance.tiers.seal.object_layout import ObjectFacts, object_bytes
@@ -259,6 +260,8 @@ class SealingThread:
         label = self._directory.label_of(key.cache_salt)
         if label is None or label.spec is None:
             raise SealError("no governed engine told of this salt: nothing is kept or found under it")
+        if is_withheld(label, self._custody.worker.governor.restricted):
+            raise SealError(f"{RESTRICTED}: what is kept of this subject stays, and is not used")
         return label, label.spec
 
     def close(self) -> None:

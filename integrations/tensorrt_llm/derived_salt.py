@@ -19,7 +19,7 @@ import secrets
 from typing import NamedTuple
 
 from kvcustody.errors import IdentityError
-from kvcustody.governance.decisions.access_plan import DomainLabel, label_of, owed_by
+from kvcustody.governance.decisions.access_plan import DomainLabel, is_withheld, label_of, owed_by
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
@@ -86,6 +86,7 @@ class DerivedSalts:
             return Standing(domain, None, b"", True, once)
         subject = _subject(chunks, label)
         holds = subject_digits == _subject_digits(subject)
+        holds = holds and not is_withheld(label, chunks.governor.restricted)
         if not once:
             width_us = _width_us(chunks.governor, label)
             holds = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -83,3 +86,30 @@ def test_a_device_without_triton_writes_the_same():
     listed = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 20, 44, 95])
     scrub_torch(table, listed)
     exactly(listed, raw, wide)
+
+
+WITHOUT_TRITON = """
+import importlib.util, pkgutil, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "triton" else found(name, package)
+sys.modules["triton"] = None
+import torch
+import kvcustody.kernels
+for module in pkgutil.iter_modules(kvcustody.kernels.__path__):
+    importlib.import_module(f"kvcustody.kernels.{module.name}")
+from kvcustody.kernels.prepare import prepare
+from kvcustody.kernels.scrub import scrub
+from kvcustody.kernels.segment import SegmentTable
+memory = torch.full((8, 512), 255, dtype=torch.uint8)
+table = SegmentTable.from_tensors([memory], layout=["blocks"])
+prepare(table)
+scrub(table, [3])
+print(int(memory[3].sum()), int(memory[2].sum()))
+"""
+
+
+def test_without_triton_every_module_is_there_and_host_memory_is_scrubbed():
+    """As `kvcustody[engine]` installs it; the tests' own environment has Triton."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", str(512 * 255)]

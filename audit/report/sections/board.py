@@ -13,15 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select
-
-from kvcustody.audit.coverage.custody_units import CustodySelection, read_units
-from kvcustody.audit.coverage.summary import CoverageRow, summary
-from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.coverage.custody_units import LifeUnits
+from kvcustody.audit.coverage.summary import CoverageRow, periods_of
 from kvcustody.audit.processes.work_periods import WorkPeriod
 from kvcustody.audit.report.activity import ReportedErasure
-from kvcustody.audit.report.system_boundary import ReportedWorker
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.report.system_boundary import ReportedLog, ReportedWorker
 
 PERIODS = 4
 THRESHOLD_PPM = 999_000
@@ -58,15 +54,11 @@ NO_FACTS = BoardFacts(0, 0, 0, 0, 0, 0, ())
 
 
 def board_facts(
-    connection: Connection,
-    as_of: AsOf,
-    now_us: int,
     bounds: tuple[int, int],
     *,
-    tenant: str | None,
-    total: CoverageRow,
+    trend: Sequence[TrendPeriod],
     rows: Sequence[CoverageRow],
-    logs: Sequence[str],
+    logs: Sequence[ReportedLog],
     workers: Sequence[ReportedWorker],
     periods: dict[str, WorkPeriod],
     unscanned: Sequence[str],
@@ -85,7 +77,7 @@ def board_facts(
         for worker in at_work
         if not worker.end.startswith("died") and f"{worker.name} {worker.incarnation[:8]}" not in unscanned
     ]
-    known = {name.removeprefix(_PREFIX) for name in logs if name.startswith(_PREFIX)}
+    known = tenants_of(logs)
     due = {row.tenant for row in rows if row.due}
     return BoardFacts(
         len(at_work),
@@ -94,11 +86,13 @@ def board_facts(
         len(due),
         len(erasures),
         sum(one.is_on_time for one in erasures),
-        (
-            *_earlier(connection, as_of, now_us, since_us, until_us, tenant),
-            TrendPeriod(since_us, until_us, total.due, total.covered),
-        ),
+        tuple(trend),
     )
+
+
+def tenants_of(logs: Sequence[ReportedLog]) -> set[str]:
+    """The tenants that have a log of their own."""
+    return {log.name.removeprefix(_PREFIX) for log in logs if log.name.startswith(_PREFIX)}
 
 
 def threshold_verdict(threshold_ppm: int, low_ppm: int, high_ppm: int, due: int) -> str:
@@ -110,18 +104,15 @@ def threshold_verdict(threshold_ppm: int, low_ppm: int, high_ppm: int, due: int)
     return MISSED if high_ppm < threshold_ppm else UNKNOWN
 
 
-def _earlier(
-    connection: Connection, as_of: AsOf, now_us: int, since_us: int, until_us: int, tenant: str | None
-) -> list[TrendPeriod]:
-    """Rule 3: those before the report's own, oldest first."""
-    first_us = connection.scalar(select(func.min(events.c.at_us)).where(events.c.idx == 0, as_of.has(events)))
+def trend_start_us(since_us: int, until_us: int, first_us: int) -> int:
+    """When the earliest period of the trend begins (rule 3); `first_us`: when the ledger did."""
     span = until_us - since_us
-    made = []
-    for back in range(PERIODS - 1, 0, -1):
-        start, end = since_us - back * span, since_us - (back - 1) * span
-        if first_us is None or end <= first_us:
-            continue
-        chosen = CustodySelection(start, end, tenant)
-        found = summary(list(read_units(connection, chosen, now_us=now_us, as_of=as_of))).total
-        made.append(TrendPeriod(start, end, found.due, found.covered))
-    return made
+    periods = min(PERIODS - 1, max(0, -(-(since_us - first_us) // span)))
+    return since_us - periods * span
+
+
+def trend_of(lives: Sequence[LifeUnits], start_us: int, since_us: int, until_us: int) -> list[TrendPeriod]:
+    """The trend from units that were read from its start on, oldest first."""
+    span = until_us - since_us
+    found = periods_of(lives, start_us, until_us, span)
+    return [TrendPeriod(start, start + span, row.due, row.covered) for start, row in found]

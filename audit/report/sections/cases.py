@@ -18,7 +18,7 @@ from kvcustody.audit.schema.ledger import events
 class ReportedCase(NamedTuple):
     """One case; `pseudonym` is the person's. Times are UTC microseconds, `answered_us` 0: not answered.
 
-    `void` counts steps on record that count for nothing.
+    `void` counts steps on record that count for nothing. `restricted`: their processing was restricted then (18).
     """
 
     case_id: str
@@ -32,6 +32,7 @@ class ReportedCase(NamedTuple):
     extended: bool
     answered_us: int
     void: int
+    restricted: bool = False
 
 
 def read_reported_cases(
@@ -63,6 +64,7 @@ def read_reported_cases(
                 case.due != case.first_due,
                 case.answered_us or 0,
                 sum(bool(step.void) for step in case.steps),
+                case.is_restricted,
             )
         )
     return tuple(sorted(made, key=lambda one: (one.received_us, one.case_id)))

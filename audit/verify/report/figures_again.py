@@ -10,27 +10,34 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
 from sqlalchemy import Connection, func, insert, select
 
 from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.exports.file_formats import leaves_of
-from kvcustody.audit.exports.manifest import MANIFEST, ExportManifest, parse_manifest
+from kvcustody.audit.exports.manifest import MANIFEST, OPENINGS, ExportManifest, parse_manifest
 from kvcustody.audit.report.build_report import build_report
 from kvcustody.audit.report.framework import NAMES, Framework
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.schema.all_tables import every_table
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import checkpoints, root_leaves, signed_checkpoints
+from kvcustody.audit.tlog.merkle import EMPTY, TreeHead, leaf_hashes
+from kvcustody.audit.tlog.proofs import ProofError, check_consistency
+from kvcustody.audit.tlog.tiles import CHECKPOINT
 from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.errors import LedgerError
 
 _AT_ONCE = 20_000
+NO_PATH = "none that leads from the earlier checkpoint to this one"
 
 
 class Unchecked(NamedTuple):
@@ -52,10 +59,7 @@ NOT_IN_LEAVES = (
     Unchecked("boundary.witnessed", "which witnesses had signed is in no leaf"),
     Unchecked("boundary.checkpoint.at_us", "when leaves were sealed is in no leaf"),
     Unchecked("boundary.checkpoint.signed_us", "when the checkpoint was signed is in no leaf"),
-    Unchecked("boundary.extends", "the earlier checkpoint is not in the export"),
-    Unchecked("boundary.consistency", "the earlier checkpoint is not in the export"),
     Unchecked("window", "when leaves were signed is in no leaf"),
-    Unchecked("asked.extends", "the earlier checkpoint is not in the export"),
 )
 SAID_BY_PEOPLE = (
     Unchecked("responses", "what people answered to exceptions is in no leaf"),
@@ -80,26 +84,45 @@ def again_from_ledger(connection: Connection, stated: Report) -> MadeAgain:
 
 def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> MadeAgain:
     """The report again, from an export's leaves; raises `LedgerError` for an export that does not count (rule 2)."""
-    manifest = _whole(folder, stated, vkeys)
+    point = stated.boundary.checkpoint
+    seal = SealedAs(point.size, point.root, point.note, point.signed_us)
+    with ledger_of_export(folder, seal, vkeys) as connection:
+        made = build_report(
+            connection,
+            stated.asked._replace(extends=None),
+            proof=stated.proof,
+            is_proved=False,
+            responses=stated.responses,
+            framework=_own(stated),
+        )
+    sealed = _with_seal(made, stated, _extension(folder, stated))
+    return MadeAgain(sealed, "the export", (*NOT_IN_LEAVES, *_of_proof(stated)))
+
+
+class SealedAs(NamedTuple):
+    """The checkpoint that a document says it is of; what else of it the document has, else the export says it."""
+
+    size: int
+    root: str = ""
+    note: str = ""
+    signed_us: int = 0
+
+
+@contextmanager
+def ledger_of_export(folder: Path, seal: SealedAs, vkeys: Sequence[str]) -> Iterator[Connection]:
+    """A ledger of the reader's own, for as long as it is open; raises as `again_from_export`."""
+    manifest = _whole(folder, seal, vkeys)
     with tempfile.TemporaryDirectory(prefix="kvcustody-report-") as name:
         engine = open_store(Path(name) / "ledger.db")
         try:
             with engine.begin() as connection:
                 every_table()[0].metadata.create_all(connection)
-            _fill(engine, folder, manifest, stated)
-            asked = stated.asked._replace(extends=None)
+            note = seal.note or (folder / CHECKPOINT).read_text()
+            _fill(engine, folder, manifest, seal._replace(note=note))
             with engine.connect() as connection:
-                made = build_report(
-                    connection,
-                    asked,
-                    proof=stated.proof,
-                    is_proved=False,
-                    responses=stated.responses,
-                    framework=_own(stated),
-                )
+                yield connection
         finally:
             engine.dispose()
-    return MadeAgain(_with_seal(made, stated), "the export", (*NOT_IN_LEAVES, *_of_proof(stated)))
 
 
 def _of_proof(stated: Report) -> tuple[Unchecked, ...]:
@@ -112,16 +135,16 @@ def _own(stated: Report) -> Framework | None:
     return None if stated.asked.framework in NAMES else stated.framework
 
 
-def _whole(folder: Path, stated: Report, vkeys: Sequence[str]) -> ExportManifest:
+def _whole(folder: Path, seal: SealedAs, vkeys: Sequence[str]) -> ExportManifest:
     verdict = verify_export(folder, vkeys)
     if not verdict.ok:
         raise LedgerError(f"export `{folder}` is not sound: {verdict.problems[0]}", path=folder)
     manifest = parse_manifest((folder / MANIFEST).read_bytes())
-    point = stated.boundary.checkpoint
-    if (manifest.root.size, manifest.root.root.hex()) != (point.size, point.root):
+    root = manifest.root.root.hex()
+    if (manifest.root.size, root) != (seal.size, seal.root or root):
         raise LedgerError(
-            f"the export is of checkpoint {manifest.root.size}, the report of {point.size}: "
-            f"`kvcustody audit export --as-of {point.size}` makes the one"
+            f"the export is of checkpoint {manifest.root.size}, the report of {seal.size}: "
+            f"`kvcustody audit export --as-of {seal.size}` makes the one"
         )
     parts = [log.name for log in manifest.logs if (log.range.first, log.range.end) != (0, log.head.size)]
     if parts or not manifest.openings:
@@ -131,7 +154,7 @@ def _whole(folder: Path, stated: Report, vkeys: Sequence[str]) -> ExportManifest
     return manifest
 
 
-def _fill(engine: Any, folder: Path, manifest: ExportManifest, stated: Report) -> None:
+def _fill(engine: Any, folder: Path, manifest: ExportManifest, seal: SealedAs) -> None:
     """Leaves, log by log and the system log last: who died is known when everything else of them is there."""
     appender = Appender()
     with engine.connect().execution_options(**WRITE) as connection:
@@ -142,7 +165,7 @@ def _fill(engine: Any, folder: Path, manifest: ExportManifest, stated: Report) -
                 with connection.begin():
                     appender.append(connection, read_leaves(some))
         with connection.begin():
-            _seal(connection, manifest, stated)
+            _seal(connection, manifest, seal)
 
 
 def _steps(leaves: Iterator[bytes], size: int) -> Iterator[list[bytes]]:
@@ -156,7 +179,7 @@ def _steps(leaves: Iterator[bytes], size: int) -> Iterator[list[bytes]]:
         yield some
 
 
-def _seal(connection: Connection, manifest: ExportManifest, stated: Report) -> None:
+def _seal(connection: Connection, manifest: ExportManifest, seal: SealedAs) -> None:
     """The checkpoint over these logs, as the export's verified heads have it."""
     last = connection.scalar(select(func.max(events.c.at_us))) or 0
     ids = {row.name: row.id for row in connection.execute(select(logs.c.id, logs.c.name))}
@@ -165,15 +188,34 @@ def _seal(connection: Connection, manifest: ExportManifest, stated: Report) -> N
         for place, log in enumerate(manifest.logs)
         if log.head.size
     ]
-    point = stated.boundary.checkpoint
+    signed = insert(signed_checkpoints)
     connection.execute(insert(root_leaves), heads)
-    connection.execute(insert(checkpoints).values(size=point.size, root=manifest.root.root, at_us=last))
-    connection.execute(
-        insert(signed_checkpoints).values(size=point.size, note=point.note.encode(), at_us=point.signed_us)
-    )
+    connection.execute(insert(checkpoints).values(size=seal.size, root=manifest.root.root, at_us=last))
+    connection.execute(signed.values(size=seal.size, note=seal.note.encode(), at_us=seal.signed_us or last))
 
 
-def _with_seal(made: Report, stated: Report) -> Report:
+def _extension(folder: Path, stated: Report) -> tuple[str, ...]:
+    """The path from the earlier checkpoint, where it leads from the root log's beginning to the signed root."""
+    old, boundary = stated.asked.extends, stated.boundary
+    if old is None:
+        return ()
+    frontier = EMPTY
+    with (folder / OPENINGS).open("rb") as file:
+        leaves = islice(file, max(0, old))
+        while some := [bytes.fromhex(orjson.loads(line)["leaf"]) for line in islice(leaves, _AT_ONCE)]:
+            frontier = frontier.extend(leaf_hashes(some)).frontier
+    point = boundary.checkpoint
+    try:
+        if frontier.size != old:
+            raise ProofError(f"the root log has no `{old}` leaves")
+        path = [bytes.fromhex(node) for node in boundary.consistency]
+        check_consistency(frontier.head(), TreeHead(point.size, bytes.fromhex(point.root)), path)
+    except (ProofError, ValueError):
+        return (NO_PATH,)
+    return boundary.consistency
+
+
+def _with_seal(made: Report, stated: Report, path: tuple[str, ...]) -> Report:
     """What no leaf says, from the report (rule 1)."""
     boundary, sealed = made.boundary, stated.boundary
     point = boundary.checkpoint._replace(at_us=sealed.checkpoint.at_us)
@@ -183,7 +225,7 @@ def _with_seal(made: Report, stated: Report) -> Report:
         boundary=boundary._replace(
             checkpoint=point,
             witnessed=sealed.witnessed,
-            extends=sealed.extends,
-            consistency=sealed.consistency,
+            extends=stated.asked.extends,
+            consistency=path,
         ),
     )

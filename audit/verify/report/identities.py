@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvcustody.audit.coverage.custody_units import DEVICE_TIER
 from kvcustody.audit.coverage.summary import CoverageRow, add_rows
 from kvcustody.audit.report.control_status import control_statuses
 from kvcustody.audit.report.exceptions import MEANINGS
@@ -13,6 +14,8 @@ from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.opinion.opinion import opinion_of
 from kvcustody.audit.report.sampling.attribute_size import RISK_PPM
 from kvcustody.audit.report.sampling.strata import concluded, draw_strata
+from kvcustody.audit.report.sections.board import tenants_of
+from kvcustody.audit.report.sections.signature_window import NO_WINDOW
 
 _VERDICTS = ("in_time", "late", "failed", "missing", "unproven", "overdue")
 
@@ -20,7 +23,11 @@ _VERDICTS = ("in_time", "late", "failed", "missing", "unproven", "overdue")
 def disagreements(report: Report) -> list[str]:
     """Every identity that does not hold."""
     found: list[str] = []
-    for each in (_framework, _checkpoint, _coverage, _parts, _population, _tiers, _read, _follows):
+    checks = (
+        *(_framework, _checkpoint, _coverage, _parts, _population),
+        *(_tiers, _read, _storage, _board, _window, _follows),
+    )
+    for each in checks:
         found += each(report)
     return found
 
@@ -125,6 +132,80 @@ def _tiers(report: Report) -> Iterator[str]:
         verdicts = row.covered + row.late + row.open + row.unproven + row.disputed
         if verdicts != row.due or not 0 <= row.waiting <= row.open:
             yield f"verdicts of copies in tier `{row.tier}` do not add up to what was due"
+
+    by_tier: dict[tuple[str, str, str], int] = {}
+    for stratum in report.sampling.strata:
+        if stratum.tier != DEVICE_TIER:
+            key = stratum[:3]
+            by_tier[key] = by_tier.get(key, 0) + stratum.members
+    if by_tier != {row[:3]: row.due for row in report.tiers.rows}:
+        yield "the strata of copies are not the copies that were due, by tier, tenant and classification"
+    due = {f"copies due in {row.tier} ": 0 for row in report.tiers.rows}
+    for row in report.tiers.rows:
+        due[f"copies due in {row.tier} "] += row.due
+    stated = {
+        f"{balance.name.partition(' = ')[0]} ": (balance.left, balance.right)
+        for balance in report.tiers.balances
+        if balance.name.startswith("copies due in ")
+    }
+    if stated != {name: (copies, copies) for name, copies in due.items()}:
+        yield "the identities of copies that were due are not those of the tiers"
+
+
+def _storage(report: Report) -> Iterator[str]:
+    for row in report.storage:
+        causes = (
+            row.by_deadline,
+            row.by_eviction,
+            row.by_erasure,
+            row.by_pressure,
+            row.by_death,
+            row.by_other,
+        )
+        if sum(causes) != row.custodies or max(row.unaged, row.beyond_limit) > row.custodies:
+            yield f"what ended custody of classification `{row.classification}` does not add up"
+        if not row.age_us_p50 <= row.age_us_p99 <= row.age_us_max:
+            yield f"ages of classification `{row.classification}` are out of order"
+    if sum(row.custodies + row.overdue for row in report.storage) != report.population.custodies:
+        yield "the classifications do not have the custodies of the population"
+
+
+def _board(report: Report) -> Iterator[str]:
+    """What the first page says follows from the sections behind it, but for when workers were at work."""
+    board, erasures = report.board, report.activity.erasures
+    if (board.erasures, board.erasures_on_time) != (len(erasures), sum(one.is_on_time for one in erasures)):
+        yield "the first page has other erasures than the report"
+    due = {row.tenant for row in report.coverage if row.due}
+    if (board.tenants, board.tenants_covered) != (len(due | tenants_of(report.boundary.logs)), len(due)):
+        yield "the first page has other tenants than logs and coverage"
+    seen = [one for one in report.boundary.workers if not one.end.startswith("died")]
+    if not 0 <= board.workers_covered <= min(board.workers, len(seen)):
+        yield "the first page covers more workers than did not die"
+    if not board.workers_covered <= board.workers <= len(report.boundary.workers):
+        yield "the first page has more workers than the boundary"
+    if report.asked.tenant is None and board.workers - len(report.unscanned) > board.workers_covered + len(
+        report.boundary.workers
+    ) - len(seen):
+        yield "the first page covers fewer workers than were scanned and did not die"
+    if board.trend and board.trend[-1] != (
+        report.asked.since_us, report.asked.until_us, report.total.due, report.total.covered
+    ):  # fmt: skip
+        yield "the last period of the trend is not the report's own"
+
+
+def _window(report: Report) -> Iterator[str]:
+    """The signature that closed the window is of this checkpoint or an earlier one, and the leaf of the period."""
+    window = report.window
+    if window == NO_WINDOW:
+        return
+    if window.longest_us != window.signed_us - window.at_us or window.longest_us <= 0:
+        yield "the longest window is not the time from its leaf to its signature"
+    if window.signed_us > report.boundary.checkpoint.signed_us:
+        yield "the longest window ends later than the report's checkpoint was signed"
+    if not report.asked.since_us <= window.at_us < report.asked.until_us:
+        yield "the longest window begins outside the period"
+    if window.log not in {log.name for log in report.boundary.logs}:
+        yield "the longest window is of a log that is not under the checkpoint"
 
 
 def _read(report: Report) -> Iterator[str]:

@@ -56,7 +56,7 @@ ALONE = (
     ("storage", "ages and limits of each classification"),
     ("window", "the longest time between a leaf and its signature"),
     ("unscanned", "which pools were not scanned"),
-    ("board", "scope, erasures on time and the trend of the first page"),
+    ("board", "workers and earlier periods of the first page; its other figures follow from other sections"),
     ("responses", "what people answered"),
     ("statuses", "whether the facts are those that they follow from"),
     ("opinion", "whether the facts are those that it follows from"),

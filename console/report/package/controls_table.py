@@ -1,7 +1,8 @@
-"""Controls by period as CSV, and a folder of evidence for each control that has any, to upload to a request.
+"""Controls by period as CSV and XLSX, and a folder of evidence for each control that has any, to upload to a request.
 
-1. Cells that a spreadsheet would run as a formula begin with an apostrophe.
+1. Cells that a spreadsheet would run as a formula begin with an apostrophe, in both; in XLSX all cells are text.
 2. Reports of several periods of one framework are one table: a column of statuses for each.
+3. The same reports give the same bytes: a workbook is dated when the newest report's checkpoint was signed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from kvcustody.audit.report.framework import SECTIONS
 from kvcustody.audit.report.model import EVIDENCE_PRESENT, Report
@@ -16,10 +18,22 @@ from kvcustody.console.report.oscal import control_id
 from kvcustody.errors import ConfigError
 from kvcustody.times import iso
 
+_COLUMN_CHARACTERS = 28
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def controls_table(reports: Sequence[Report]) -> bytes:
+    """`table_rows` as CSV."""
+    return as_csv(table_rows(reports))
+
+
+def controls_workbook(reports: Sequence[Report]) -> bytes:
+    """`table_rows` as XLSX; raises `ConfigError` without the extra `reports`."""
+    signed_us = max(report.boundary.checkpoint.signed_us for report in reports)
+    return as_workbook(table_rows(reports), signed_us)
+
+
+def table_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
     """Controls in rows, periods in columns, oldest first; raises `ConfigError` for reports of several frameworks."""
     ordered = sorted(reports, key=lambda report: (report.asked.since_us, report.asked.until_us))
     if len({report.framework for report in ordered}) != 1:
@@ -31,7 +45,7 @@ def controls_table(reports: Sequence[Report]) -> bytes:
         found = [statuses[control.id] for statuses in by_period]
         cited = ", ".join(dict.fromkeys(SECTIONS[name] for name in found[-1].sections))
         rows.append((control.id, control.title, *(each.status for each in found), cited, control.limit))
-    return as_csv(rows)
+    return rows
 
 
 def upload_folders(report: Report) -> dict[str, bytes]:
@@ -60,7 +74,33 @@ def upload_folders(report: Report) -> dict[str, bytes]:
 def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
     """Rows as CSV (rule 1)."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\r\n").writerows(
-        [f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in row] for row in rows
-    )
+    csv.writer(text, lineterminator="\r\n").writerows([_guarded(cell) for cell in row] for row in rows)
     return text.getvalue().encode()
+
+
+def as_workbook(rows: Sequence[Sequence[str]], at_us: int) -> bytes:
+    """Rows as a sheet, the first as its head (rules 1 and 3)."""
+    try:
+        from xlsxwriter import Workbook
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a workbook needs `{error.name}`: install kvcustody with the extra `reports`", missing=error.name
+        ) from None
+    made = io.BytesIO()
+    book = Workbook(made, {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False})
+    book.set_properties(
+        {"title": "Controls by period", "created": datetime.fromtimestamp(at_us // 1_000_000, UTC)}
+    )
+    head, body = book.add_format({"bold": True, "text_wrap": True}), book.add_format({"text_wrap": True})
+    sheet = book.add_worksheet("controls")
+    for number, row in enumerate(rows):
+        for column, cell in enumerate(row):
+            sheet.write_string(number, column, _guarded(cell), head if number == 0 else body)
+    sheet.set_column(0, len(rows[0]) - 1, _COLUMN_CHARACTERS)
+    sheet.freeze_panes(1, 1)
+    book.close()
+    return made.getvalue()
+
+
+def _guarded(cell: str) -> str:
+    return f"'{cell}" if cell.startswith(_FORMULA) else cell

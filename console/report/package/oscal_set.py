@@ -1,7 +1,8 @@
 """The other OSCAL documents of a report: component definition, profile, security plan, assessment plan, milestones.
 
 1. Each imports the one before by its file name, so that a folder is read as one: profile, plan of the system, plan of
-   the assessment, its results, and what is open. Identifiers follow from the report's digest.
+   the assessment, its results, and what is open. Identifiers follow from the report's digest. Where no OSCAL catalog is
+   known to have a framework's ids, one comes along: ids as tokens, and our paraphrases as titles.
 2. The plan of the system is a skeleton: it says what the product does, and `REMAINING` where only its owner can speak.
 3. Milestones are the exceptions of the report's opinion; without any there is no such document, as OSCAL has none that
    is empty.
@@ -21,6 +22,7 @@ from kvcustody.console.report.oscal import NAMESPACE, VERSION, assessment_result
 from kvcustody.times import iso
 
 REMAINING = "To be stated by the owner of the system."
+CATALOG = "catalog.json"
 PROFILE, SYSTEM, PLAN, RESULTS = "profile.json", "ssp.json", "assessment-plan.json", "assessment-results.json"
 _COMPONENT = "Who may reuse a cached block, for how long it may exist, and evidence that it is gone."
 _Name = Callable[[str], str]
@@ -39,6 +41,8 @@ def oscal_documents(report: Report) -> dict[str, bytes]:
         SYSTEM: {"system-security-plan": _system(report, name)},
         PLAN: {"assessment-plan": _plan(report, name)},
     }
+    if not report.framework.catalog:
+        made[CATALOG] = {"catalog": _catalog(report, name)}
     if report.opinion.exceptions:
         made["poam.json"] = {"plan-of-action-and-milestones": _milestones(report, name)}
     files = {file: orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n" for file, body in made.items()}
@@ -89,24 +93,33 @@ def _component_definition(report: Report, name: _Name) -> dict[str, Any]:
     }
 
 
+def _catalog(report: Report, name: _Name) -> dict[str, Any]:
+    return {
+        "uuid": name("catalog"),
+        "metadata": _metadata(report, "Ids"),
+        "controls": [
+            {
+                "id": control_id(control.id),
+                "title": control.title,
+                "props": [{"name": "label", "value": control.id}],
+            }
+            for control in report.framework.controls
+        ],
+    }
+
+
 def _profile(report: Report, name: _Name) -> dict[str, Any]:
     chosen = [control_id(control.id) for control in report.framework.controls]
-    catalog = {
-        "uuid": name("catalog"),
-        "title": report.framework.title,
-        "description": "No OSCAL catalog is known to have these ids: they are tokens made of the publisher's.",
-    }
-    made: dict[str, Any] = {
+    return {
         "uuid": name("profile"),
         "metadata": _metadata(report, "Profile"),
         "imports": [
             {
-                "href": report.framework.catalog or f"#{catalog['uuid']}",
+                "href": report.framework.catalog or CATALOG,
                 "include-controls": [{"with-ids": chosen}],
             }
         ],
     }
-    return made if report.framework.catalog else made | {"back-matter": {"resources": [catalog]}}
 
 
 def _system(report: Report, name: _Name) -> dict[str, Any]:
@@ -185,12 +198,12 @@ def _milestones(report: Report, name: _Name) -> dict[str, Any]:
         "import-ssp": {"href": SYSTEM},
         "poam-items": [
             {
-                "uuid": name(f"item {each.id}"),
+                "uuid": name(f"item {number} {each.id}"),
                 "title": each.id,
                 "description": f"{each.cause}. Risk: {each.risk}.",
                 "remarks": f"Owner: {each.owner}. Date: {each.date}. Response: {each.response}. "
                 f"Compensating control: {each.compensating_control}.",
             }
-            for each in report.opinion.exceptions
+            for number, each in enumerate(report.opinion.exceptions)  # several may be of one kind
         ],
     }

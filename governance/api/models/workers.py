@@ -115,14 +115,28 @@ class WorkerKeyOrder(Model):
     at_us: Utc
 
 
-class Orders(Model):
-    """Erasures that the worker owes an answer for, the last orders on each tenant's keys, and for whom it enforces."""
+class RestrictedSubjectModel(Model):
+    """A subject whose processing a case restricts: what is kept of them is not used."""
 
-    model_config = example({"items": [_ORDER], "keys": [_KEY_ORDER], "enforcement": None})
+    model_config = example({"case_id": "0f" * 16, "tenant": "acme", "subject": "ada"})
+
+    case_id: str
+    tenant: str
+    subject: str
+
+
+class Orders(Model):
+    """Erasures that the worker owes an answer for, the last orders on each tenant's keys, and for whom it enforces.
+
+    `restrictions`: all that are in force.
+    """
+
+    model_config = example({"items": [_ORDER], "keys": [_KEY_ORDER], "enforcement": None, "restrictions": []})
 
     items: list[ErasureOrderModel]
     keys: list[WorkerKeyOrder]
     enforcement: EnforcementOrderModel | None = None  # type: ignore[valid-type]
+    restrictions: list[RestrictedSubjectModel] = Field(default_factory=list)
 
 
 class IncarnationModel(Model):

@@ -20,7 +20,7 @@ from kvcustody.audit.erasure.preview import preview
 from kvcustody.audit.erasure.requests_and_answers import Requested
 from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.audit.subjects.subject_table import session_names, subject_names
-from kvcustody.errors import LedgerError
+from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
@@ -38,11 +38,12 @@ from kvcustody.governance.api.models.erasures import (
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
+from kvcustody.governance.restriction.orders import check_not_restricted
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.certificates import certificate, opening
 from kvcustody.governance.service.page_cursor import CursorBinding
-from kvcustody.governance.service.problem_details import not_found
+from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 from kvcustody.policies.document.model import Action
 
@@ -55,7 +56,7 @@ _certify = partial(Operation, method="GET", action=Permission.CERTIFY, tag="eras
 def add_erasures(api: Api) -> None:
     """Declare the operations."""
     asking = Operation("requestErasure", "POST", "/v1/erasures", Permission.ERASE, "erasures", keyed=True)
-    api.add(asking, request, answers=ErasureModel, status=202, problems=("not-found",))
+    api.add(asking, request, answers=ErasureModel, status=202, problems=("not-found", "conflict"))
     looking = Operation(
         "previewErasure", "POST", "/v1/erasures:preview", Permission.ERASE, "erasures", recorded=True
     )
@@ -79,11 +80,19 @@ def add_erasures(api: Api) -> None:
 
 
 def request(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dict[str, Any]:
-    """Ask that all custody of a selector end by a deadline, in every worker."""
+    """Ask that all custody of a selector end by a deadline, in every worker.
+
+    Refused while a case restricts the processing of anybody whom it covers.
+    """
     selector = _selector(caller, service, what)
     if caller.tenant is not None:
         named = selector.classification
         service.authorize(Action.ADMINISTER, caller, () if named is None else (named,))
+    try:
+        with service.reading() as connection:  # no wall: who is behind a pseudonym is in no tenant's log
+            check_not_restricted(connection, selector, service.subject_keys)
+    except ConfigError as error:
+        raise ProblemError("conflict", error.message) from None
     now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
     deadline_us = now_us + what.deadline_seconds * 1_000_000
     service.record(request_event(selector, erasure, caller.name, deadline_us, now_us))

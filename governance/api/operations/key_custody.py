@@ -46,7 +46,7 @@ def add_key_custody(api: Api) -> None:
     api.add(unlinking, unlink, answers=UnlinkedModel)
     for verb, (action, says) in _ORDERS.items():
         ordering = _manage(f"{verb}TenantKeys", "POST", f"/v1/keys/tenants:{verb}", keyed=True)
-        api.add(ordering, _ordering(action, says), answers=KeyOrderModel, status=202)
+        api.add(ordering, _ordering(action, says), answers=KeyOrderModel, status=202, problems=("conflict",))
     listing = _manage("listKeyOrders", "GET", "/v1/keys/tenants")
     api.add(listing, orders, answers=KeyOrderPage, problems=("cursor-invalid",))
 

@@ -43,6 +43,7 @@ from kvcustody.governance.api.models.workers import (
     Workers,
 )
 from kvcustody.governance.observability.attempts import Attempted, events_of
+from kvcustody.governance.restriction.orders import restricted_from, restricted_now
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet.covered_leaves import LeafRun, find_runs
 from kvcustody.governance.service.ingest.ingest import WaitingBatch
@@ -121,8 +122,17 @@ async def erasures(
     enforcement: Annotated[
         int | None, Query(ge=-1, lt=LARGE, description="The order on enforcement that it has; -1: none.")
     ] = None,
+    restrictions: Annotated[
+        str | None,
+        Query(
+            max_length=64, pattern=r"^[0-9a-f]*$", description="Digest of the restrictions that it follows."
+        ),
+    ] = None,
 ) -> dict[str, Any]:
-    """Erasures that this worker owes an answer for, and orders on keys; held open up to `wait` seconds for news."""
+    """Erasures that this worker owes an answer for, and orders on keys; held open up to `wait` seconds for news.
+
+    And for whom it enforces its policy, and whose processing is restricted.
+    """
     taken = set(known.split(","))
     return await long_poll(
         service,
@@ -137,6 +147,7 @@ async def erasures(
                 and answer["enforcement"] is not None
                 and answer["enforcement"]["order"] > enforcement
             )
+            or (restrictions is not None and restricted_from(answer["restrictions"]).digest() != restrictions)
         ),
     )
 
@@ -282,7 +293,13 @@ def _owed(service: Service, worker: str) -> dict[str, Any]:
             made.append(asked._asdict() | named)
         last = {(order.tenant, order.action): order for order in key_orders(connection)}
         enforced = newest_order(connection)
+        restricted = sorted(restricted_now(connection, service.subject_keys).orders)
     names_ = ("order", "tenant", "action", "at_us")
     asked_keys = [{name: getattr(order, name) for name in names_} for order in last.values()]
     order = None if enforced is None else enforced._asdict()
-    return {"items": made, "keys": asked_keys, "enforcement": order}
+    return {
+        "items": made,
+        "keys": asked_keys,
+        "enforcement": order,
+        "restrictions": [one._asdict() for one in restricted],
+    }

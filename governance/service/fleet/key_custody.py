@@ -13,16 +13,18 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcustody.audit.events import KeysOrdered
-from kvcustody.audit.query.key_orders import KeyOrder, key_orders
+from kvcustody.audit.query.key_orders import DESTROY, KeyOrder, key_orders
 from kvcustody.audit.retention.purge_and_legal_hold import RetentionError
 from kvcustody.audit.retention.unlink_subject import UnlinkedSubject, unlink_subject
 from kvcustody.audit.tlog.log_break import LogBreak
 from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind
 from kvcustody.audit.tlog.signing_key import SigningKeyError, read_signing_key
 from kvcustody.errors import ConfigError, LedgerUnavailable
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
 from kvcustody.governance.keys import checkpoint_signing_key as signing
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys, rotate_signing_key
+from kvcustody.governance.restriction.orders import check_not_restricted
 from kvcustody.governance.service.problem_details import ProblemError
 
 if TYPE_CHECKING:
@@ -113,11 +115,22 @@ def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: s
 def order(service: Service, tenant: str, action: str, *, actor: str, reason: str) -> KeyOrder:
     """Order that every worker rotate, or destroy, the epochs that a tenant's keys have now (rule 2)."""
     check_tenant_name(tenant)
+    if action == DESTROY:
+        _check_not_restricted(service, tenant)
     service.record(KeysOrdered(service.clock.now_us(), tenant, action, actor, reason))
     service.changed()
     return next(
         found for found in reversed(orders(service)) if (found.tenant, found.action) == (tenant, action)
     )
+
+
+def _check_not_restricted(service: Service, tenant: str) -> None:
+    """Without its keys nothing of a tenant is kept, and what a case restricts is."""
+    try:
+        with service.reading() as connection:
+            check_not_restricted(connection, Selector(tenant), service.subject_keys)
+    except ConfigError as error:
+        raise ProblemError("conflict", error.message) from None
 
 
 def orders(service: Service) -> list[KeyOrder]:

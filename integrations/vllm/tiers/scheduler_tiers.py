@@ -249,7 +249,7 @@ class SchedulerTiers:
     def _leave(self, run: LeavingRun) -> None:
         label, now_us = label_of(run.domain), self._port.clock.now_us()
         due_us = min(run.ceiling_us, run.due_us)
-        if not (run.domain.is_open and run.domain.cacheable) or due_us <= now_us:
+        if not run.domain.may_be_copied or due_us <= now_us:
             return
         for tier, directory in self.directories.items():
             rule = self._rule(tier, label.tenant, label.classification)
@@ -290,7 +290,7 @@ class SchedulerTiers:
             return 0
         label = label_of(residency.domain)
         spec = label.spec
-        if spec is None or not (residency.domain.is_open and residency.domain.cacheable):
+        if spec is None or not residency.domain.may_be_copied:
             return 0
         if not any(directory.may_have(spec) for directory in self.directories.values()):
             return 0

@@ -232,6 +232,20 @@ def test_a_report_is_qualified_by_who_was_not_answered_in_time(told: Told, tmp_p
     assert any("cases" in problem for problem in wrong), "signed by who holds the key, and found"
 
 
+def test_a_report_says_whose_processing_was_restricted_then(told: Told) -> None:
+    told.step("missed", 10, "restrict", "", "18(1)(a)", "", "", "")
+    told.step("near", 30, "restrict", "", "18(1)(c)", "", "", "")
+    told.step("near", 35, "lift-restriction", "", "", "", "over", "")
+    size = told.sign()
+
+    def restricted(until: float) -> set[str]:
+        return {case.case_id for case in told.report(size, until).activity.cases if case.restricted}
+
+    assert [restricted(day) for day in (9, 20, 32, 50)] == [set(), {"missed"}, {"missed", "near"}, {"missed"}]
+    page = render_all(told.report(size, 50), ["html"])["report.html"].decode()
+    assert "erased, restricted" in page or "not decided, restricted" in page
+
+
 def test_a_hold_on_one_person_keeps_their_pseudonyms_and_no_other_persons(told: Told) -> None:
     told.opened("of-bob", 1, "bob")
     assert told.writer.flush(60)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from one_process import OneProcess, clean
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from kvcustody.audit.events import ErasureCompleted, ErasureRequested
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
@@ -196,3 +196,25 @@ def _outside(code: str) -> str:
         elif not depth:
             kept.append(line)
     return "\n".join(kept)
+
+
+def test_a_trend_costs_no_further_reading_of_the_ledger(made: OneProcess, world: Callable[..., Any]) -> None:
+    """The last quarter, with three periods before it, reads the rows of custody as often as the whole does."""
+    made.fill(clean(world))
+    queries: list[str] = []
+
+    def executed(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "custody_ends" in statement or "FROM residencies" in statement:
+            queries.append(statement)
+
+    event.listen(made.store, "before_cursor_execute", executed)
+    with made.store.connect() as connection:
+        size = newest_checkpoint(connection)
+        since, until = period(connection, size, None, None)
+        whole = ReportParameters("gdpr", size, since, until, recount=False, sample=0)
+        build_report(connection, whole)
+        of_whole = len(queries)
+        quarter = whole._replace(since_us=until - (until - since) // 4)
+        report = build_report(connection, quarter)
+    assert len(report.board.trend) == 4
+    assert len(queries) - of_whole == of_whole > 0

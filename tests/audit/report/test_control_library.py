@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,47 @@ def test_every_edition_says_where_its_ids_are_from_and_every_showing_is_used() -
         assert (
             each.needs and set(each.needs + each.also) <= set(SECTIONS) and not refused_words(each.supports)
         )
+
+
+SOURCES = (
+    *("CISO Assistant", "Prowler", "OSCAL catalog", "isms.online", "cyberday.ai", "ccToolbox", "AICM Atlas"),
+    *("OWASP/AISVS on GitHub", "published by OWASP", "summarised by NIST", "45 CFR"),
+)
+
+
+def lacking(found: Framework) -> list[str]:
+    """What an edition does not say of its ids."""
+    problems = []
+    if not re.fullmatch(r"20[0-9]{2}-(0[1-9]|1[0-2])(-[0-3][0-9])?", found.ids_taken):
+        problems.append("no date")
+    if not any(source in found.ids_from for source in SOURCES):
+        problems.append("no source that can be opened")
+    if "verified" in f"{found.edition} {found.ids_from}":
+        problems.append("ids that were not looked up")
+    if (
+        "from knowledge" in found.ids_from
+        and "found" not in found.ids_from
+        and "show it" not in found.ids_from
+    ):
+        problems.append("ids from knowledge, without what was looked for")
+    return problems
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_edition_names_a_source_that_can_be_opened_and_a_date(name: str) -> None:
+    found = load_framework(name)
+    assert lacking(found) == []
+    assert lacking(found._replace(ids_taken="lately")) == ["no date"]
+    assert lacking(found._replace(ids_from="a clause, from knowledge"))[0].startswith("no source")
+    assert "ids that were not looked up" in lacking(
+        found._replace(edition="2; its ids are not verified here")
+    )
+
+
+def test_the_ai_controls_matrix_is_mapped_by_its_own_ids() -> None:
+    found = {control.id: control for control in load_framework("csa-aicm").controls}
+    assert {"AIS-14", "I&S-06", "DSP-16", "LOG-09"} <= set(found) and "IVS-06" not in found
+    assert "IVS-06" in {control.id for control in load_framework("csa-ccm").controls}
 
 
 @pytest.mark.parametrize("name", NAMES)

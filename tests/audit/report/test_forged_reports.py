@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import report_ledger
+import tiered_ledger
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
@@ -107,6 +108,82 @@ def test_decisions_limitations_a_witness_and_totals_that_were_made_up(signed: Si
         found = verify_report(signed.resigned(body), [signed.vkey], again=signed.made)
         assert not found.ok or name == "a witness", name
         assert is_unchecked("boundary.witnessed.size", found.unchecked)
+
+
+def test_an_export_shows_which_checkpoint_was_extended(world_class: Any, tmp_path: Path) -> None:
+    """Of a ledger with tiers and two checkpoints: every part but what no leaf says; another path is found."""
+    engine = open_store(tmp_path / "ledger.db")
+    upgrade(engine)
+    sealed = tiered_ledger.fill(engine, world_class, tmp_path)
+    write_export(tmp_path / "export", LedgerSource(engine), made_at_us=1)
+    vkeys = [str(tiered_ledger.NEW.verifier)]
+    with engine.connect() as connection:
+        asked = ReportParameters("cc-fdp-rip", sealed.last, *period(connection, sealed.last, None, None))
+        report = build_report(connection, asked._replace(extends=sealed.first))
+    engine.dispose()
+    assert report.boundary.consistency and any(row.due for row in report.tiers.rows)
+    made = again_from_export(tmp_path / "export", report, vkeys)
+    assert verify_report(report.to_bytes(), vkeys, again=made).ok
+    assert {each.path for each in made.unchecked} == {
+        *("boundary.witnessed", "boundary.checkpoint.at_us", "boundary.checkpoint.signed_us", "window"),
+        *("responses", "asked.preparer", "asked.threshold_ppm"),
+    }
+    path = report.boundary.consistency
+    for extends, forged in (
+        (sealed.first, path[:-1]),
+        (sealed.first, path[::-1]),
+        (sealed.first - 1, path),
+        (10**6, path),
+    ):
+        other = report._replace(
+            asked=report.asked._replace(extends=extends),
+            boundary=report.boundary._replace(extends=extends, consistency=forged),
+        )
+        again = again_from_export(tmp_path / "export", other, vkeys)
+        found = verify_report(other.to_bytes(), vkeys, again=again)
+        assert any("boundary.consistency" in problem for problem in found.problems), extends
+
+
+def test_the_file_alone_agrees_with_itself_on_tiers_workers_and_ages(
+    world_class: Any, tmp_path: Path
+) -> None:
+    """A figure that another section has, changed in one of them: found without any ledger."""
+    engine = open_store(tmp_path / "ledger.db")
+    upgrade(engine)
+    sealed = tiered_ledger.fill(engine, world_class, tmp_path)
+    with engine.connect() as connection:
+        asked = ReportParameters("cc-fdp-rip", sealed.last, *period(connection, sealed.last, None, None))
+        report = build_report(connection, asked)
+    engine.dispose()
+    body = json.loads(report.to_bytes())
+    changes: dict[str, Any] = {
+        "strata of copies": lambda made: made["tiers"]["rows"][0].update(
+            due=made["tiers"]["rows"][0]["due"] - 1, covered=made["tiers"]["rows"][0]["covered"] - 1
+        ),
+        "identities of copies": lambda made: made["tiers"]["balances"][0].update(left=7, right=7),
+        "other tenants": lambda made: made["board"].update(tenants_covered=1),
+        "other erasures": lambda made: made["board"].update(erasures_on_time=99),
+        "more workers": lambda made: made["board"].update(workers_covered=3),
+        "fewer workers": lambda made: (
+            made["board"].update(workers_covered=0, workers=3) or made.update(unscanned=[])
+        ),
+        "last period of the trend": lambda made: made["board"]["trend"][-1].update(covered=1),
+        "custodies of the population": lambda made: made["storage"][0].update(
+            overdue=made["storage"][0]["overdue"] + 1
+        ),
+        "what ended custody": lambda made: made["storage"][0].update(by_eviction=99),
+        "the time from its leaf": lambda made: made["window"].update(longest_us=5),
+        "ends later": lambda made: made["window"].update(
+            longest_us=made["window"]["longest_us"] + 10**15, signed_us=made["window"]["signed_us"] + 10**15
+        ),
+    }
+    vkeys = [str(tiered_ledger.NEW.verifier), str(tiered_ledger.OLD.verifier)]
+    assert verify_report(report.to_bytes(), vkeys).problems == (verifying.UNSIGNED,), "control"
+    for said, change in changes.items():
+        forged = json.loads(json.dumps(body))
+        change(forged)
+        found = verify_report(report_of(forged).to_bytes(), vkeys)
+        assert any(said in problem for problem in found.problems), (said, found.problems)
 
 
 def places(value: Any, at: Path_ = ()) -> Iterator[Path_]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
+import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pytest
 import report_ledger
 from oscal_bindings.v1.models import (
     AssessmentPlanDocument,
     AssessmentResultsDocument,
+    CatalogDocument,
     ComponentDefinitionDocument,
     PlanOfActionAndMilestonesDocument,
     ProfileDocument,
@@ -27,10 +32,17 @@ from kvcustody.audit.report.build_report import build_report, newest_checkpoint,
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.console.report.command import app
-from kvcustody.console.report.package.controls_table import as_csv, controls_table, upload_folders
+from kvcustody.console.report.package.controls_table import (
+    as_csv,
+    as_workbook,
+    controls_table,
+    controls_workbook,
+    upload_folders,
+)
 from kvcustody.console.report.package.oscal_set import oscal_documents
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
+from kvcustody.times import iso
 
 DOCUMENTS: dict[str, Any] = {
     "component-definition.json": ComponentDefinitionDocument,
@@ -69,8 +81,9 @@ def reports(world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.mark.parametrize("name", NAMES)
 def test_every_document_is_valid_and_imports_the_one_before(reports: Reports, name: str) -> None:
     found = oscal_documents(reports.make(name))
-    assert set(found) == set(DOCUMENTS)
-    for file, model in DOCUMENTS.items():
+    here = DOCUMENTS if name == "nist-800-53" else {"catalog.json": CatalogDocument, **DOCUMENTS}
+    assert set(found) == set(here)
+    for file, model in here.items():
         model.model_validate_json(found[file])
         body = json.loads(found[file])
         [part] = body
@@ -78,10 +91,17 @@ def test_every_document_is_valid_and_imports_the_one_before(reports: Reports, na
         with pytest.raises(ValidationError):  # control: a document without a title is none
             model.model_validate_json(json.dumps(body))
     bodies = {file: json.loads(data) for file, data in found.items()}
+    [imported] = bodies["profile.json"]["profile"]["imports"]
+    if "catalog.json" in found:
+        assert imported["href"] == "catalog.json"
+        ids = [control["id"] for control in bodies["catalog.json"]["catalog"]["controls"]]
+        assert ids == imported["include-controls"][0]["with-ids"] and len(set(ids)) == len(ids)
     assert bodies["ssp.json"]["system-security-plan"]["import-profile"]["href"] in found
     assert bodies["assessment-plan.json"]["assessment-plan"]["import-ssp"]["href"] in found
     assert bodies["assessment-results.json"]["assessment-results"]["import-ap"]["href"] in found
     assert bodies["poam.json"]["plan-of-action-and-milestones"]["import-ssp"]["href"] in found
+    items = [item["uuid"] for item in bodies["poam.json"]["plan-of-action-and-milestones"]["poam-items"]]
+    assert len(set(items)) == len(items)
     text = b"".join(found.values()).decode()
     for resources in (
         body[part].get("back-matter", {}).get("resources", []) for body in bodies.values() for part in body
@@ -121,11 +141,39 @@ def test_a_table_of_controls_by_period_and_a_folder_a_control(reports: Reports) 
     assert as_csv([("=1+1", "plain")]) == b"'=1+1,plain\r\n"
 
 
+def test_the_workbook_reads_back_as_the_table_and_is_the_same_bytes_again(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [reports.make("gdpr"), reports.make("gdpr", half=True)]
+    data = controls_workbook(both)
+    time.sleep(1.1)
+    assert controls_workbook(both[::-1]) == data
+    with zipfile.ZipFile(io.BytesIO(data)) as parts:
+        assert {each.date_time for each in parts.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+        dated = iso(both[0].boundary.checkpoint.signed_us)[:19]
+        assert parts.read("docProps/core.xml").decode().count(dated) == 2
+    sheet = openpyxl.load_workbook(io.BytesIO(data)).active
+    read = [tuple(cell or "" for cell in row) for row in sheet.iter_rows(values_only=True)]
+    assert read == [tuple(row) for row in csv.reader(io.StringIO(controls_table(both).decode()))]
+    evil = [("head", "other"), ("=1+1", "@SUM(A1)"), ("https://example.org", "plain")]
+    sheet = openpyxl.load_workbook(io.BytesIO(as_workbook(evil, 0))).active
+    cells = [cell for row in sheet.iter_rows() for cell in row]
+    assert {cell.data_type for cell in cells} == {"s"} and not any(cell.hyperlink for cell in cells)
+    assert [cell.value for cell in cells[2:]] == ["'=1+1", "'@SUM(A1)", "https://example.org", "plain"]
+    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
+    with pytest.raises(ConfigError, match="extra `reports`"):
+        as_workbook(evil, 0)
+
+
 def test_the_command_writes_all_of_it(reports: Reports, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_bytes(reports.make("soc2").to_bytes())
     arguments = ["package", str(tmp_path / "report.json"), "--out", str(tmp_path / "out"), "--json"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    assert {f"oscal/{name}" for name in DOCUMENTS} | {"controls.csv", "report.json"} <= set(said["files"])
+    assert {f"oscal/{name}" for name in DOCUMENTS} | {"controls.csv", "controls.xlsx", "report.json"} <= set(
+        said["files"]
+    )
     assert all((tmp_path / "out" / name).is_file() for name in said["files"])
+    without = CliRunner().invoke(app, [*arguments, "--no-xlsx"])
+    assert without.exit_code == 0 and "controls.xlsx" not in json.loads(without.stdout)["files"]

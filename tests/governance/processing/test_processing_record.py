@@ -20,6 +20,8 @@ from kvcustody.audit.events import (
     WorkerStarted,
     WorkerStopped,
 )
+from kvcustody.audit.exports.export_writer import write_export
+from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.report.build_report import newest_checkpoint
 from kvcustody.audit.report.signing.report_signature import sign_digest
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -34,6 +36,7 @@ from kvcustody.governance.processing.build_record import RecordRequest, build_re
 from kvcustody.governance.processing.record import (
     OPEN,
     PROCESSOR,
+    STATEMENT,
     ControllerStatement,
     ProcessingRecord,
     ServedController,
@@ -233,8 +236,12 @@ def test_every_field_that_is_changed_is_found_with_the_log_key_alone(ledger: Led
     assert [path for path, data in every.items() if ledger.check(data, is_compared=False).ok] == []
 
 
-def test_who_holds_the_key_is_found_by_the_ledger(ledger: Ledger) -> None:
+@pytest.mark.parametrize("source", ["ledger", "export"])
+def test_who_holds_the_key_is_found_by_what_it_is_made_of(ledger: Ledger, source: str) -> None:
     """Signed anew, so that the signature holds: what the ledger contradicts is found, what is stated is unchecked."""
+    how: dict[str, Any] = {}
+    if source == "export":
+        how = {"is_compared": False, "export": exported(ledger)}
     record = ledger.record(30, 45, is_signed=False)
     stated = set(ControllerStatement._fields)
     passed = []
@@ -251,13 +258,42 @@ def test_who_holds_the_key_is_found_by_the_ledger(ledger: Ledger) -> None:
             false = _signed(ledger, body)
         except (TypeError, AttributeError):
             continue  # of another type, which is no record
-        if ledger.check(false.to_bytes()).ok:
+        if ledger.check(false.to_bytes(), **how).ok:
             passed.append(field)
     assert set(passed) <= stated | {"since_us", "until_us"}, passed
     assert stated | {"since_us", "until_us"} <= {
-        one.path for one in ledger.check(record.to_bytes()).unchecked
+        one.path for one in ledger.check(record.to_bytes(), **how).unchecked
     }
     assert {"purposes", "controller"} <= set(passed), "control: a statement is theirs who state it"
+
+
+def exported(ledger: Ledger) -> Path:
+    folder = ledger.folder / "export"
+    if not folder.exists():
+        write_export(folder, LedgerSource(ledger.store), made_at_us=1)
+    return folder
+
+
+def test_it_is_verified_against_an_export_alone(ledger: Ledger) -> None:
+    folder, record = exported(ledger), ledger.record(30, 45)
+    found = ledger.check(record.to_bytes(), is_compared=False, export=folder)
+    assert found.problems == () and found.source == "the export"
+    assert not {"recipients", "policies", "due", "controls"} & {one.path for one in found.unchecked}
+    later = record._replace(checkpoint=record.checkpoint + 1)
+    bad = ledger.check(_signed_as(ledger, later).to_bytes(), is_compared=False, export=folder)
+    assert any("is of checkpoint" in problem for problem in bad.problems)
+    leaves = max(folder.rglob("*.ndjson*"), key=lambda path: path.stat().st_size)
+    data = leaves.read_bytes()
+    leaves.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+    torn = ledger.check(record.to_bytes(), is_compared=False, export=folder)
+    assert any("is not sound" in problem for problem in torn.problems)
+
+
+def _signed_as(ledger: Ledger, record: ProcessingRecord) -> ProcessingRecord:
+    with ledger.store.connect() as connection:
+        return record._replace(
+            signature=sign_digest(connection, record.digest(), ledger.report_key, STATEMENT)
+        )
 
 
 def _signed(ledger: Ledger, body: dict[str, Any]) -> ProcessingRecord:
@@ -289,6 +325,9 @@ def test_the_command_line_makes_signs_and_verifies_every_format(ledger: Ledger) 
     verifying = ["report", "verify", str(folder / "ropa"), "--key", str(folder / "log.vkey"), "--ledger", url]
     checked = json.loads(CliRunner().invoke(app, [*verifying, "--json"]).stdout)
     assert checked["ok"] and checked["formats"] == ["ropa.csv", "ropa.html", "ropa.json", "ropa.pdf"]
+    alone = [*verifying[:-2], "--export", str(exported(ledger)), "--json"]
+    from_export = json.loads(CliRunner().invoke(app, alone).stdout)
+    assert from_export["ok"] and from_export["source"] == "the export"
     assert checked["digest"] == json.loads(found.stdout)["digest"]
     page = (folder / "ropa" / "ropa.html").read_text()
     (folder / "ropa" / "ropa.html").write_text(page.replace("reader", "nobody"))

@@ -61,6 +61,8 @@ _VIEW = _CASE | {
     "duties": ["decide (step `decide`)"],
     "contradictions": [],
     "strangers": [],
+    "followed_by": [],
+    "not_followed_by": [],
 }
 _SHOWN = shown(views.CaseView, "CaseView", _VIEW, parts=_PARTS)
 _EXAMPLES: list[Any] = [_VIEW]

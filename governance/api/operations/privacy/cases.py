@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import Path, Response
 
-from kvcustody.audit.cases.case_record import CaseStep, SubjectCase
+from kvcustody.audit.cases.case_record import CaseStep, StepKind, SubjectCase
 from kvcustody.audit.cases.read_cases import read_case, read_cases
 from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.errors import ConfigError, LedgerError
@@ -120,6 +120,8 @@ def take_step(caller: CallerDep, service: ServiceDep, case: CaseId, what: StepRe
     except ConfigError as error:
         raise ProblemError("conflict", error.message) from None
     service.record(step_event(service.clock.now_us(), found, step))
+    if step.step in (StepKind.RESTRICT, StepKind.LIFT):
+        service.changed()  # workers wait for it
     made = _case(caller, service, case, Permission.ERASE)
     if made.steps[-1].void:  # somebody else was first
         raise ProblemError("conflict", f"step `{step.step}`: {made.steps[-1].void}")
