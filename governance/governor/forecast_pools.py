@@ -337,6 +337,7 @@ class ForecastPools:
             )
         elif twin.limits != limits:
             self._manager.set_limits({twin: limits}, now_us)
+        twin.is_withheld = domain.is_withheld
         return Chain(twin, chain.state)
 
     def _discard(self) -> None:
