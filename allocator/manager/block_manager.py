@@ -91,9 +91,6 @@ class BlockManager:
         self.forks = Forks(self.pool, self.tree, self.decode)
         self.accounts: dict[str, Account] = {}
         self._next_domain = 1
-        self.filled: Callable[[RunningSequence, list[int]], None] | None = (
-            None  # of a monitored one, a block in decode
-        )
         self.expired_residencies = 0
         self.behind = False  # the newest sweep lapsed as many holds as it may, so more may be due
         self._next_residency = (number << RESIDENCY_BITS) + 1  # no two pools of a process number one alike
@@ -418,8 +415,6 @@ class BlockManager:
     def _key_block(self, slot: int, is_known: bool) -> None:
         """Make the key of the block that `pending` holds in full; without its tokens the chain ends here."""
         sequence = self.decode.sequences[slot]
-        if sequence is not None and sequence.monitored is not None and self.filled is not None and is_known:
-            self.filled(sequence, self.decode.pending[slot].tolist())
         if sequence is not None and sequence.spans:
             span = sequence.spans[-1]
             if span.state is not None and is_known:

@@ -9,7 +9,9 @@
    unlinked later is in a later certificate.
 5. It is `complete` only where every worker that owes an answer has given it, as the leaves that it carries say: the
    request, the start and end of every process that was at work then, and the answers (`who_owes`).
-6. Legal holds on everything, on its tenant and on its subject are listed, from their leaves (`erasure_holds`).
+6. It says when any process did not enforce its policy for everybody, as its issuer's word: the leaves that show it
+   name other tenants.
+7. Legal holds on everything, on its tenant and on its subject are listed, from their leaves (`erasure_holds`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_
 from kvcustody.audit.erasure.requests_and_answers import Status, status
 from kvcustody.audit.erasure.who_owes import without_answer
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.processes.enforcement import monitored_periods, unnamed
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import about, life_leaves, work_periods
 from kvcustody.audit.query.evidence_columns import read
@@ -116,6 +119,7 @@ def issue(
         "workers": [answer._asdict() for answer in found.answers],
         "waiting": list(found.waiting),
         "unreachable": list(found.unreachable),
+        "monitored": [one._asdict() for one in unnamed(monitored_periods(connection, 0, now_us))],
         "holds": [one._asdict() for one in holds_among(bodies, found.request.tenant, found.request.subject)],
         "population": _population(connection, found, figures),
         "figures": figures.as_dict(),

@@ -72,6 +72,17 @@ class MonitoredPeriod(NamedTuple):
     actor: str
 
 
+class NotEnforced(NamedTuple):
+    """A time in which some process did not enforce its policy for everybody (UTC; `until_us` None: one still does).
+
+    `monitor`: for nobody. `canary`: for some. It names no worker, no tenant and nobody who ordered it.
+    """
+
+    from_us: int
+    until_us: int | None
+    mode: str
+
+
 class Forecast(NamedTuple):
     """What was monitored of a tenant, in requests and prompt tokens.
 
@@ -150,12 +161,31 @@ def worker_enforcement(connection: Connection) -> tuple[WorkerEnforcement, ...]:
 
 
 def monitored_periods(
-    connection: Connection, since_us: int = 0, until_us: int | None = None
+    connection: Connection, since_us: int = 0, until_us: int | None = None, tenant: str | None = None
 ) -> tuple[MonitoredPeriod, ...]:
-    """When processes monitored anybody within a period, in order of time (rule 3); raises as `life_leaves`."""
+    """Whether, when and by whom anybody was monitored in a period, in order of time (rule 3); raises as `life_leaves`.
+
+    Empty: the policy was enforced for everybody. With `tenant`: for everybody of it.
+    """
+    if not any(body["mode"] != ENFORCE for _, _, body in _changes(connection)):
+        return ()
     lives = [leaf.body for leaf in life_leaves(connection)]
     changes = [body | {"at_us": at_us, "incarnation": life} for life, at_us, body in _changes(connection)]
-    return monitored_in([*lives, *changes], since_us, until_us)
+    found = monitored_in([*lives, *changes], since_us, until_us)
+    return tuple(one for one in found if one.mode == MONITOR or tenant is None or tenant not in one.tenants)
+
+
+def unnamed(periods: Iterable[MonitoredPeriod]) -> tuple[NotEnforced, ...]:
+    """The same for whoever may not know of others: one time where they touch, of the mode that enforces less."""
+    made: list[NotEnforced] = []
+    for one in sorted(periods, key=lambda one: one.from_us):
+        last = made[-1] if made else None
+        if last is None or (last.until_us is not None and one.from_us > last.until_us):
+            made.append(NotEnforced(one.from_us, one.until_us, one.mode))
+            continue
+        ends = None if None in (last.until_us, one.until_us) else max(last.until_us or 0, one.until_us or 0)
+        made[-1] = NotEnforced(last.from_us, ends, MONITOR if MONITOR in (last.mode, one.mode) else CANARY)
+    return tuple(made)
 
 
 def monitored_in(
@@ -198,7 +228,7 @@ def qualification(periods: Sequence[MonitoredPeriod]) -> str:
     if not periods:
         return ""
     named = "; ".join(
-        f"{one.worker} {one.incarnation[:12]} ({one.mode}, {iso(one.from_us)} to "
+        f"{one.worker} {one.incarnation[:12]} ({one.mode}, {enforced_for(one)}, {iso(one.from_us)} to "
         f"{'now' if one.until_us is None else iso(one.until_us)}, ordered by {one.actor})"
         for one in periods[:_NAMED]
     )
@@ -208,6 +238,32 @@ def qualification(periods: Sequence[MonitoredPeriod]) -> str:
         "under the engine's own keys, across domains too, and is no reuse that the policy permitted."
     )
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def enforced_for(one: MonitoredPeriod) -> str:
+    """For whom a policy was enforced while somebody was monitored."""
+    parts = list(one.tenants[:_NAMED])
+    if len(one.tenants) > _NAMED:
+        parts.append(f"{len(one.tenants) - _NAMED:,} more")
+    if one.share_millionths:
+        parts.append(f"{one.share_millionths / 10_000:g} % of the sessions of the others")
+    return f"enforced for {', '.join(parts) or 'nobody'}"
+
+
+def unnamed_qualification(spans: Sequence[NotEnforced]) -> str:
+    """As `qualification`, for one tenant or in a document that is not for operators alone."""
+    if not spans:
+        return ""
+    said = "; ".join(
+        f"{iso(one.from_us)} to {'now' if one.until_us is None else iso(one.until_us)}"
+        f" ({'for nobody' if one.mode == MONITOR else 'for some requests'})"
+        for one in spans[:_NAMED]
+    )
+    more = f"; and {len(spans) - _NAMED:,} more" if len(spans) > _NAMED else ""
+    return (
+        f"The policy was not enforced for every request in this period: {said}{more}. Reuse then went on under the "
+        "engine's own keys, across domains too; coverage counts what was due then as ever."
+    )
 
 
 def forecasts(

@@ -28,6 +28,7 @@ from kvcustody.audit.erasure.certificate import (
 from kvcustody.audit.erasure.erasure_holds import holds_among
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.who_owes import owing, without_answer
+from kvcustody.audit.processes.enforcement import CANARY, MONITOR, NotEnforced, unnamed_qualification
 from kvcustody.audit.processes.marked_processes import Marked, marked_processes
 from kvcustody.audit.processes.work_periods import work_periods
 from kvcustody.audit.tlog.merkle import TreeHead, leaf_hash
@@ -40,7 +41,18 @@ from kvcustody.signed_document import encode_ascii
 
 DOCUMENT_BYTES_MAX = 256 << 20
 _PARTS = {
-    *("schema", "erasure", "issued_us", "outcome", "request", "marked", "workers", "waiting", "unreachable"),
+    *(
+        "schema",
+        "erasure",
+        "issued_us",
+        "outcome",
+        "request",
+        "marked",
+        "monitored",
+        "workers",
+        "waiting",
+        "unreachable",
+    ),
     *("holds", "population", "figures", "ledger", "leaves", "limits"),
 }
 _REQUEST = {"erasure", "tenant", "selector", "subject", "session", "actor", "at_us", "deadline_us", "detail"}
@@ -63,6 +75,9 @@ NOT_SHOWN = (
     NotShown("issued_us", "when it was issued is its issuer's word"),
     NotShown("workers", "what answers say beyond that they were given: the leaves of answers say it"),
     NotShown("population", "how many residencies the ledger had, and by which query, but for the units"),
+    NotShown(
+        "monitored", "when policies were not enforced: `enforcement-changed` leaves of the system log say it"
+    ),
     NotShown("holds", "whether a hold that somebody placed was left out: an export has them all", True),
     NotShown("leaves", "whether a leaf that changes no figure was left out: an export has them all", True),
 )
@@ -82,6 +97,7 @@ class CertificateReport:
     figures: ErasureFigures | None = None
     opened: bool = False
     marked: Marked = ()
+    monitored: str = ""
     problems: list[str] = field(default_factory=list)
     unchecked: tuple[NotShown, ...] = ()
 
@@ -122,7 +138,7 @@ def _check(
     if body["schema"] != SCHEMA:
         report.problems.append(f"its schema is `{body['schema']}`, not `{SCHEMA}`")
         return
-    if body.keys() | {"marked", "holds"} != _PARTS:
+    if body.keys() | {"marked", "monitored", "holds"} != _PARTS:
         report.problems.append("it has parts that no certificate has, or lacks some")
     report.erasure, report.outcome = body["erasure"], body["outcome"]
     report.unchecked = NOT_SHOWN
@@ -136,6 +152,11 @@ def _check(
         report.problems.append(
             "the processes that it calls replayed or generated are not those of its leaves"
         )
+    spans = tuple(NotEnforced(**one) for one in body.get("monitored", []))
+    if any(one.mode not in (MONITOR, CANARY) or type(one.from_us) is not int for one in spans):
+        report.problems.append("the times of monitoring that it states are none")
+    else:
+        report.monitored = unnamed_qualification(spans)
     asked = body["request"]
     holds = [one._asdict() for one in holds_among(bodies, asked["tenant"], asked["subject"])]
     if body.get("holds", []) != holds:

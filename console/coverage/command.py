@@ -23,7 +23,7 @@ from kvcustody.audit.coverage.recount_process import (
 from kvcustody.audit.coverage.summary import CoverageRow, CoverageSummary, coverage
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
-from kvcustody.audit.processes.enforcement import monitored_periods, qualification
+from kvcustody.audit.processes.enforcement import monitored_periods, qualification, unnamed
 from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout, tell_history
@@ -75,11 +75,14 @@ def show(
         state = state_of(connection, as_of)
         found = coverage(connection, **chosen._asdict(), as_of=state)
         copies = copy_coverage(connection, chosen, as_of=state)
-        qualified = qualification(monitored_periods(connection, chosen.since_us or 0, chosen.until_us))
+        monitored = monitored_periods(connection, chosen.since_us or 0, chosen.until_us, chosen.tenant)
+        qualified = qualification(monitored)
     if qualified:
         print(f"note: {qualified}", file=sys.stderr)
     if as_json:
-        print_json({"selection": chosen._asdict(), **coverage_json(found), "copies": _copies_json(copies)})
+        spans = [one._asdict() for one in unnamed(monitored)]
+        body = {"selection": chosen._asdict(), **coverage_json(found), "copies": _copies_json(copies)}
+        print_json({**body, "monitored": spans})
     else:
         print_coverage(found)
         _print_copies(copies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -321,6 +322,8 @@ def verify(
     figures = report.figures.as_dict() if report.figures is not None else None
     if report.marked:
         tell_history(history(report.marked), [one._asdict() for one in report.marked])
+    if report.monitored:
+        print(f"note: {report.monitored}", file=sys.stderr)
     if as_json:
         print_json(
             {
@@ -330,6 +333,7 @@ def verify(
                 "opened": report.opened,
                 "figures": figures,
                 "problems": report.problems,
+                "monitored": report.monitored,
                 "unchecked": [{"path": one.path, "why": one.why} for one in report.unchecked],
             }
         )

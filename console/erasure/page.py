@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from kvcustody.audit.processes.enforcement import NotEnforced, unnamed_qualification
 from kvcustody.audit.processes.marked_processes import MarkedProcess, history
 from kvcustody.times import TO_THE_SECOND, readable
 
@@ -104,9 +105,11 @@ def _state(body: dict[str, Any]) -> str:
 
 
 def _history(body: dict[str, Any]) -> str:
-    """What of the ledger no engine at work recorded, where the certificate says that there is any."""
+    """What of the ledger no engine at work recorded, and when policies were not enforced, where it says so."""
     marked = tuple(MarkedProcess(**one) for one in body.get("marked", []))
-    return f"<p class=state>{escape(history(marked))}</p>" if marked else ""
+    spans = tuple(NotEnforced(**one) for one in body.get("monitored", []))
+    said = (history(marked) if marked else "", unnamed_qualification(spans))
+    return "".join(f"<p class=state>{escape(text)}</p>" for text in said if text)
 
 
 def _asked(asked: dict[str, Any]) -> list[tuple[str, str]]:

@@ -79,8 +79,8 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
-from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
-from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
+from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks
+from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest, PortForecast
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.stats import Stats, charged_blocks
 from kvcustody.governance.observability.thrash import ThrashWatch
@@ -149,7 +149,8 @@ class EnginePort(Authority[ExternalPool]):
         self.tier_counts: Callable[[], tuple[TierCounts, ...]] = tuple  # of the adapter's tiers
         self.tier_figures: Callable[[], dict[str, float]] = dict
         self.tenant_left: Callable[[str], None] = _nobody  # told to the adapter's tiers
-        self._monitor = Monitor(ForecastCache(Room(pool.partition.size), self._quota_of))
+        self._monitor = Monitor()
+        self._forecast = PortForecast(ForecastCache(pool.partition.size, self._quota_of))
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
@@ -403,7 +404,7 @@ class EnginePort(Authority[ExternalPool]):
             read, reasons = self._watched.read_plan(plan, chain.prompt, counters, moment)
             if monitored.refusal:
                 read, reasons = None, (monitored.refusal,)
-        self._monitor.judge(monitored, read, reasons, now_us)
+        self._forecast.judge(monitored, read, reasons, now_us)
         residency.reasons = (MONITORED, *reasons)
         return monitored
 
@@ -501,7 +502,7 @@ class EnginePort(Authority[ExternalPool]):
         """The keys of blocks that `tokens`, accepted after those known, complete."""
         chain, monitored = residency.keys, residency.monitored
         if isinstance(monitored, MonitoredRequest):
-            self._monitor.extend(monitored, tokens, self._clock.now_us())
+            self._forecast.extend(monitored, tokens, self._clock.now_us())
         return chain.extend(tokens) if isinstance(chain, KeyChain) else []
 
     def may_start(self, residency: ExternalResidency) -> str | None:
@@ -614,7 +615,7 @@ class EnginePort(Authority[ExternalPool]):
         residency.prompt_tokens = 0
         now_us = self._clock.now_us() if at_us is None else at_us
         if isinstance(residency.monitored, MonitoredRequest):
-            self._monitor.computed(residency.monitored, None, now_us)
+            self._forecast.computed(residency.monitored, None, now_us)
         self.measures.first_token(
             max(0, prompt - attached_tokens),
             attached_tokens,
@@ -637,6 +638,8 @@ class EnginePort(Authority[ExternalPool]):
             now_us = self._clock.now_us() if at_us is None else at_us
             which = np.array(blocks, dtype=np.int64)
             self.pool.attach(residency, which)
+            if isinstance(residency.monitored, MonitoredRequest):
+                self._forecast.given(residency.monitored, len(which))
             if residency.comparison is not None:
                 residency.compared_blocks = residency.comparison.compared(which)
                 residency.comparison = None
@@ -653,6 +656,8 @@ class EnginePort(Authority[ExternalPool]):
             self._hand_out_by_domain(residency, which, boundary, now_us)
         else:
             self.pool.hand_out(residency, which, residency.domain, now_us)
+        if isinstance(residency.monitored, MonitoredRequest):
+            self._forecast.given(residency.monitored, len(which))
         self._begin(residency, now_us)
 
     def restored(
@@ -670,15 +675,13 @@ class EnginePort(Authority[ExternalPool]):
         """What became of copies off the device, for the ledger; it leaves with the next step."""
         self._outbox += leaves
 
-    def _prompt_blocks(self, residency: ExternalResidency) -> int:
-        chain = residency.keys
-        tokens = chain.prompt.tokens if isinstance(chain, KeyChain) else 0
-        return -(-tokens // self.block_tokens)
-
     def handed_out_each(self, residencies: Sequence[ExternalResidency], blocks: Sequence[int]) -> None:
         """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""
         if blocks:
             self.pool.hand_out_each(residencies, np.array(blocks, dtype=np.int64), self._clock.now_us())
+            for residency in residencies:
+                if isinstance(residency.monitored, MonitoredRequest):
+                    self._forecast.given(residency.monitored, 1)
 
     def _hand_out_by_domain(
         self, residency: ExternalResidency, blocks: Blocks, boundary: int, now_us: int
@@ -702,9 +705,9 @@ class EnginePort(Authority[ExternalPool]):
             self._starting.append(residency)
             plan, monitored = residency.facts, residency.monitored
             if isinstance(monitored, MonitoredRequest):
-                self._monitor.begin(monitored, self._prompt_blocks(residency), now_us)
+                self._forecast.begin(monitored)
                 if self.indexes_at_once:
-                    self._monitor.computed(monitored, None, now_us)
+                    self._forecast.computed(monitored, None, now_us)
             elif isinstance(plan, Plan) and plan.active_us < NEVER_US:
                 self._active.push(residency.active_since_us + plan.active_us, residency)
 
@@ -733,7 +736,7 @@ class EnginePort(Authority[ExternalPool]):
             return
         self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
         if isinstance(residency.monitored, MonitoredRequest):
-            self._monitor.computed(
+            self._forecast.computed(
                 residency.monitored, _place(residency, int(blocks[-1])), self._clock.now_us()
             )
         if keys:
@@ -757,7 +760,7 @@ class EnginePort(Authority[ExternalPool]):
     def forget_keys(self, tenant: str | None) -> None:
         """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
         self.evicted_blocks.forget(tenant)
-        self._monitor.forecast.forget(lambda domain: tenant is None or label_of(domain).tenant == tenant)
+        self._forecast.cache.forget(lambda domain: tenant is None or label_of(domain).tenant == tenant)
 
     def unpublished(self, blocks: BlockIds, cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
@@ -792,7 +795,7 @@ class EnginePort(Authority[ExternalPool]):
         del self._running[residency.request_id]
         account = residency.account
         if isinstance(residency.monitored, MonitoredRequest):
-            self._monitor.end(residency.monitored, self._clock.now_us())
+            self._forecast.end(residency.monitored, self._clock.now_us())
         if residency.is_reserved:
             account.charge_active(-residency.reserved_blocks)
             residency.is_reserved = False

@@ -74,6 +74,7 @@ class GovernorErasure:
             ended += before - manager.live_blocks()
             units.append(covered.units)
         governor.forget_closed_plans()
+        governor.forget_forecast(lambda domain: matches_label(selector, label_of(domain)))
         return ErasureEffect(
             aborted, tuple(finishing), lapsed, ended, tuple(part for part in units if len(part.blocks))
         )

@@ -42,7 +42,14 @@ from kvcustody.governance.custody_events import (
     residency_released,
     scrub_receipts,
 )
-from kvcustody.governance.decisions.access_plan import AdmissionFacts, DomainLabel, Plan, PlanKey, plan_of
+from kvcustody.governance.decisions.access_plan import (
+    AdmissionFacts,
+    DomainLabel,
+    Plan,
+    PlanKey,
+    label_of,
+    plan_of,
+)
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
@@ -50,10 +57,10 @@ from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.accounts import ANONYMOUS
-from kvcustody.governance.external.block_keys import KeyChain
 from kvcustody.governance.governor.conservation_counts import pool_counts
-from kvcustody.governance.governor.end_monitored import end_monitored
+from kvcustody.governance.governor.end_domains import end_domains
 from kvcustody.governance.governor.erase_in_pools import GovernorErasure
+from kvcustody.governance.governor.forecast_pools import ForecastPools, PoolRun
 from kvcustody.governance.governor.offloading import Offloading
 from kvcustody.governance.governor.overdue_watch import OverdueWatch
 from kvcustody.governance.governor.pools import Pools
@@ -70,7 +77,6 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
-from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks, Room
 from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
 from kvcustody.governance.observability.first_asked import FirstAsked
@@ -94,7 +100,8 @@ from kvcustody.governance.request import (
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.ids import TenantId
-from kvcustody.policies.document.model import Action, Effect
+from kvcustody.policies.document.model import Action, Effect, Profile
+from kvcustody.policies.document.token_priorities import KindRange
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
@@ -158,11 +165,8 @@ class Governor(Authority[BlockManager]):
             self.erasures.tiers += opened
             pools.watch = self.offload.watch
         pools.boot(quotas_of(table))
-        for manager in pools.managers:
-            manager.filled = self._filled
-        first = pools.managers[0].pool.partitions[0]
-        room = Room(pools.blocks, first.reserve_low, first.reserve_high, furthest_first=True)
-        self._monitor = Monitor(ForecastCache(room, self._quota_of))
+        self._monitor = Monitor()
+        self._forecast: ForecastPools | None = None  # made with the first monitored request
         self._keep_sums(table)
         self._drain(self._clock.now_us())
 
@@ -262,7 +266,9 @@ class Governor(Authority[BlockManager]):
         begun.prompt_tokens = 0 if is_resumed else prompt.tokens
         self._outbox.append(opening)
         if monitored is not None:
-            self._begin_monitored(begun, monitored, prompt.tokens, counters, now_us)
+            self._begin_monitored(
+                begun, monitored, prompt.tokens, kinds, now_us, extra=(lookahead_tokens, can_preempt)
+            )
             return answer
         if self.offload is not None and self._restore(manager, begun, prompt, takes_partial, now_us):
             answer = _admission(begun, self.block_tokens)
@@ -306,16 +312,17 @@ class Governor(Authority[BlockManager]):
         """What the policy would let a request read that it is not enforced for, and under which keys it goes."""
         _, model, _, _, salt = plan.key
         chain = self._monitor.chain(plan.own.domain, plan.manager, model, salt)
-        governed = None if plan.own.state is None else KeyChain(prompt, single_group=True, epoch=0)
         rule = "" if plan.admitted.permitted else plan.admitted.reasons[0]
-        request = MonitoredRequest(chain, governed, model, salt, reader=plan.account.name, refusal=rule)
+        request = MonitoredRequest(chain, None, model, salt, reader=plan.account.name, refusal=rule)
         if rule:
             counters.count(counters.would_deny, rule)
             self._watched.denied(Action.ADMIT, plan.tenant, rule)
-            self._monitor.judge(request, None, (rule,), moment.now_us)
-        else:
-            read, reasons = self._watched.read_plan(plan, prompt, counters, moment)
-            self._monitor.judge(request, read, reasons, moment.now_us)
+            request.reasons = (rule,)
+            return request
+        request.read, request.reasons = self._watched.read_plan(plan, prompt, counters, moment)
+        if self._forecast is None:
+            self._forecast = ForecastPools(self._pools, quotas_of(self.table), self._clock)
+        self._forecast.judge(request, plan, request.read, prompt, moment.now_us)
         return request
 
     def _begin_monitored(
@@ -323,48 +330,55 @@ class Governor(Authority[BlockManager]):
         begun: RunningSequence,
         request: MonitoredRequest,
         prompt_tokens: int,
-        counters: TenantCounters,
+        kinds: tuple[KindRange, ...],
         now_us: int,
+        *,
+        extra: tuple[int, bool],
     ) -> None:
-        self._monitor.begin(request, begun.block_count, now_us)
-        event = monitored_event(
-            begun.residency,
-            request,
-            path_domains(begun),
-            prompt_tokens=prompt_tokens,
-            block_tokens=self.block_tokens,
-            revision=self.table.revision,
-            order=self.enforcement.order,
-            at_us=now_us,
-            counters=counters,
-        )
-        self._outbox.append(event)
+        """It is put on record as soon as it is known what it would have found."""
+        attached, revision, order = path_domains(begun), self.table.revision, self.enforcement.order
+        counters = self._counters(label_of(begun.residency.domain).tenant)
         self.measures.began(0, 0, now_us - begun.asked_us)
 
-    def _filled(self, sequence: RunningSequence, tokens: list[int]) -> None:
-        """A monitored request filled a block while it decoded."""
-        if isinstance(sequence.monitored, MonitoredRequest):
-            self._monitor.extend(sequence.monitored, tokens, self._clock.now_us())
+        def record() -> None:
+            event = monitored_event(
+                begun.residency,
+                request,
+                attached,
+                prompt_tokens=prompt_tokens,
+                block_tokens=self.block_tokens,
+                revision=revision,
+                order=order,
+                at_us=now_us,
+                counters=counters,
+            )
+            self._outbox.append(event)
+
+        run = request.run
+        if self._forecast is None or not isinstance(run, PoolRun):
+            record()
+            return
+        run.lookahead_tokens, run.can_preempt = extra
+        run.priorities = self._book.priorities(run.plan, run.policy_read.segment, kinds)
+        self._forecast.begin(run, record, now_us)
 
     def _domains_with_blocks(self) -> Iterable[Domain]:
         return {node.domain for manager in self._pools.managers for node in manager.tree.nodes()}
-
-    def _quota_of(self, tenant: str) -> QuotaBlocks:
-        """What the policy gives a tenant, whether it is enforced or not."""
-        entry, size = quotas_of(self.table).tenant(tenant), self._pools.blocks
-        return (
-            QuotaBlocks(0, size)
-            if entry is None
-            else QuotaBlocks(int(entry.guaranteed * size), int(entry.cap * size))
-        )
 
     def _end_monitored(self, before: Enforcement) -> None:
         """As `Authority`: holds lapse, keys go, and what runs leaves nothing."""
         tenants = changed_tenants(self._monitor.tenants(), before, self.enforcement)
         if tenants:
             self._monitor.closed(tenants)
+            now_us = self._clock.now_us()
             for manager in self._pools.managers:
-                end_monitored(manager, tenants, self._clock.now_us())
+                end_domains(
+                    manager,
+                    lambda domain: label_of(domain).is_monitored and label_of(domain).tenant in tenants,
+                    now_us,
+                )
+            if self._forecast is not None:
+                self._forecast.forget(lambda domain: label_of(domain).tenant in tenants, now_us)
 
     def _restore(
         self, manager: BlockManager, begun: RunningSequence, prompt: Prompt, takes_partial: bool, now_us: int
@@ -471,8 +485,8 @@ class Governor(Authority[BlockManager]):
             sequence = self._get(request_id)
             manager = self._pools.managers[sequence.pool]
             manager.commit(sequence, computed, now_us)
-            if isinstance(sequence.monitored, MonitoredRequest):
-                self._monitor.computed(sequence.monitored, computed // self.block_tokens, now_us)
+            if isinstance(sequence.monitored, MonitoredRequest) and self._forecast is not None:
+                self._forecast.computed(sequence.monitored, computed, now_us)
             if 0 < sequence.prompt_tokens <= computed:
                 self._has_first_token(sequence, now_us)
             if manager.pool.attached:
@@ -509,10 +523,34 @@ class Governor(Authority[BlockManager]):
         """`extend_many` by decode slot of one pool: the form for engines that keep their batch as arrays."""
         if tokens is not None:
             tokens = read_token_array(tokens, len(slots))
-        manager = self._pools.managers[pool]
-        stalled = [sequence.id for sequence in manager.extend_many(slots, tokens, self._clock.now_us())]
+        manager, now_us = self._pools.managers[pool], self._clock.now_us()
+        stalled = [sequence.id for sequence in manager.extend_many(slots, tokens, now_us)]
         self.measures.stalled += len(stalled)
+        if self._forecast is not None:
+            self._extend_forecast(self._forecast, slots, tokens, set(stalled), manager)
         return stalled
+
+    def _extend_forecast(
+        self,
+        forecast: ForecastPools,
+        slots: NDArray[np.int64],
+        tokens: NDArray[np.int32] | None,
+        stalled: set[Hashable],
+        manager: BlockManager,
+    ) -> None:
+        """Monitored requests that got room for one more token."""
+        places, given = [], []
+        for at, slot in enumerate(slots.tolist()):
+            sequence = manager.decode.sequences[slot]
+            if (
+                sequence is not None
+                and isinstance(sequence.monitored, MonitoredRequest)
+                and sequence.id not in stalled
+            ):
+                places.append(at)
+                given.append(sequence.monitored)
+        if given:
+            forecast.extend(given, None if tokens is None else tokens[places], self._clock.now_us())
 
     def fill(self, request_id: Hashable, tokens: Tokens | None) -> None:
         """The request's last block is full, and all of it is computed: the form for engines that tell whole blocks.
@@ -522,7 +560,10 @@ class Governor(Authority[BlockManager]):
         """
         sequence = self._get(request_id)
         manager = self._pools.managers[sequence.pool]
-        manager.fill(sequence, None if tokens is None else read_token_array(tokens))
+        ids = None if tokens is None else read_token_array(tokens)
+        manager.fill(sequence, ids)
+        if isinstance(sequence.monitored, MonitoredRequest) and self._forecast is not None:
+            self._forecast.fill(sequence.monitored, ids)
 
     def may_fork(self, request_id: Hashable) -> bool:
         """Whether a new request may read all that this one reads: none of it was revoked, expired or erased."""
@@ -620,8 +661,8 @@ class Governor(Authority[BlockManager]):
         now_us = self._clock.now_us()
         manager = self._pools.managers[sequence.pool]
         runs = written(sequence, manager)
-        if isinstance(sequence.monitored, MonitoredRequest):
-            self._monitor.end(sequence.monitored, now_us)
+        if isinstance(sequence.monitored, MonitoredRequest) and self._forecast is not None:
+            self._forecast.end(sequence.monitored, cause, now_us)
         manager.release(sequence, now_us, cause)
         if manager.pool.attached:
             self._record_joins(manager)
@@ -660,11 +701,17 @@ class Governor(Authority[BlockManager]):
         for request_id in request_ids:
             sequence = self._get(request_id)
             sequence.fence = opened.by_pool[sequence.pool]
+        if self._forecast is not None:
+            watched = [self._live[request_id].monitored for request_id in request_ids]
+            requests = [one for one in watched if isinstance(one, MonitoredRequest)]
+            self._forecast.fence(opened.number, requests, self._clock.now_us())
         return opened.number
 
     def retire(self, fence: int) -> None:
         """The device step of `fence` has retired; a second time changes nothing."""
         self._pools.retire_fence(fence)
+        if self._forecast is not None:
+            self._forecast.retire(fence)
 
     # -- time, commands, evidence -------------------------------------------------------------------------------------
 
@@ -680,6 +727,8 @@ class Governor(Authority[BlockManager]):
         over: list[RunningSequence] = []
         for manager in self._pools.managers:
             over += manager.step(now_us)
+        if self._forecast is not None:
+            self._forecast.step(now_us)
         for sequence in over:
             self.release(sequence.id, "active-max")
         self._outbox += self._overdue.look(self._pools.managers, now_us)
@@ -754,12 +803,16 @@ class Governor(Authority[BlockManager]):
 
     def _limit(self, table: DecisionTable) -> None:
         self._pools.limit(quotas_of(table))
+        if self._forecast is not None and table.policy.profile is Profile.SHARED:
+            self._forecast.limit(quotas_of(table))
         self._keep_sums(table)
 
     def _forget_tenant(self, tenant: str) -> None:
         super()._forget_tenant(tenant)
         if self.offload is not None:
             self.offload.forget_tenant(tenant)
+        if self._forecast is not None:
+            self._forecast.forget_tenant(tenant, self._clock.now_us())
 
     def _narrow_tiers(self) -> None:
         if self.offload is not None:
@@ -784,6 +837,11 @@ class Governor(Authority[BlockManager]):
         )
         self._drain(self._clock.now_us())
         return result
+
+    def forget_forecast(self, covers: Callable[[Domain], bool]) -> None:
+        """What enforcing would have had in these domains is not found again."""
+        if self._forecast is not None:
+            self._forecast.forget(covers, self._clock.now_us())
 
     def _emit(self, events: Sequence[Event]) -> None:
         self._outbox += events
@@ -860,6 +918,8 @@ class Governor(Authority[BlockManager]):
         """
         for manager in self._pools.managers:
             manager.pool.synchronize()
+        if self._forecast is not None and not self._live:
+            self._forecast.settle(self._clock.now_us())
         self._drain(self._clock.now_us())
         running = ((self._pools.managers[sequence.pool], sequence) for sequence in self._live.values())
         tiers = () if self.offload is None else self.offload.counts()
@@ -879,6 +939,8 @@ class Governor(Authority[BlockManager]):
         """Release every request, end all custody, scrub everything, and hand over the evidence."""
         for request_id in list(self._live):
             self.release(request_id, "shutdown")
+        if self._forecast is not None:
+            self._forecast.close()
         now_us = self._clock.now_us()
         for manager in self._pools.managers:
             manager.teardown(now_us)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.clock import Clock
@@ -37,6 +38,9 @@ class GovernorView(Protocol):
 
     def forget_closed_plans(self) -> None:
         """After domains were closed: whoever asks for one next gets a fresh one."""
+
+    def forget_forecast(self, covers: Callable[[Domain], bool]) -> None:
+        """What enforcing would have had in these domains is not found again."""
 
     def counts(self) -> PoolCounts:
         """The pools' own counters, after everything that happened has been handed to the ledger."""

@@ -65,6 +65,16 @@ class Pools:
         self.watch: Callable[[BlockManager], None] | None = None  # told of each pool when it is made
         self.is_unlimited: Callable[[str], bool] = lambda _: False  # whom no quota binds now
 
+    def like(self, memory: Callable[[int], Memory]) -> Pools:
+        """As many blocks under the same options, over other memory; to be booted."""
+        return Pools(
+            memory,
+            self.blocks,
+            self.options,
+            residencies_max=self._residencies_max,
+            eviction=self._eviction_order,
+        )
+
     def boot(self, table: DecisionTable) -> None:
         """Make the pools of the policy's profile and zero every block in them."""
         policy = table.policy

@@ -39,18 +39,6 @@ class ForecastEntry:
         self.used = 0
 
 
-class Room(NamedTuple):
-    """How a pool makes room: with fewer than `reserve_low` unused blocks it evicts until it has `reserve_high`.
-
-    `furthest_first`: of the tenant furthest over its guarantee; else what was unused longest, of any that is over.
-    """
-
-    blocks: int
-    reserve_low: int = 0
-    reserve_high: int = 0
-    furthest_first: bool = False
-
-
 class QuotaBlocks(NamedTuple):
     """What the policy gives a tenant, in blocks."""
 
@@ -61,8 +49,8 @@ class QuotaBlocks(NamedTuple):
 class ForecastCache:
     """Keys by the order in which they would be evicted. `quota_of`: what the policy gives a tenant."""
 
-    def __init__(self, room: Room, quota_of: Callable[[str], QuotaBlocks]) -> None:
-        self._room = room
+    def __init__(self, pool_blocks: int, quota_of: Callable[[str], QuotaBlocks]) -> None:
+        self._pool_blocks = pool_blocks
         self._quota_of = quota_of
         self._private: dict[str, int] = {}  # blocks of running requests, by tenant, that have no key yet
         self._by_key: dict[bytes, ForecastEntry] = {}
@@ -94,7 +82,7 @@ class ForecastCache:
     def make_room(self, tenant: str, blocks: int) -> None:
         """A request of so many blocks would start: a tenant's own cache makes room under its cap."""
         cap = self._quota_of(tenant).cap
-        if cap < self._room.blocks:
+        if cap < self._pool_blocks:
             self._evict_own(tenant, self._used(tenant) + blocks - cap)
 
     def charge(self, tenant: str, blocks: int) -> None:
@@ -102,7 +90,7 @@ class ForecastCache:
         self._private[tenant] = self._private.get(tenant, 0) + blocks
         if blocks > 0:
             self.make_room(tenant, 0)
-            self._bound()
+        self._bound()
 
     def attach(self, numbers: Sequence[int]) -> list[ForecastEntry]:
         """A request would read these."""
@@ -113,29 +101,31 @@ class ForecastCache:
 
     def publish(
         self, keys: Sequence[bytes], domains: Sequence[Domain], before: ForecastEntry | None, now_us: int
-    ) -> tuple[list[ForecastEntry], int]:
-        """A request would compute and publish these blocks, one after another behind `before`; and how many are new."""
+    ) -> list[ForecastEntry]:
+        """A request would compute and publish these blocks, one after another behind `before`: those that are new.
+
+        The first that is published under a key stays; another's copy has no entry. What the request was charged for
+        without a key is charged anew (`charge`) before anything makes room.
+        """
         made: list[ForecastEntry] = []
-        fresh = 0
         ceiling_us = now_us + (1 << 60) if before is None else before.ceiling_us
         for key, domain in zip(keys, domains, strict=True):
             entry = self._by_key.get(key)
             if entry is not None and not entry.refs and now_us >= min(entry.until_us, entry.ceiling_us):
                 self._remove(entry)
                 entry = None
-            if entry is None:
-                fresh += 1
-                ceiling_us = min(ceiling_us, now_us + domain.absolute_us)
-                entry = ForecastEntry(self._next, key, domain, ceiling_us)
-                self._next += 1
-                self._by_key[key] = self._by_number[entry.number] = entry
-                owner = domain.owner.name
-                self._of[owner] = self._of.get(owner, 0) + 1
-            ceiling_us = min(ceiling_us, entry.ceiling_us)
+            if entry is not None:  # another's, which was computed at the same time
+                ceiling_us = min(ceiling_us, entry.ceiling_us)
+                continue
+            ceiling_us = min(ceiling_us, now_us + domain.absolute_us)
+            entry = ForecastEntry(self._next, key, domain, ceiling_us)
+            self._next += 1
+            self._by_key[key] = self._by_number[entry.number] = entry
+            owner = domain.owner.name
+            self._of[owner] = self._of.get(owner, 0) + 1
             self._refer(entry)
             made.append(entry)
-        self._bound()
-        return made, fresh
+        return made
 
     def release(self, entries: Sequence[ForecastEntry], reader: str, now_us: int) -> None:
         """The request ended: it would hold its own tenant's entries, and segments, until their deadlines."""
@@ -186,11 +176,7 @@ class ForecastCache:
             count -= 1
 
     def _bound(self) -> None:
-        room = self._room
-        unused = room.blocks - len(self._by_key) - sum(self._private.values())
-        if unused >= room.reserve_low:
-            return
-        for _ in range(room.reserve_high - unused):
+        for _ in range(len(self._by_key) + sum(self._private.values()) - self._pool_blocks):
             victim = self._victim()
             if victim is None:
                 return
@@ -203,8 +189,6 @@ class ForecastCache:
             if unused
         }
         tenants = [tenant for tenant, blocks in over.items() if blocks > 0] or list(over)
-        if self._room.furthest_first and tenants:
-            tenants = [max(tenants, key=over.__getitem__)]
         fronts = [next(iter(self._unused[tenant].values())) for tenant in tenants]
         return min(fronts, key=lambda entry: entry.used, default=None)
 

@@ -37,10 +37,17 @@ _REALM = -1  # of every twin: their keys are common, by model and salt
 _ANY_TIME_US = 2 * ORDER_DAYS_MAX * 86_400_000_000  # longer than any order: the engine's own eviction ends it
 
 
+class ForecastRun:
+    """Where one monitored request stands in what enforcing would have made."""
+
+    __slots__ = ()
+
+
 class MonitoredRequest(OwnerData):
     """One request's standing: its chain under the engine's own keys, and what the policy would have let it read."""
 
     __slots__ = (
+        "blocks",
         "chain",
         "domains",
         "entries",
@@ -58,6 +65,7 @@ class MonitoredRequest(OwnerData):
         "reasons",
         "refusal",
         "reserved_blocks",
+        "run",
         "salt",
         "segment_blocks",
         "segment_domain",
@@ -82,12 +90,14 @@ class MonitoredRequest(OwnerData):
         self.reasons: tuple[str, ...] = ()
         self.keys: list[bytes] = []
         self.forecast_blocks = 0
+        self.run: ForecastRun | None = None
         self.entries: list[ForecastEntry] = []
         self.domains: dict[int, Domain] = {}  # of its keys under the policy, by tag
         self.published = 0  # of its keys
         self.reserved_blocks = 0  # for its whole length
         self.is_reserved = False
         self.private: int | None = None  # blocks without a key that it would have; None: it has not begun
+        self.blocks = 0  # that the engine gave it, found or new: as many as it would have
         self.reader = reader  # the tenant that is charged
         # What a look-up tells whoever attaches (`ExternalResidency`).
         self.expected: np.ndarray[tuple[int, ...], np.dtype[np.int32]] | int = 0
@@ -111,10 +121,9 @@ class MonitoredRequest(OwnerData):
 
 
 class Monitor:
-    """What one pool's monitored requests share. Belongs to the thread that owns the state."""
+    """What one pool's monitored requests share: their keys. Belongs to the thread that owns the state."""
 
-    def __init__(self, forecast: ForecastCache) -> None:
-        self.forecast = forecast
+    def __init__(self) -> None:
         self._secret = os.urandom(32)
         self._twins: WeakKeyDictionary[Domain, Domain] = WeakKeyDictionary()
 
@@ -132,87 +141,6 @@ class Monitor:
     def tenants(self) -> set[str]:
         """Whoever has a twin."""
         return {label_of(twin).tenant for twin in self._twins.values()}
-
-    def judge(
-        self, request: MonitoredRequest, read: ReadPlan | None, reasons: tuple[str, ...], now_us: int
-    ) -> None:
-        """Find what the policy would have let it read, of what would be cached if it were enforced."""
-        request.read, request.reasons, request.forecast_blocks = read, reasons, 0
-        request.keys, request.segment_blocks, request.granted_blocks = [], 0, 0
-        chain = request.governed
-        if chain is None or read is None:
-            return
-        chain.forget()
-        if request.private is None and not request.is_reserved:
-            request.is_reserved = True
-            self.forecast.make_room(request.reader, request.reserved_blocks)
-        found = look_up(request, chain, read, self.forecast, self.forecast.find, now_us, lazily=False)
-        request.keys = list(found.keys)
-        chains = (read.own, *read.grants, *(() if read.segment is None else (read.segment,)))
-        request.domains = {chain.domain.tag: chain.domain for chain in chains}
-        numbers: list[int] = []
-        for key in request.keys[: found.readable]:
-            number = self.forecast.find(key)
-            if number < 0:
-                break
-            numbers.append(number)
-        if numbers:
-            expected = request.expected
-            expected = expected if isinstance(expected, int) else expected[: len(numbers)]
-            fine = self.forecast.attachable(np.array(numbers, dtype=np.int64), expected, now_us)
-            request.forecast_blocks = fine
-
-    def begin(self, request: MonitoredRequest, blocks: int, now_us: int) -> None:
-        """It has so many blocks: of these, what it would have found is in use."""
-        request.entries = self.forecast.attach(
-            [self.forecast.find(key) for key in request.keys[: request.forecast_blocks]]
-        )
-        request.published = len(request.entries)
-        request.private = max(0, blocks - len(request.entries))
-        self.forecast.charge(request.reader, request.private)
-
-    def computed(self, request: MonitoredRequest, blocks: int | None, now_us: int) -> None:
-        """So many leading blocks (None: all that have keys) are computed: they would be published."""
-        until = len(request.keys) if blocks is None else min(blocks, len(request.keys))
-        if until > request.published and request.private is not None:
-            fresh = self._publish(request, until, now_us)
-            spent = min(request.private, fresh)
-            request.private -= spent
-            self.forecast.charge(request.reader, -spent)
-
-    def extend(self, request: MonitoredRequest, tokens: Iterable[int], now_us: int) -> None:
-        """Tokens that it was given completed blocks; as many are begun."""
-        if request.governed is not None and request.keys and request.private is not None:
-            request.keys += request.governed.extend(list(tokens))
-            fresh = self._publish(request, len(request.keys), now_us)
-            left = max(request.private - fresh, 1)
-            self.forecast.charge(request.reader, left - request.private)
-            request.private = left
-
-    def end(self, request: MonitoredRequest, now_us: int) -> None:
-        """It ended; a second time changes nothing."""
-        if request.private is None:
-            return
-        self.computed(request, None, now_us)
-        self.forecast.charge(request.reader, -request.private)
-        request.private = None
-        entries, request.entries = request.entries, []
-        self.forecast.release(entries, request.reader, now_us)
-
-    def _publish(self, request: MonitoredRequest, until: int, now_us: int) -> int:
-        first, granted, own = request.published, request.granted_blocks, request.read
-        if first >= until or own is None or granted > request.forecast_blocks:
-            return 0
-        tags = [] if isinstance(request.expected, int) else request.expected.tolist()
-        domains = [
-            request.domains.get(tags[at], own.own.domain) if at < len(tags) else own.own.domain
-            for at in range(first, until)
-        ]
-        before = request.entries[-1] if request.entries else None
-        made, fresh = self.forecast.publish(request.keys[first:until], domains, before, now_us)
-        request.entries += made
-        request.published = until
-        return fresh
 
     def _twin(self, own: Domain, pool: DomainPool) -> Domain:
         twin = self._twins.get(own)
@@ -233,3 +161,98 @@ class Monitor:
         name = b"" if salt is None else b"\x01" + salt.encode()
         state.update(len(model).to_bytes(4, "little") + model + len(name).to_bytes(4, "little") + name)
         return state
+
+
+class PortForecast:
+    """What would become of the monitored requests of an engine that allocates by itself."""
+
+    def __init__(self, cache: ForecastCache) -> None:
+        self.cache = cache
+
+    def judge(
+        self, request: MonitoredRequest, read: ReadPlan | None, reasons: tuple[str, ...], now_us: int
+    ) -> None:
+        """Find what the policy would have let it read, of what would be cached if it were enforced."""
+        request.read, request.reasons, request.forecast_blocks = read, reasons, 0
+        request.keys, request.segment_blocks, request.granted_blocks = [], 0, 0
+        chain = request.governed
+        if chain is None or read is None:
+            return
+        chain.forget()
+        if request.private is None and not request.is_reserved:
+            request.is_reserved = True
+            self.cache.make_room(request.reader, request.reserved_blocks)
+        found = look_up(request, chain, read, self.cache, self.cache.find, now_us, lazily=False)
+        request.keys = list(found.keys)
+        chains = (read.own, *read.grants, *(() if read.segment is None else (read.segment,)))
+        request.domains = {chain.domain.tag: chain.domain for chain in chains}
+        numbers: list[int] = []
+        for key in request.keys[: found.readable]:
+            number = self.cache.find(key)
+            if number < 0:
+                break
+            numbers.append(number)
+        if numbers:
+            expected = request.expected
+            expected = expected if isinstance(expected, int) else expected[: len(numbers)]
+            fine = self.cache.attachable(np.array(numbers, dtype=np.int64), expected, now_us)
+            request.forecast_blocks = fine
+
+    def begin(self, request: MonitoredRequest) -> None:
+        """It has blocks: of these, what it would have found is in use."""
+        request.entries = self.cache.attach(
+            [self.cache.find(key) for key in request.keys[: request.forecast_blocks]]
+        )
+        request.published = len(request.entries)
+        request.private = 0
+        self._charge(request)
+
+    def given(self, request: MonitoredRequest, blocks: int) -> None:
+        """The engine gave it so many more blocks."""
+        request.blocks += blocks
+        if request.private is not None:
+            self._charge(request)
+
+    def computed(self, request: MonitoredRequest, blocks: int | None, now_us: int) -> None:
+        """So many leading blocks (None: all that have keys) are computed: they would be published."""
+        until = len(request.keys) if blocks is None else min(blocks, len(request.keys))
+        if until > request.published and request.private is not None:
+            self._publish(request, until, now_us)
+            self._charge(request)
+
+    def extend(self, request: MonitoredRequest, tokens: Iterable[int], now_us: int) -> None:
+        """Tokens that it was given completed blocks."""
+        if request.governed is not None and request.keys and request.private is not None:
+            request.keys += request.governed.extend(list(tokens))
+            self._publish(request, len(request.keys), now_us)
+            self._charge(request)
+
+    def end(self, request: MonitoredRequest, now_us: int) -> None:
+        """It ended; a second time changes nothing."""
+        if request.private is None:
+            return
+        self.computed(request, None, now_us)
+        self.cache.charge(request.reader, -request.private)
+        request.private = None
+        entries, request.entries = request.entries, []
+        self.cache.release(entries, request.reader, now_us)
+
+    def _charge(self, request: MonitoredRequest) -> None:
+        """It is charged for what has no entry of its own."""
+        left = max(0, request.blocks - len(request.entries))
+        more, request.private = left - (request.private or 0), left
+        self.cache.charge(request.reader, more)
+
+    def _publish(self, request: MonitoredRequest, until: int, now_us: int) -> None:
+        first, granted, own = request.published, request.granted_blocks, request.read
+        if first >= until or own is None or granted > request.forecast_blocks:
+            return
+        tags = [] if isinstance(request.expected, int) else request.expected.tolist()
+        domains = [
+            request.domains.get(tags[at], own.own.domain) if at < len(tags) else own.own.domain
+            for at in range(first, until)
+        ]
+        before = request.entries[-1] if request.entries else None
+        made = self.cache.publish(request.keys[first:until], domains, before, now_us)
+        request.entries += made
+        request.published = until

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import builders
 import orjson
 import pytest
 from custody_world import CustodyWorld
@@ -15,7 +17,7 @@ from sqlalchemy import Engine, update
 
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening, statement_text
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
-from kvcustody.audit.events import ReceiptRecorded, WorkerStarted
+from kvcustody.audit.events import EnforcementChanged, ReceiptRecorded, WorkerStarted
 from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
@@ -141,6 +143,33 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
         leaves=[one for one in body["leaves"] if "erasure-completed" not in one["leaf"]]
     ),
 }
+
+
+def test_it_says_when_policies_were_not_enforced(case: Case) -> None:
+    assert case.document["body"]["monitored"] == [], "control"
+    now, until = case.world.clock.now_us(), 1 << 31
+    changes = [
+        WorkerStarted(now, "again", 8, 1, 64, "cpu", "test", 1),
+        EnforcementChanged(now, "canary", ("beta",), 0, until, 1, 0, "olga"),
+        EnforcementChanged(now + 5, "monitor", (), 0, until, 1, 0, "olga"),
+        EnforcementChanged(now + 9, "enforce", (), 0, 0, 1, 0, "olga"),
+    ]
+    world = case.world
+    writer = builders.writer(case.store, case.folder / "again", worker="again", clock=world.clock)
+    writer.submit(changes)
+    writer.close()
+    world.clock.advance(1_000_000)
+    case.sign()
+    document = case.issue()
+    spans = document["body"]["monitored"]
+    assert [(one["mode"], one["until_us"] - one["from_us"]) for one in spans] == [("monitor", 9)]
+    report = verify(orjson.dumps(document), VKEYS)
+    assert report.ok, report.problems
+    assert "for nobody" in report.monitored and escape(report.monitored) in render(document)
+    assert b"beta" not in orjson.dumps(spans), "no other tenant is named"
+    assert any(one.is_about("monitored") for one in report.unchecked)
+    bad = tampered(document, lambda body: body["monitored"][0].update(mode="off"), again=True)
+    assert not verify(bad, VKEYS).ok
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -102,4 +102,4 @@ def test_what_is_not_shown_is_said_and_shrinks_with_the_opening(case: Case) -> N
     bare = {one.path for one in verify(case.data, VKEYS).unchecked}
     opened = {one.path for one in verify(case.data, VKEYS, case.opening).unchecked}
     assert bare - opened == {"request.commitment"}
-    assert opened == {"issued_us", "workers", "population", "holds", "leaves"}
+    assert opened == {"issued_us", "workers", "population", "monitored", "holds", "leaves"}

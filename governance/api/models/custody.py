@@ -16,6 +16,7 @@ from kvcustody.audit.copies.transfers import (
 )
 from kvcustody.audit.counters import hourly_coverage, read_figures
 from kvcustody.audit.coverage.summary import CoverageRow
+from kvcustody.audit.processes.enforcement import NotEnforced
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.live_residencies import Live
 from kvcustody.audit.report import subject_access as subject
@@ -120,10 +121,18 @@ class LiveResidencies(BaseModel):
     now_us: int
 
 
+NotEnforcedModel = shown(
+    NotEnforced,
+    "NotEnforced",
+    NotEnforced(1_780_000_000_000_000, 1_780_000_600_000_000, "monitor")._asdict(),
+)
+
+
 class CoverageAnswer(BaseModel):
     """Deletion coverage: rows by tenant and classification, their total, and the lag to the last receipt.
 
-    `copies` are those off the device that were due, by tier too.
+    `copies` are those off the device that were due, by tier too. `monitored`: when a worker did not enforce its policy
+    for everybody in the period, which `qualification` says in words; both are empty where all was enforced.
     """
 
     rows: list[CoverageRows]  # type: ignore[valid-type]
@@ -134,6 +143,8 @@ class CoverageAnswer(BaseModel):
     since_us: int
     until_us: int
     copies: list[CopyRows]  # type: ignore[valid-type]
+    monitored: list[NotEnforcedModel]  # type: ignore[valid-type]
+    qualification: str
 
 
 def facts(rows: Any) -> list[dict[str, Any]]:

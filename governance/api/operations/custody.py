@@ -16,6 +16,12 @@ from kvcustody.audit.counters.hourly_coverage import by_hour, judged_state
 from kvcustody.audit.counters.read_figures import denials_by_rule, event_counts, tenant_totals
 from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.processes.enforcement import (
+    monitored_periods,
+    qualification,
+    unnamed,
+    unnamed_qualification,
+)
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.live_residencies import live_residencies
 from kvcustody.audit.report.subject_access import subject_page
@@ -182,7 +188,10 @@ def covered(
         ),
     ] = None,
 ) -> dict[str, Any]:
-    """Deletion coverage of the custody that was due in a period, by tenant and classification."""
+    """Deletion coverage of the custody that was due in a period, by tenant and classification.
+
+    `monitored` is when a worker did not enforce its policy for everybody then, `qualification` says so in words.
+    """
     mine = service.tenant_of(caller, READ, tenant)
     until_us = service.clock.utc_us() if until is None else until
     since_us = max(0, until_us - DAY_US) if since is None else since
@@ -200,7 +209,11 @@ def covered(
         )
         chosen = CustodySelection(since_us, until_us, mine, classification, model, tier)
         copies = copy_coverage(connection, chosen, with_system=mine is None)
-    period = {"since_us": since_us, "until_us": until_us}
+    with service.reading(None) as connection:  # system leaves are in nobody's rows
+        monitored = monitored_periods(connection, since_us, until_us, mine)
+    spans = unnamed(monitored)
+    said = qualification(monitored) if mine is None else unnamed_qualification(spans)
+    period = {"since_us": since_us, "until_us": until_us, "monitored": facts(spans), "qualification": said}
     lag = {name: getattr(found, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
     rows = {"rows": facts(found.rows), "copies": facts(copies.rows)}
     return {**rows, "total": found.total._asdict(), **lag, **period}

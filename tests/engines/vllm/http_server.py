@@ -85,7 +85,7 @@ class HttpServer:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_PLUGINS": "probe",
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": os.pathsep.join(site),
+            "PYTHONPATH": os.pathsep.join([*site, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         }
         if deployment is not None:
             command += ["--kv-transfer-config", json.dumps(CONNECTOR), "--middleware", MIDDLEWARE]

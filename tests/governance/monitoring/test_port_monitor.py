@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.governance.monitoring.workload import POLICY, reader, requests, serve
+from tests.governance.monitoring.workload import POLICY, agentic, reader, requests, serve
 
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.prefix.key_chain import HashState
@@ -24,6 +24,7 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.monitoring.enforcement import CANARY, ENFORCE, MONITOR, Enforcement, Requester
 from kvcustody.governance.request import NO_HINTS
 from kvcustody.testkit.conformance.engine_protocol import FINISHED, RequestSpec, Setup
+from kvcustody.testkit.conformance.engines import toy_engine
 from kvcustody.testkit.conformance.engines.reference_engine import _MODEL, ReferenceEngine
 from kvcustody.testkit.conformance.engines.toy_engine import BLOCK_TOKENS
 
@@ -57,18 +58,45 @@ def ask(
     return serve(one, [RequestSpec(reader(tenant, subject, session), tokens)])[0]
 
 
-@pytest.mark.parametrize("blocks", [400, 120])
-def test_the_forecast_is_what_enforcing_then_gives(blocks: int) -> None:
-    asks = requests(300)
+LOADS = {"mixed": requests, "agentic": agentic}
+
+
+def off_by(load: str, blocks: int, at_once: int) -> tuple[float, ReferenceEngine, ReferenceEngine]:
+    """How far the forecast of a monitored engine is from what the same requests find in one that enforces."""
+    asks = LOADS[load](300)
     watched, enforced = engine(blocks), engine(blocks)
     order(watched, MONITOR)
-    reused = sum(serve(watched, asks))
+    reused = sum(serve(watched, asks, at_once=at_once))
     forecast = monitored(watched)
-    given = sum(serve(enforced, asks))
+    given = sum(serve(enforced, asks, at_once=at_once))
     predicted = sum(event.forecast_tokens for event in forecast)
     assert len(forecast) == len(asks)
-    assert reused == sum(event.reused_tokens for event in forecast) > given
-    assert abs(predicted - given) <= 0.02 * given, (predicted, given, reused)
+    assert reused == sum(event.reused_tokens for event in forecast) > given > 0
+    assert watched.check() == watched.scan() == []
+    off = abs(predicted - given) / given
+    print(f"{load}, {blocks} blocks: foreseen {predicted}, given {given}: {off:.2%}")
+    return off, watched, enforced
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize(("blocks", "at_once"), [(80, 2), (120, 4), (256, 4)])
+def test_the_forecast_holds_in_a_pool_that_evicts_all_the_time(
+    load: str, blocks: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every prompt is prefilled in one step, whatever of it was found: enforced requests take as long."""
+    monkeypatch.setattr(toy_engine, "CHUNK_TOKENS", 1_000)
+    off, *both = off_by(load, blocks, at_once)
+    assert off <= 0.02
+    for one in both:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("load", "blocks"), [("mixed", 256), ("mixed", 400), ("agentic", 120), ("agentic", 256)]
+)
+def test_the_forecast_is_what_enforcing_then_gives(load: str, blocks: int) -> None:
+    off, watched, enforced = off_by(load, blocks, 4)
+    assert off <= 0.02
     would = Counter[str]()
     did = Counter[str]()
     for tally in watched.port.stats().tenants.values():
@@ -76,8 +104,7 @@ def test_the_forecast_is_what_enforcing_then_gives(blocks: int) -> None:
         assert not tally.denials and not tally.hit_blocks
     for tally in enforced.port.stats().tenants.values():
         did.update(tally.denials)
-    assert did["no-gamma"] and would == did
-    assert watched.check() == watched.scan() == []
+    assert would == did and (load == "agentic" or did["no-gamma"])
     watched.close()
     enforced.close()
 

@@ -57,6 +57,23 @@ def requests(count: int, seed: int = 7) -> list[RequestSpec]:
     return made
 
 
+def agentic(count: int, seed: int = 11) -> list[RequestSpec]:
+    """Agents of two tenants: a shared system prompt, turns that repeat all before them, several agents in turn."""
+    chance = random.Random(seed)
+    systems = {tenant: tuple(chance.randrange(3, 200) for _ in range(24)) for tenant in ("alpha", "beta")}
+    agents = [(tenant, f"agent{number}") for tenant in systems for number in range(3)]
+    said: dict[tuple[str, str], tuple[int, ...]] = {}
+    made: list[RequestSpec] = []
+    while len(made) < count:
+        tenant, agent = chance.choice(agents)
+        for _ in range(chance.randrange(1, 4)):
+            turn = tuple(chance.randrange(3, 200) for _ in range(chance.randrange(6, 15)))
+            history = said.get((tenant, agent), ()) + turn
+            said[tenant, agent] = history = history if len(history) <= 64 else ()
+            made.append(RequestSpec(reader(tenant, agent), systems[tenant] + history, max_tokens=4))
+    return made[:count]
+
+
 def serve(
     engine: ToyEngine,
     asks: list[RequestSpec],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -38,8 +39,31 @@ def pages(world: World) -> dict[str, str]:
     return found
 
 
+def coverage(world: World, name: str, tenant: str = "") -> dict[str, Any]:
+    with httpx.Client(base_url=world.url, timeout=60) as client:
+        headers = {"Authorization": f"Bearer {world.keys[name]}"}
+        answer = client.get(f"/v1/custody/coverage{tenant and f'?tenant={tenant}'}", headers=headers)
+        assert answer.status_code == 200, answer.text[:500]
+        return dict(answer.json())
+
+
+def assert_coverage_says_so(world: World) -> None:
+    """Coverage and the deletion page, to whoever may know the names of others and to whoever may not."""
+    everybody, labs = coverage(world, "auditor"), coverage(world, "auditor", "labs")
+    acme = coverage(world, "tenant-viewer@acme")
+    assert [one["mode"] for one in everybody["monitored"]] == ["canary"]
+    assert "enforced for labs, 2.5 % of the sessions of the others" in everybody["qualification"]
+    assert acme["monitored"] == everybody["monitored"]
+    assert "for some requests" in acme["qualification"] and "labs" not in str(acme)
+    assert (labs["monitored"], labs["qualification"]) == ([], ""), "it was enforced for all of labs"
+    with httpx.Client(base_url=world.url, timeout=60) as client:
+        assert client.post("/console/login", data={"key": world.keys["auditor"]}).status_code == 303
+        assert everybody["qualification"].split(" (")[0] in client.get("/console/deletion").text
+
+
 def test_every_page_that_says_what_is_in_effect_says_for_whom(world: World) -> None:
     before = pages(world)
+    assert coverage(world, "auditor")["monitored"] == [], "control"
     assert not any(SAID in text for text in before.values()), "control"
     assert "Isolation proved" in before["/console/policy"]
     until_us = world.service.clock.utc_us() + 3_600_000_000
@@ -66,6 +90,7 @@ def test_every_page_that_says_what_is_in_effect_says_for_whom(world: World) -> N
     ]
     assert "Isolation proved" not in after["/console/policy"] + after["/console/"]
     policy = after["/console/policy"]
+    assert_coverage_says_so(world)
     for part in (
         "labs, 2.5 % of the sessions of all others",
         "Ordered by approver",

@@ -1,0 +1,355 @@
+"""What our own pools would hold under the policy: block managers like theirs, without memory, for monitored requests.
+
+    forecast.judge(request, plan, read, prompt, now_us)            # what it would find: `request.forecast_blocks`
+    forecast.begin(request.run, record, now_us)                    # it has begun; `record` says so once that is known
+    forecast.computed(request, tokens, now_us); forecast.extend([request, ...], tokens, now_us)
+    forecast.end(request, cause, now_us)                           # and it is over
+
+It is the code that enforces, over the same number of blocks: quotas, eviction, deadlines, fences and forks of a path
+are not modelled a second time.
+
+- Its domains are twins of the policy's, with the same keys, limits and owner.
+- What would be put off waits here, oldest first, while the real request runs. It may begin after that has ended.
+- Nothing of it is on record, no block of it exists, and nobody is served from it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.manager.check_invariants import check
+from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.allocator.prefix.block_priority import BlockPriority
+from kvcustody.allocator.prefix.longest_prefix import Chain, PrefixMatch, Prompt, ReadPlan
+from kvcustody.allocator.prefix.sequence import RunningSequence
+from kvcustody.clock import Clock
+from kvcustody.errors import CapacityError
+from kvcustody.governance.decisions.access_plan import Plan
+from kvcustody.governance.governor.end_domains import end_domains
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.monitoring.monitor import ForecastRun, MonitoredRequest
+from kvcustody.policies.table.decision_table import DecisionTable
+
+FORECAST_WAITING_MAX = 256  # requests that would be put off; the oldest is given up
+_TRIES = 8  # of them, at each look-up
+
+
+class PoolRun(ForecastRun):
+    """One monitored request in the pool that enforcing would have made."""
+
+    __slots__ = (
+        "can_preempt",
+        "computed",
+        "found",
+        "is_over",
+        "lookahead_tokens",
+        "plan",
+        "policy_read",
+        "priorities",
+        "prompt",
+        "read",
+        "record",
+        "request",
+        "sequence",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: MonitoredRequest,
+        plan: Plan[BlockManager],
+        policy_read: ReadPlan,
+        read: ReadPlan,
+        prompt: Prompt,
+        found: PrefixMatch,
+    ) -> None:
+        self.request = request
+        self.plan = plan
+        self.policy_read = policy_read
+        self.read = read  # the same in twins
+        self.prompt = prompt
+        self.found: PrefixMatch | None = found  # until it begins
+        self.priorities: tuple[BlockPriority, ...] = ()
+        self.lookahead_tokens = 0
+        self.can_preempt = False
+        self.sequence: RunningSequence | None = None
+        self.computed = 0  # tokens, while it waits
+        self.tokens: list[int] | None = []  # accepted while it waits; None: the engine withholds them
+        self.is_over = False
+        self.record: Callable[[], None] | None = None  # until what it would have found is known
+
+
+class ForecastPools:
+    """The pool that enforcing would have made. Belongs to the thread that owns the Governor's."""
+
+    def __init__(self, pools: Pools, table: DecisionTable, clock: Clock) -> None:
+        """`pools`: those that serve; `table`: whose quotas bind."""
+        self._pools = pools.like(lambda blocks: UnbackedMemory(blocks, 0, clock=clock))
+        self._pools.boot(table)
+        self._table = table
+        self._manager = self._pools.managers[0]
+        self._twins: WeakKeyDictionary[Domain, Domain] = WeakKeyDictionary()
+        self._waiting: deque[PoolRun] = deque()
+        self._fences: dict[int, int] = {}
+        self._discard()
+
+    def check(self) -> list[str]:
+        """What is wrong with its books: as `Governor.check`."""
+        return check(self._manager)
+
+    def limit(self, table: DecisionTable) -> None:
+        """Other quotas bind."""
+        self._table = table
+        self._pools.limit(table)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def judge(
+        self,
+        request: MonitoredRequest,
+        plan: Plan[BlockManager],
+        read: ReadPlan,
+        prompt: Prompt,
+        now_us: int,
+    ) -> None:
+        """Find what the policy would have let it read, of what would be cached if it were enforced."""
+        self._manager.sweep(now_us)
+        self._start_waiting(now_us)
+        try:
+            twins = self._read(read, now_us)
+        except CapacityError:
+            return  # no room for an unlisted tenant: it would not be admitted
+        found = self._manager.match_prefix(twins, prompt, now_us)
+        request.forecast_blocks = found.hit_blocks
+        request.run = PoolRun(request, plan, read, twins, prompt, found)
+
+    def begin(self, run: PoolRun, record: Callable[[], None], now_us: int) -> None:
+        """It was admitted now, and what was found holds still. `record` is called once, when it is known."""
+        run.record = record
+        if not self._start(run, now_us):
+            self._waiting.append(run)
+            if len(self._waiting) > FORECAST_WAITING_MAX:
+                self._drop(self._waiting[0])
+
+    def computed(self, request: MonitoredRequest, tokens: int, now_us: int) -> None:
+        """So many leading tokens are computed."""
+        run = request.run
+        if isinstance(run, PoolRun) and not run.is_over:
+            run.computed = tokens
+            if run.sequence is not None:
+                self._manager.commit(run.sequence, tokens, now_us)
+                self._discard()
+
+    def extend(
+        self, requests: Sequence[MonitoredRequest], tokens: NDArray[np.int32] | None, now_us: int
+    ) -> None:
+        """Each was given one more token. Whoever would get no room for it is preempted."""
+        at, slots = [], []
+        for place, request in enumerate(requests):
+            run = request.run
+            if not isinstance(run, PoolRun) or run.is_over:
+                continue
+            if run.sequence is not None:
+                at.append(place)
+                slots.append(run.sequence.slot)
+            elif tokens is None:
+                run.tokens = None
+            elif run.tokens is not None:
+                run.tokens.append(int(tokens[place]))
+        if slots:
+            given = None if tokens is None else tokens[at]
+            stalled = {
+                id(one) for one in self._manager.extend_many(np.array(slots, dtype=np.int64), given, now_us)
+            }
+            for place in at if stalled else ():
+                run = requests[place].run
+                if isinstance(run, PoolRun) and id(run.sequence) in stalled:
+                    self._end(run, "preempted", now_us)
+
+    def fill(self, request: MonitoredRequest, tokens: NDArray[np.int32] | None) -> None:
+        """Its last block is full."""
+        run = request.run
+        if isinstance(run, PoolRun) and not run.is_over:
+            if run.sequence is not None:
+                self._manager.fill(run.sequence, tokens)
+            elif tokens is None:
+                run.tokens = None
+            elif run.tokens is not None:
+                run.tokens += tokens.tolist()
+
+    def end(self, request: MonitoredRequest, cause: str, now_us: int) -> None:
+        """It ended; a second time changes nothing."""
+        run = request.run
+        if isinstance(run, PoolRun):
+            if run.sequence is not None:
+                self._end(run, cause, now_us)
+            elif cause == "finished":
+                run.is_over = True  # it waits still, and will run at once
+            else:
+                self._drop(run)
+
+    def forget(self, covers: Callable[[Domain], bool], now_us: int) -> None:
+        """What an erasure would have ended, or whoever is enforced for now had, is not found again."""
+        for twin in self._twins.values():
+            if covers(twin):
+                twin.is_open = False
+        end_domains(self._manager, covers, now_us)
+        for run in [run for run in self._waiting if covers(run.read.own.domain)]:
+            self._drop(run)
+        self._discard()
+
+    def forget_tenant(self, tenant: str, now_us: int) -> None:
+        """An unlisted tenant has left."""
+        if self._pools.seat(tenant) is not None:
+            self.forget(lambda domain: domain.owner.name == tenant, now_us)
+            self._pools.leave(tenant)
+
+    def close(self) -> None:
+        """Whoever still waits is recorded as far as it is known."""
+        for run in list(self._waiting):
+            self._drop(run)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def settle(self, now_us: int) -> None:
+        """Nothing runs any more: whoever still waits runs now, one after another."""
+        while self._start_waiting(now_us):
+            self._discard()
+
+    def step(self, now_us: int) -> None:
+        """As `Governor.step`: expiry and reserve; whoever would have run too long ends."""
+        for sequence in self._manager.step(now_us):
+            if isinstance(sequence.id, PoolRun):
+                self._end(sequence.id, "active-max", now_us)
+        self._start_waiting(now_us)
+        self._discard()
+
+    def fence(self, number: int, requests: Sequence[MonitoredRequest], now_us: int) -> None:
+        """A device step is in flight over the blocks of these."""
+        runs = [one.run for one in requests if isinstance(one.run, PoolRun)]
+        running = [run.sequence for run in runs if run.sequence is not None]
+        if running:
+            opened = self._pools.open_fence({0}, now_us)
+            self._fences[number] = opened.number
+            for sequence in running:
+                sequence.fence = opened.by_pool[0]
+
+    def retire(self, number: int) -> None:
+        """It has retired."""
+        fence = self._fences.pop(number, None)
+        if fence is not None:
+            self._pools.retire_fence(fence)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _start(self, run: PoolRun, now_us: int) -> bool:
+        manager, plan, read = self._manager, run.plan, run.read
+        found, run.found = run.found or manager.match_prefix(read, run.prompt, now_us), None
+        account = read.own.domain.owner
+        begun = manager.allocate(
+            run,
+            found,
+            run.prompt,
+            manager.residency(account, read.own.domain, plan.subject_key, None, now_us),
+            now_us,
+            active_us=plan.active_us,
+            lookahead_tokens=run.lookahead_tokens,
+            can_preempt=run.can_preempt,
+        )
+        self._discard()
+        if isinstance(begun, str):
+            return False
+        begun.priorities = run.priorities
+        run.sequence, run.request.forecast_blocks = begun, begun.hit_blocks
+        _put_on_record(run)
+        return True
+
+    def _runs(self) -> bool:
+        return any(one is not None for one in self._manager.decode.sequences)
+
+    def _start_waiting(self, now_us: int) -> int:
+        """Those that were put off, as an engine asks again: one that has no room lets the next one try."""
+        left = 0
+        for run in list(self._waiting)[:_TRIES] if self._waiting else ():
+            is_idle = not self._fences and not self._runs()
+            if self._start(run, now_us):
+                self._waiting.remove(run)
+                self._catch_up(run, now_us)
+                left += 1
+            elif is_idle:
+                self._drop(run)  # it could not run alone: it would be refused
+                left += 1
+        return left
+
+    def _catch_up(self, run: PoolRun, now_us: int) -> None:
+        """What the real request did while this one waited."""
+        sequence, tokens = run.sequence, run.tokens
+        assert sequence is not None
+        self._manager.commit(sequence, min(run.computed, run.prompt.tokens), now_us)
+        for token in tokens or ():
+            slots = np.array([sequence.slot], dtype=np.int64)
+            if self._manager.extend_many(slots, np.array([token], dtype=np.int32), now_us):
+                self._end(run, "preempted", now_us)
+                return
+        if run.is_over or tokens is None:
+            self._end(run, "finished", now_us)
+
+    def _end(self, run: PoolRun, cause: str, now_us: int) -> None:
+        sequence, run.sequence, run.is_over = run.sequence, None, True
+        assert sequence is not None
+        self._manager.release(sequence, now_us, cause)
+        self._discard()
+
+    def _drop(self, run: PoolRun) -> None:
+        run.is_over = True
+        _put_on_record(run)
+        if run in self._waiting:
+            self._waiting.remove(run)
+
+    def _read(self, read: ReadPlan, now_us: int) -> ReadPlan:
+        return ReadPlan(
+            self._chain(read.own, now_us),
+            None if read.segment is None else self._chain(read.segment, now_us),
+            read.segment_blocks,
+            tuple(self._chain(chain, now_us) for chain in read.grants),
+        )
+
+    def _chain(self, chain: Chain, now_us: int) -> Chain:
+        domain = chain.domain
+        twin = self._twins.get(domain)
+        limits = domain.limits._replace(verify_share=0.0, integrity_share=0.0)
+        if twin is None or not twin.is_open:
+            account, _ = self._pools.account(domain.owner.name, self._table)
+            twin = self._twins[domain] = self._manager.domain(
+                account,
+                label=domain.label,
+                idle_us=limits.idle_us,
+                absolute_us=limits.absolute_us,
+                scrub_within_us=limits.scrub_within_us,
+                is_segment=domain.is_segment,
+            )
+        elif twin.limits != limits:
+            self._manager.set_limits({twin: limits}, now_us)
+        twin.is_withheld = domain.is_withheld
+        return Chain(twin, chain.state)
+
+    def _discard(self) -> None:
+        """No evidence is kept of what never was."""
+        pool = self._manager.pool
+        pool.ended.clear()
+        pool.receipts.clear()
+        pool.released.clear()
+        pool.attached.clear()
+
+
+def _put_on_record(run: PoolRun) -> None:
+    record, run.record = run.record, None
+    if record is not None:
+        record()

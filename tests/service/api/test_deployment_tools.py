@@ -1,0 +1,86 @@
+"""The deployment files, read by the tools that people run: Helm itself, Kubernetes' schemas, and Compose.
+
+Each is skipped where its tool is not installed: `pip install helm-python-sdk kubernetes-validate` (Helm 4 as a library,
+and the schemas of Kubernetes' own API), `apt-get install docker-compose`. None needs a cluster or a container runtime.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.service.api.test_deployment import CHART, COMPOSE, KINDS, PACKAGING, charted, kustomized
+
+KUBERNETES = "1.31"
+
+
+def helm() -> Any:
+    return pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
+
+
+def rendered() -> list[dict[str, Any]]:
+    """The chart's objects as Helm renders them."""
+    with helm().Chart.load(str(CHART)) as chart:
+        manifests = chart.render({}, name="kvcustody", namespace="default")
+    return [one for text in manifests.values() for one in yaml.safe_load_all(text) if one]
+
+
+def check(objects: list[dict[str, Any]]) -> None:
+    """Every field of every object is one that Kubernetes has, of its type."""
+    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for one in objects:
+        schemas.validate(one, KUBERNETES, strict=True)
+
+
+def test_helm_renders_what_the_other_tests_read() -> None:
+    found = {one["kind"]: one for one in rendered()}
+    expected, settings = charted()
+    assert yaml.safe_load(found.pop("ConfigMap")["data"]["service.yaml"]) == settings
+    assert found == expected and found.keys() == KINDS
+
+
+def test_helm_has_nothing_against_the_chart() -> None:
+    found = helm().lint(str(CHART))
+    assert found["total_charts_linted"] == 1 and not found["errors"]
+    assert max((one["severity"] for one in found["messages"]), default=0) <= 1, (
+        found
+    )  # 1: "an icon is recommended"
+
+
+@pytest.mark.parametrize("made", ["kustomize", "helm"])
+def test_every_field_is_one_that_kubernetes_has(made: str) -> None:
+    objects = rendered() if made == "helm" else [*kustomized()[0].values()]
+    check(objects)
+    wrong = copy.deepcopy(next(one for one in objects if one["kind"] == "StatefulSet"))
+    wrong["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
+    with pytest.raises(Exception, match="readOnlyRootFileSystem"):  # a misspelt field is found
+        check([wrong])
+
+
+def test_compose_reads_its_file(tmp_path: Path) -> None:
+    tool = shutil.which("docker-compose")
+    if tool is None:
+        pytest.skip("docker-compose is not installed")
+    shutil.copytree(PACKAGING, tmp_path / "packaging")
+    folder = tmp_path / "packaging" / COMPOSE.name
+    (folder / "secrets").mkdir()
+    document = yaml.safe_load((folder / "compose.yaml").read_text())
+    for name in (*(Path(one["file"]).name for one in document["secrets"].values()), "service.env"):
+        (folder / "secrets" / name).touch()
+    del document["name"]  # Compose 1.29, which Debian has, does not know it
+
+    def config() -> subprocess.CompletedProcess[str]:
+        (folder / "compose.yaml").write_text(yaml.safe_dump(document))
+        command = [tool, "-f", str(folder / "compose.yaml"), "config"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    read = config()
+    assert read.returncode == 0, read.stderr
+    assert yaml.safe_load(read.stdout)["services"].keys() == document["services"].keys()
+    document["services"]["service"]["read_onlyy"] = True
+    assert "read_onlyy" in config().stderr, "control"
