@@ -37,7 +37,7 @@ from kvcustody.times import HOUR_US
 
 _LARGEST = 1 << 62
 _LAST_LOG = (1 << 31) - 1
-_TOGETHER = 10_000  # leaves of a slice of which all logs are asked by one statement
+_TOGETHER, _SEARCHED_TOGETHER = 10_000, 50_000  # leaves of a slice of which all logs are asked by one statement
 
 
 class _Slice(NamedTuple):
@@ -200,9 +200,8 @@ def _of_slice(
 ) -> tuple[list[EventRow], Cursor | None]:
     """The first leaves of a slice that are wanted; and where they end, where there may be more than `limit`."""
     found: list[tuple[Cursor, EventRow]] = []
-    at_once = (
-        [part.logs] if part.leaves <= _TOGETHER and wanted.trace is None else [(log,) for log in part.logs]
-    )
+    few = part.leaves <= (_SEARCHED_TOGETHER if conditions else _TOGETHER)
+    at_once = [part.logs] if few and wanted.trace is None else [(log,) for log in part.logs]
     for some in at_once:
         edge = None  # what is behind the last of as many leaves as are asked for is not read
         if len(found) >= limit:
