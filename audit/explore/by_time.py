@@ -37,7 +37,10 @@ from kvcustody.times import HOUR_US
 
 _LARGEST = 1 << 62
 _LAST_LOG = (1 << 31) - 1
-_TOGETHER, _SEARCHED_TOGETHER = 10_000, 50_000  # leaves of a slice of which all logs are asked by one statement
+_TOGETHER, _SEARCHED_TOGETHER = (
+    10_000,
+    50_000,
+)  # leaves of a slice of which all logs are asked by one statement
 
 
 class _Slice(NamedTuple):
