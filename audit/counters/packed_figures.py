@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
-from kvcustody.audit.counters.count_events import DENIED, EVENTS, FigureName, HourFigure
+from kvcustody.audit.counters.count_events import DENIED, EVENTS, LEAVES, FigureName, HourFigure
 from kvcustody.errors import LedgerError
 
 
@@ -41,5 +41,5 @@ def unpack_hour(hour_us: int, figures: str) -> dict[HourFigure, int]:
 def shared_by_logs(figures: Mapping[HourFigure, int]) -> Iterable[tuple[HourFigure, int]]:
     """Of these, what counts over all logs too, under a name that says nothing of whose it is."""
     for (kind, measure, outcome, _, _), value in figures.items():
-        if measure in (EVENTS, DENIED):
+        if measure in (LEAVES, EVENTS, DENIED):
             yield (kind, measure, outcome, "", ""), value

@@ -331,6 +331,12 @@ def hourly_leaves(
     return ((*key, value) for key, value in found.items() if value > 0)
 
 
+def leaves_in(connection: Connection, log: int | None, *, since_us: int, until_us: int | None) -> int:
+    """How many leaves a log has, or all have together, in the hours that a period touches."""
+    rows = _hourly(connection, since_us, until_us, None if log is None else (log,), over_all=log is None)
+    return sum(value for _, _, figures in rows for _, measure, _, _, _, value in figures if measure == LEAVES)
+
+
 def logs_with(kinds: Sequence[str]) -> CompoundSelect[tuple[int]]:
     """A query for the ids of the logs that have an event of one of these kinds; leaves count by their own kind too."""
     parts = []

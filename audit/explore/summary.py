@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from kvcustody.audit.counters.count_events import DENIED, OUTCOMES
-from kvcustody.audit.counters.read_figures import events_by_log, hourly_counts, hourly_leaves
+from kvcustody.audit.counters.read_figures import events_by_log, hourly_counts, leaves_in
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.explore.by_time import find_by_time
@@ -138,14 +138,11 @@ class _Sample:
         """How many leaves fit: all of them were seen, or as many as the share of those looked at says."""
         if self._ended:
             return self.leaves, True
-        names = tuple(log.id for log in logs_of(connection, wanted))
-        until_us = 1 << 62 if wanted.until_us is None else wanted.until_us
+        logs = [log.id for log in logs_of(connection, wanted)]
+        of_all = wanted.tenant is None and wanted.logs is None
         every = sum(
-            leaves
-            for log, _, _, leaves in hourly_leaves(
-                connection, wanted.since_us or 0, until_us, names[:1] if len(names) == 1 else None
-            )
-            if log in names
+            leaves_in(connection, log, since_us=wanted.since_us or 0, until_us=wanted.until_us)
+            for log in ([None] if of_all else logs)
         )
         return max(self.leaves, every * self.leaves // max(1, self._scanned)), False
 

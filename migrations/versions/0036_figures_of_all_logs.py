@@ -13,7 +13,7 @@ branch_labels = None
 depends_on = None
 
 _ALL_HOURS, _ALL_LOGS = -1, 0
-_MEASURES = ("events", "denied")
+_MEASURES = ("leaves", "events", "denied")
 _ROWS = 1024  # written at once
 
 
