@@ -8,17 +8,23 @@
 4. Orders on keys, and the order that says for whom is enforced, come with the same answer, which is given at once where
    there is one that the worker has not named. A worker that has heard of none enforces for everybody. Restrictions
    of processing come with it too, all that are in force: one that is not among them is lifted.
+5. Restrictions are kept in a file, which is written as they are heard: where the control plane is away at the
+   start, those that this worker heard last hold until it says otherwise, since copies in a file tier outlive a process.
+   What was kept and cannot be read is no start.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import orjson
 import structlog
 
 from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.audit.processes.enforcement import EnforcementOrder
-from kvcustody.errors import ServiceError
+from kvcustody.errors import ConfigError, ServiceError
+from kvcustody.files import write_file
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox, ErasureTarget
 from kvcustody.governance.erasure.selector import Selector
@@ -26,7 +32,11 @@ from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.ordering import followed
 from kvcustody.governance.restriction.orders import restricted_from
-from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
+from kvcustody.governance.restriction.restricted_subjects import (
+    NOBODY_RESTRICTED,
+    RestrictedSubject,
+    RestrictedSubjects,
+)
 
 WAIT_SECONDS = 15
 _END_SECONDS = 0.5
@@ -36,8 +46,13 @@ _log = structlog.get_logger(__name__)
 class RemoteInbox(ErasureInbox):
     """The inbox of a worker whose ledger is behind a control plane. `offset_us`: UTC less boot time of this process."""
 
-    def __init__(self, connection: ControlPlaneConnection, offset_us: int) -> None:
+    def __init__(
+        self, connection: ControlPlaneConnection, offset_us: int, kept_path: Path | None = None
+    ) -> None:
+        """`kept_path`: the file of rule 5; without one nothing outlives the process."""
         super().__init__(None, "", offset_us)
+        self._kept_path = kept_path
+        self._kept_orders: frozenset[RestrictedSubject] | None = None  # in that file, as far as is known
         self._connection = connection
         self._key_answer: tuple[OrderedKeys, ...] = ()
         self._newest_key_order: int | None = None
@@ -56,7 +71,11 @@ class RemoteInbox(ErasureInbox):
         try:
             return super().recover_pending(facade)
         except ServiceError as error:
-            return _unasked(error)
+            unasked = _unasked(error)
+        self._restriction_answer = self._restricted = _kept(self._kept_path)
+        self._kept_orders = self._restricted.orders
+        facade.restrict(self._restricted)
+        return unasked
 
     def look(self, facade: ErasureTarget) -> int:
         """On any thread: hand what is owed to the owning thread's next step (rule 3)."""
@@ -85,6 +104,18 @@ class RemoteInbox(ErasureInbox):
         """Those that came with the last answer about erasures (rule 4)."""
         return self._restriction_answer
 
+    def _keep(self, heard: RestrictedSubjects) -> None:
+        """Follow these from now on, and after a start at which nobody can be asked (rule 5)."""
+        self._restriction_answer = heard
+        if self._kept_path is None or heard.orders == self._kept_orders:
+            return
+        try:
+            write_file(self._kept_path, orjson.dumps([one._asdict() for one in sorted(heard.orders)]))
+        except OSError as error:  # what was heard is followed all the same, and kept with the next answer
+            _log.error("restrictions cannot be kept for the next start", reason=error.strerror)
+            return
+        self._kept_orders = heard.orders
+
     def _pending(self) -> list[tuple[Requested, SelectorNames | None]]:
         wait = (
             WAIT_SECONDS if self._taken or self._thread is not None else 0
@@ -101,7 +132,7 @@ class RemoteInbox(ErasureInbox):
             restrictions=None if self._newest_key_order is None else self._restriction_answer.digest(),
         )
         if "restrictions" in found:  # a control plane from before has none
-            self._restriction_answer = restricted_from(found["restrictions"])
+            self._keep(restricted_from(found["restrictions"]))
         ordered = found.get("enforcement")  # a control plane from before has none
         if ordered is not None:
             order = EnforcementOrder(**{**ordered, "tenants": tuple(ordered["tenants"])})
@@ -128,3 +159,16 @@ def _unasked(error: ServiceError) -> int:
         raise error
     _log.warning("erasures cannot be asked for yet", reason=error.message)
     return 0
+
+
+def _kept(path: Path | None) -> RestrictedSubjects:
+    """What was heard last, by the file of rule 5; nobody where there is none."""
+    if path is None:
+        return NOBODY_RESTRICTED
+    try:
+        return restricted_from(orjson.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return NOBODY_RESTRICTED
+    except (OSError, ValueError, TypeError, KeyError) as problem:
+        why = f"cannot be read ({type(problem).__name__}), and the control plane is away"
+        raise ConfigError(f"kept restrictions `{path}`: {why}", path=path) from None

@@ -16,6 +16,7 @@ from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away, read_key_file
+from kvcustody.governance.control_plane.erasures import RemoteInbox
 from kvcustody.governance.control_plane.release_store import WorkerReleaseStore
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.release.startup_policy import (
@@ -81,6 +82,11 @@ def open_remote_ledger(settings: Settings, connection: ControlPlaneConnection, c
         )
     except ServiceError as error:
         raise ConfigError(_unopened(settings, error, signed)) from None
+
+
+def open_inbox(settings: Settings, connection: ControlPlaneConnection, offset_us: int) -> RemoteInbox:
+    """The worker's inbox; restrictions that it heard are kept beside what it has yet to tell."""
+    return RemoteInbox(connection, offset_us, _spill(settings) / "restrictions.json")
 
 
 def _unopened(settings: Settings, error: ServiceError, signed: bool) -> str:

@@ -25,8 +25,12 @@ from kvcustody.audit.writer.event_writer import EventWriter, LedgerWriter, Write
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
-from kvcustody.governance.control_plane.erasures import RemoteInbox
-from kvcustody.governance.control_plane.opening import connect, open_remote_ledger, remote_startup_policy
+from kvcustody.governance.control_plane.opening import (
+    connect,
+    open_inbox,
+    open_remote_ledger,
+    remote_startup_policy,
+)
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
@@ -125,7 +129,8 @@ def _behind_control_plane(
             raise LedgerError("the start of this worker can be recorded nowhere: the spill takes nothing")
     else:
         _announce(writer, settings, standing.table, started)
-    return Foundation(standing, keyring, writer, None, RemoteInbox(connection, writer.offset_us), connection)
+    inbox = open_inbox(settings, connection, writer.offset_us)
+    return Foundation(standing, keyring, writer, None, inbox, connection)
 
 
 def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWriter:

@@ -18,6 +18,11 @@ from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, Tensor
 from kvcustody.errors import CustodyError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.restriction.restricted_subjects import (
+    RESTRICTED,
+    RestrictedSubject,
+    RestrictedSubjects,
+)
 from kvcustody.integrations.lmcache.sealed_serde import (
     SealedDeserializer,
     SealedProcessor,
@@ -135,6 +140,28 @@ def test_an_erased_subjects_and_a_destroyed_tenants_objects_open_nowhere(
     world.keyring.destroy(tenant_owner("api-keys", "beta"), 1)
     assert opened(serde, objects[2], theirs) is None
     assert opened(serde, objects[1], other) == content(chunk(2))
+
+
+def test_a_restricted_subjects_objects_are_neither_sealed_nor_opened_until_it_is_lifted(
+    world: ChunkWorld, serde: SealedProcessor
+) -> None:
+    one, other = (key(1, world.salt(*whose)) for whose in (("acme", "one"), ("acme", "two")))
+    objects = [sealed(serde, number + 1, named) for number, named in enumerate((one, other))]
+    assert opened(serde, objects[0], one) == content(chunk(1)), "control"
+    governor = serde.custody.worker.governor
+
+    def restrict(*people: RestrictedSubject) -> None:
+        governor.call(lambda mine: mine.restrict(RestrictedSubjects(people))).result(10)
+
+    restrict(RestrictedSubject("case-1", "acme", "one"))
+    assert opened(serde, objects[0], one) is None
+    with pytest.raises(CustodyError, match=RESTRICTED):
+        sealed(serde, 3, one)
+    assert opened(serde, objects[1], other) == content(chunk(2)), "control: another subject of the tenant"
+    sealed(serde, 4, other)
+    restrict()
+    assert opened(serde, objects[0], one) == content(chunk(1)), "lifted"
+    sealed(serde, 3, one)
 
 
 def test_a_serde_entry_that_is_wrong_says_why(world: ChunkWorld) -> None:
