@@ -8,7 +8,7 @@ from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.decisions.access_plan import DomainLabel, is_withheld
 from kvcustody.governance.decisions.authorize import OwnData
 from kvcustody.governance.decisions.staged_table import quotas_of
-from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
+from kvcustody.governance.restriction.restricted_subjects import RestrictedSubjects
 from kvcustody.governance.tiers.tier import CopyLimit, TierShare
 from kvcustody.policies.document.model import Action, Tier
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -29,7 +29,7 @@ class TierRules:
         self,
         tables: Callable[[], Tables],
         authorize: Callable[[Action, OwnData], Decision],
-        restricted: Callable[[], RestrictedSubjects] = lambda: NOBODY_RESTRICTED,
+        restricted: Callable[[], RestrictedSubjects],
     ) -> None:
         self._restricted = restricted
         self._tables = tables

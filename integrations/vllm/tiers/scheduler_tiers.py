@@ -118,7 +118,7 @@ class SchedulerTiers:
         self._keyring = keyring = port.keyring
         self._keys = SealKeys(keyring, shred)
         self._shred = shred
-        self._policy = TierRules(lambda: port.tables, port.authorize)
+        self._policy = TierRules(lambda: port.tables, port.authorize, lambda: port.restricted)
         self._step = object_blocks
         self._block_tokens = block_tokens
         self._shards = shards
