@@ -74,13 +74,13 @@ class _Module:
 
 
 def standalone() -> bytes:
-    """The bytes of `verify_kvcustody.py`; raises `AmalgamationError` (rule 2)."""
+    """The bytes of `verify_kvcustody.py`, made once; raises `AmalgamationError` (rule 2)."""
     with _making:  # two threads that parse at once can fail in `ast` (CPython's gh-106905)
-        return _made()
+        return _once()
 
 
-@cache
-def _made() -> bytes:
+def make_standalone() -> bytes:
+    """The same, made now."""
     reached, imports = _reach()
     parts = [f'#!/usr/bin/env python3\n"""{_module(ENTRY).doc}\n"""\n\nfrom __future__ import annotations\n']
     parts += _import_lines(imports)
@@ -96,6 +96,9 @@ def _made() -> bytes:
                     raise AmalgamationError(f"`{name}` is defined in `{names[name]}` and in `{module.name}`")
             parts.append(_spaced(module, number, numbers))
     return "\n".join(parts).encode() + b"\n"
+
+
+_once = cache(make_standalone)
 
 
 def _reach() -> tuple[set[_Place], set[str]]:

@@ -157,7 +157,8 @@ def monitored(bodies: list[Body], periods: dict[str, AtWork], period: Period) ->
             since_us, until_us = int(body["at_us"]), next(later, periods[uuid].ended_us)
             if since_us < period.until_us and (until_us is None or until_us > period.since_us):
                 until = "now" if until_us is None else moment(until_us)
-                told = f"{body['mode']}, {moment(since_us)} to {until}, ordered by {body['actor']}"
+                told = f"{body['mode']}, {_enforced_for(body)}, {moment(since_us)} to {until}"
+                told += f", ordered by {body['actor']}"
                 found.append((since_us, periods[uuid].worker, f"{periods[uuid].worker} {uuid[:12]} ({told})"))
     names = [text for _, _, text in sorted(found)]
     return _said(
@@ -167,6 +168,16 @@ def monitored(bodies: list[Body], periods: dict[str, AtWork], period: Period) ->
         " What was monitored then was reused under the engine's own keys, across domains too, and is no reuse that "
         "the policy permitted.",
     )
+
+
+def _enforced_for(body: Body) -> str:
+    parts = list(body["tenants"][:NAMED])
+    if len(body["tenants"]) > NAMED:
+        parts.append(f"{len(body['tenants']) - NAMED:,} more")
+    share = int(body["share_millionths"])
+    if share:
+        parts.append(f"{share / 10_000:g} % of the sessions of the others")
+    return f"enforced for {', '.join(parts) or 'nobody'}"
 
 
 def _said(begins: str, named: list[str], whole: int, ends: str) -> str:

@@ -16,21 +16,25 @@ Steps = list[tuple[str, str]]
 
 
 @contextmanager
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    """Which file was synced, renamed or linked, in order."""
+def watched(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Steps]:
+    """Which file in a folder was synced, renamed or linked, in order; other threads write elsewhere."""
     steps: Steps = []
     sync, link, replace = os.fsync, os.link, Path.replace
 
+    def note(kind: str, path: Path) -> None:
+        if path.is_relative_to(folder):
+            steps.append((kind, path.name))
+
     def see_sync(descriptor: int) -> None:
-        steps.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        note("sync", Path(f"/proc/self/fd/{descriptor}").readlink())
         sync(descriptor)
 
     def see_link(source: Path, target: Path, **named: Any) -> None:
-        steps.append(("place", Path(target).name))
+        note("place", Path(target))
         link(source, target, **named)
 
     def see_replace(source: Path, target: Path) -> Path:
-        steps.append(("place", Path(target).name))
+        note("place", Path(target))
         return replace(source, target)
 
     with monkeypatch.context() as patch:
@@ -55,7 +59,7 @@ def test_content_then_name_then_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exclusive: bool
 ) -> None:
     path = tmp_path / "certificate.json"
-    with watched(monkeypatch) as steps:
+    with watched(monkeypatch, tmp_path) as steps:
         files.write_file(path, b"all of it", exclusive=exclusive)
     own = [
         step for step in steps if path.name in step[1] or step[1] == tmp_path.name
@@ -67,7 +71,7 @@ def test_content_then_name_then_folder(
 
 def test_a_writer_without_fsync_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "certificate.json"
-    with watched(monkeypatch) as steps, monkeypatch.context() as patch:
+    with watched(monkeypatch, tmp_path) as steps, monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         files.write_file(path, b"all of it")
     assert not in_order(steps, path)
@@ -160,7 +164,7 @@ def test_a_folder_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch:
     draft = tmp_path / ".export.partial"
     (draft / "logs").mkdir(parents=True)
     (draft / "logs" / "leaves").write_bytes(b"leaf")
-    with watched(monkeypatch) as steps:
+    with watched(monkeypatch, tmp_path) as steps:
         files.publish_folder(draft, tmp_path / "export")
     assert {name for _, name in steps[:-1]} == {".export.partial", "logs", "leaves"}
     assert steps[-1] == ("sync", tmp_path.name)
@@ -172,6 +176,6 @@ def test_a_certificate_is_durable_when_its_command_ends(
 ) -> None:
     """It was renamed into its place without an fsync: a power cut could leave an empty certificate."""
     path = tmp_path / "certificate.json"
-    with watched(monkeypatch) as steps:
+    with watched(monkeypatch, tmp_path) as steps:
         certificates._write(path, b"{}")
     assert in_order(steps, path), steps

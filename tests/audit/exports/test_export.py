@@ -371,7 +371,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, key: SigningKey,
 def test_the_stand_alone_verifier_is_made_of_the_library_and_imports_pythons_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = amalgamate.standalone.__wrapped__()
+    made = amalgamate.make_standalone()
     assert made == (folder / "verify_kvcustody.py").read_bytes()
     imported = {node.name for node in ast.walk(ast.parse(made)) if isinstance(node, ast.alias)}
     modules = {node.module for node in ast.walk(ast.parse(made)) if isinstance(node, ast.ImportFrom)}
@@ -383,7 +383,7 @@ def test_the_stand_alone_verifier_is_made_of_the_library_and_imports_pythons_alo
     # The control: the library as it stands would need packages.
     monkeypatch.setattr(amalgamate, "SUBSTITUTES", {})
     with pytest.raises(amalgamate.AmalgamationError, match=r"orjson|cryptography"):
-        amalgamate.standalone.__wrapped__()
+        amalgamate.make_standalone()
 
 
 def test_two_statements_of_one_name_are_not_put_into_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +392,7 @@ def test_two_statements_of_one_name_are_not_put_into_one_file(monkeypatch: pytes
         amalgamate, "_defined", lambda node: {"check"} if isinstance(node, ast.FunctionDef) else places(node)
     )
     with pytest.raises(amalgamate.AmalgamationError, match="`check` is defined in"):
-        amalgamate.standalone.__wrapped__()
+        amalgamate.make_standalone()
 
 
 def plant(folder: Path, name: str) -> None:
