@@ -123,6 +123,7 @@ def from_source(source: Path, number: str, home: Path) -> str:
 
 def run(home: Path, injection: str | None, *more: str, path: str = "") -> Result:
     """The suite once; `injection`: the mode of injected.py; `path`: more of PYTHONPATH."""
+    here = Path(__file__).parent
     command = [
         sys.executable,
         "-m",
@@ -148,7 +149,7 @@ def run(home: Path, injection: str | None, *more: str, path: str = "") -> Result
         "HF_HUB_OFFLINE": "1",
         "VLLM_PLUGINS": "",
         "KVCUSTODY_INJECTED": injection or "",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), path]),
+        "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1]), path]),
     }
     done = subprocess.run(
         command, cwd=home, env=os.environ | settings, capture_output=True, text=True, check=False
