@@ -10,18 +10,13 @@ from kvcustody.audit.counters.count_events import DENIED, EVENTS, LEAVES, Figure
 from kvcustody.errors import LedgerError
 
 
-def pack(figures: Iterable[tuple[FigureName, int]]) -> str:
-    """Figures of one hour, in order; those of value 0 are left out."""
-    return pack_hour({figure[1:]: value for figure, value in figures})
-
-
 def pack_hour(figures: Mapping[HourFigure, int]) -> str:
-    """The same, where the hour is known from elsewhere."""
+    """Figures of one hour, in order; those of value 0 are left out."""
     return orjson.dumps(sorted((*figure, value) for figure, value in figures.items() if value)).decode()
 
 
 def unpack(hour_us: int, figures: str) -> dict[FigureName, int]:
-    """Figures by name; raises `LedgerError` for what `pack` does not make."""
+    """Figures by name; raises `LedgerError` for what `pack_hour` does not make."""
     return {FigureName(hour_us, *figure): value for figure, value in unpack_hour(hour_us, figures).items()}
 
 
