@@ -13,13 +13,14 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvcustody.errors import SealError
-from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer, wipe_bytes
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 
 NONCE_BYTES = 24
 TAG_BYTES = 16
 _BLOCK = 16
 _HALF = 12  # bytes of the nonce that the derivation takes; the rest is the derived key's
 _TWICE = (1 << 128) + 1  # times a block: the block, twice
+_DERIVED, _ZEROS = 3 * _BLOCK - 1, bytes(KEY_BYTES)  # what the library wants of room for two blocks
 _POLYNOMIAL = 0x87  # of GF(2^128), as in NIST SP 800-38B
 
 
@@ -43,11 +44,12 @@ class ExtendedNonceKey:
             raise SealError("the sealing key was destroyed")
         assert len(nonce) == NONCE_BYTES
         inputs = self._inputs ^ int.from_bytes(nonce[:_HALF], "big") * _TWICE
-        derived = self._blocks.update(inputs.to_bytes(2 * _BLOCK, "big"))
+        derived = bytearray(_DERIVED)
+        self._blocks.update_into(inputs.to_bytes(2 * _BLOCK, "big"), derived)
         try:
-            return AESGCM(derived), nonce[_HALF:]
+            return AESGCM(memoryview(derived)[:KEY_BYTES]), nonce[_HALF:]
         finally:
-            wipe_bytes(derived)
+            derived[:KEY_BYTES] = _ZEROS
 
     def close(self) -> None:
         """Forget the key."""

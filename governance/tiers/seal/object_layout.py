@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 from kvcustody.errors import SealError
@@ -33,6 +34,7 @@ _FACTS = struct.Struct("<32s 32s 32s 32s 32s 32s 32s HH III QQ I 16s 16s Q 16s 1
 HEADER_BYTES = _HEADER.size
 FACTS_BYTES = _FACTS.size
 CHECKSUM_BYTES = 4
+_ENCLOSED_AT = HEADER_BYTES + FACTS_BYTES + TAG_BYTES  # where content begins behind enclosed facts
 
 
 class ObjectFacts(NamedTuple):
@@ -67,12 +69,7 @@ class ObjectFacts(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """The fixed layout. Raises `SealError` for a value that has no place in it."""
-        classification = self.classification.encode()
-        if len(classification) > CLASSIFICATION_BYTES or b"\0" in classification:
-            raise SealError(
-                f"classification `{self.classification}`: a sealed object has room for {CLASSIFICATION_BYTES} bytes"
-            )
-        return _FACTS.pack(self[0], classification, *self[2:])
+        return _FACTS.pack(self[0], _classification_bytes(self[1]), *self[2:])
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> Self:
@@ -91,12 +88,12 @@ class Header(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """The 72 bytes."""
-        return _HEADER.pack(MAGIC, VERSION, XAES_256_GCM, *self)
+        return header_bytes(*self)
 
     @property
     def content_at(self) -> int:
         """Where the sealed content begins."""
-        return HEADER_BYTES + (FACTS_BYTES + TAG_BYTES if self.flags & ENCLOSED else 0)
+        return _ENCLOSED_AT if self.flags & ENCLOSED else HEADER_BYTES
 
     @property
     def content_end(self) -> int:
@@ -106,7 +103,27 @@ class Header(NamedTuple):
     @property
     def object_bytes(self) -> int:
         """The whole object's length."""
-        return self.content_end + (CHECKSUM_BYTES if self.flags & CHECKED else 0)
+        flags = self.flags
+        return (
+            self.size
+            + (_ENCLOSED_AT if flags & ENCLOSED else HEADER_BYTES)
+            + (TAG_BYTES + CHECKSUM_BYTES if flags & CHECKED else TAG_BYTES)
+        )
+
+
+def header_bytes(flags: int, size: int, name: bytes, nonce: bytes) -> bytes:
+    """The 72 bytes, without a `Header` in between."""
+    return _HEADER.pack(MAGIC, VERSION, XAES_256_GCM, flags, size, name, nonce)
+
+
+@lru_cache(64)
+def _classification_bytes(classification: str) -> bytes:
+    encoded = classification.encode()
+    if len(encoded) > CLASSIFICATION_BYTES or b"\0" in encoded:
+        raise SealError(
+            f"classification `{classification}`: a sealed object has room for {CLASSIFICATION_BYTES} bytes"
+        )
+    return encoded
 
 
 def object_bytes(content: int, *, enclosed: bool, checked: bool) -> int:
@@ -128,9 +145,10 @@ def read_header(sealed: memoryview, size: int | None = None) -> Header:
         raise SealError("sealed object: does not begin as one")
     if version != VERSION or suite != XAES_256_GCM:
         raise SealError(f"sealed object: format `{version}`, suite `{suite}` is not known here")
-    header = Header(*others)
+    header = Header._make(others)
     if header.flags & ~(ENCLOSED | CHECKED) or header.size > OBJECT_BYTES_MAX:
         raise SealError("sealed object: flags or length are out of bounds")
-    if header.object_bytes != size:
-        raise SealError(f"sealed object: has `{size}` bytes, its header says `{header.object_bytes}`")
+    says = header.object_bytes
+    if says != size:
+        raise SealError(f"sealed object: has `{size}` bytes, its header says `{says}`")
     return header

@@ -13,9 +13,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zlib
+from hashlib import blake2b
 from typing import TypeAlias
 
 from cryptography.exceptions import InvalidTag
@@ -29,8 +29,8 @@ from kvcustody.governance.tiers.seal.object_layout import (
     FACTS_BYTES,
     HEADER_BYTES,
     OBJECT_BYTES_MAX,
-    Header,
     ObjectFacts,
+    header_bytes,
     read_header,
 )
 
@@ -53,21 +53,23 @@ def seal_into(
     `facts_key`: enclose the facts, sealed under this key; `checked`: end with a checksum that needs no key. Raises
     `SealError` where `into` is too short or the content too long.
     """
-    size = len(content)
     flags = (ENCLOSED if facts_key is not None else 0) | (CHECKED if checked else 0)
-    header = Header(flags, size, name, os.urandom(NONCE_BYTES))
-    if size > OBJECT_BYTES_MAX or header.object_bytes > len(into):
-        raise SealError(f"sealed object: `{header.object_bytes}` bytes do not fit into `{len(into)}`")
-    plain, begin = facts.to_bytes(), header.to_bytes()
+    size, drawn = len(content), os.urandom(NONCE_BYTES)
+    at = HEADER_BYTES if facts_key is None else HEADER_BYTES + FACTS_BYTES + TAG_BYTES
+    end = at + size + TAG_BYTES
+    whole = end + (CHECKSUM_BYTES if checked else 0)
+    if size > OBJECT_BYTES_MAX or whole > len(into):
+        raise SealError(f"sealed object: `{whole}` bytes do not fit into `{len(into)}`")
+    plain, begin = facts.to_bytes(), header_bytes(flags, size, name, drawn)
     into[:HEADER_BYTES] = begin
     if facts_key is not None:
-        cipher, nonce = facts_key.of_message(_nonce(header, _FACTS))
-        cipher.encrypt_into(nonce, plain, begin, into[HEADER_BYTES : header.content_at])
-    cipher, nonce = key.of_message(_nonce(header, _CONTENT))
-    cipher.encrypt_into(nonce, content, begin + plain, into[header.content_at : header.content_end])
+        cipher, nonce = facts_key.of_message(_nonce(drawn, name, _FACTS))
+        cipher.encrypt_into(nonce, plain, begin, into[HEADER_BYTES:at])
+    cipher, nonce = key.of_message(_nonce(drawn, name, _CONTENT))
+    cipher.encrypt_into(nonce, content, begin + plain, into[at:end])
     if checked:
-        _checksum(into, header.content_end)
-    return header.object_bytes
+        _checksum(into, end)
+    return whole
 
 
 def open_into(
@@ -81,9 +83,10 @@ def open_into(
         header = read_header(sealed)
         if header.name != name or header.size != len(into):
             raise SealError("sealed object: is not the one that was asked for")
-        cipher, nonce = key.of_message(_nonce(header, _CONTENT))
+        cipher, nonce = key.of_message(_nonce(header.nonce, name, _CONTENT))
+        at = header.content_at
         bound = bytes(sealed[:HEADER_BYTES]) + facts.to_bytes()
-        cipher.decrypt_into(nonce, sealed[header.content_at : header.content_end], bound, into)
+        cipher.decrypt_into(nonce, sealed[at : at + header.size + TAG_BYTES], bound, into)
     except InvalidTag:
         into[:] = bytes(len(into))
         raise SealError("sealed object: does not open with what is known of it") from None
@@ -103,7 +106,7 @@ def read_facts(
     header = read_header(sealed, size)
     if header.name != name or not header.flags & ENCLOSED:
         raise SealError("sealed object: is not the one that its place says, or encloses no facts")
-    cipher, nonce = facts_key.of_message(_nonce(header, _FACTS))
+    cipher, nonce = facts_key.of_message(_nonce(header.nonce, name, _FACTS))
     plain = bytearray(FACTS_BYTES)
     if len(sealed) < HEADER_BYTES + FACTS_BYTES + TAG_BYTES:
         raise SealError("sealed object: ends before its facts")
@@ -134,6 +137,6 @@ def _checksum(into: memoryview, end: int) -> None:
     into[end : end + CHECKSUM_BYTES] = zlib.crc32(into[:end]).to_bytes(CHECKSUM_BYTES, "little")
 
 
-def _nonce(header: Header, person: bytes) -> bytes:
+def _nonce(drawn: bytes, name: bytes, person: bytes) -> bytes:
     """Of this object and this use; two objects that share random bytes differ in name."""
-    return hashlib.blake2b(header.nonce + header.name, digest_size=NONCE_BYTES, person=person).digest()
+    return blake2b(drawn + name, digest_size=NONCE_BYTES, person=person).digest()

@@ -207,7 +207,7 @@ def nonces(count: int, threads: int = 1) -> list[bytes]:
     def run() -> None:
         for _ in range(count):
             header = read_header(memoryview(sealed(one, NAME, what, b"x")))
-            found.append(sealer._nonce(header, sealer._CONTENT))
+            found.append(sealer._nonce(header.nonce, NAME, sealer._CONTENT))
 
     workers = [threading.Thread(target=run) for _ in range(threads)]
     for worker in workers:
