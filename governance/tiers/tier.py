@@ -302,21 +302,28 @@ class SealedTier:
             return 0
         stored = at = 0
         count = len(run.keys) // KEY_BYTES
-        while at < count:
-            depth = run.depth + at
-            blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
-            part = _Part(
-                label,
-                run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
-                run.keys[KEY_BYTES * (at - 1) : KEY_BYTES * at] if at else run.parent,
-                depth,
-                self._clock.of_boot(run.born_us),
-                self._clock.of_boot(run.ceiling_us),
-                due_us,
-            )
-            if self._store_object(part, label.spec, limit.bucket_us, partial(read, at, blocks)):
-                stored += blocks
-            at += blocks
+        before: _Sealed | None = None  # it is written while the next is sealed
+        try:
+            while at < count:
+                depth = run.depth + at
+                blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
+                part = _Part(
+                    label,
+                    run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
+                    run.keys[KEY_BYTES * (at - 1) : KEY_BYTES * at] if at else run.parent,
+                    depth,
+                    self._clock.of_boot(run.born_us),
+                    self._clock.of_boot(run.ceiling_us),
+                    due_us,
+                )
+                sealed = self._seal_object(
+                    part, label.spec, limit.bucket_us, partial(read, at, blocks), before
+                )
+                written, before = before, sealed
+                stored += self._complete(written)
+                at += blocks
+        finally:
+            stored += self._complete(before)
         return stored
 
     def lookup(self, label: DomainLabel, keys: bytes, depth: int) -> list[Found]:
@@ -358,38 +365,52 @@ class SealedTier:
         """
         spec, come = label.spec, list[Restored]()
         assert spec is not None
-        for name, blocks, _ in found:
-            end = depth + blocks
-            row = self._index.find(name)
-            if row < 0 or not self._is_usable(row, spec, depth, end, self._clock.now_us()):
-                break
-            times = (self._index.value("born_us", row), self._index.value("ceiling_us", row))
-            if not self._load_object(name, row, label, keys, depth, end, write):
-                break
-            self._index.note_use(row)
-            one = Restored(blocks, *map(self._clock.to_boot, times))
-            if come and come[-1][1:] == one[1:]:
-                one = Restored(come.pop().blocks + blocks, *one[1:])
-            come.append(one)
-            depth = end
+        following = b""  # it is read while the one before it is opened
+        try:
+            for at, (name, blocks, _) in enumerate(found):
+                following = found[at + 1].name if at + 1 < len(found) else b""
+                end = depth + blocks
+                row = self._index.find(name)
+                if row < 0 or not self._is_usable(row, spec, depth, end, self._clock.now_us()):
+                    self._store.abandon_load(name)
+                    break
+                times = (self._index.value("born_us", row), self._index.value("ceiling_us", row))
+                wanted = _Wanted(name, label, keys, depth, end, following)
+                if not self._load_object(wanted, row, write):
+                    break
+                self._index.note_use(row)
+                one = Restored(blocks, *map(self._clock.to_boot, times))
+                if come and come[-1][1:] == one[1:]:
+                    one = Restored(come.pop().blocks + blocks, *one[1:])
+                come.append(one)
+                depth = end
+        finally:
+            if following:
+                self._store.abandon_load(following)
         return come
 
-    def _store_object(
-        self, part: _Part, spec: DomainSpec, bucket_us: int, read: Callable[[memoryview], None]
-    ) -> bool:
+    def _seal_object(
+        self,
+        part: _Part,
+        spec: DomainSpec,
+        bucket_us: int,
+        read: Callable[[memoryview], None],
+        before: _Sealed | None,
+    ) -> _Sealed | None:
+        """Seal it into memory of the store, which writes the one before meanwhile; None: it is not kept."""
         label = part.label
         blocks = len(part.keys) // KEY_BYTES
         try:
             name = self._name(spec, part.keys[-KEY_BYTES:])
             known = self._is_known(label, spec)
         except KeyringError:  # the epoch was destroyed
-            return False
+            return None
         if known and self._index.find(name) >= 0:
-            return False
+            return None
         if self._waiting:
             self._delete([])
             if name in self._waiting:
-                return False  # an older one has not ended yet
+                return None  # an older one has not ended yet
         content = blocks * self._terms.block_bytes
         size = object_bytes(content, enclosed=self._encloses, checked=False)
         try:
@@ -397,29 +418,45 @@ class SealedTier:
             bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
         except KeyringError:  # no room for another key
             self._refused += 1
-            return False
+            return None
         with self.staging.take(content) as plain:
             if plain is None:
                 self._refused += 1
-                return False
+                return None
             try:
-                into = self._room(name, size, label.tenant)
+                into = self._room(name, size, label.tenant, 0 if before is None else before.size)
                 if into is None:
                     self._refused += 1
-                    return False
+                    return None
+                if before is not None:
+                    self._store.start_store(before.name)
                 read(plain)
                 facts = self._facts(spec, part, subject, bucket)
                 enclosing = self._keys.catalogue() if self._encloses else None
                 seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing)
                 into.release()
-                self._store.complete_store(name)
             except (StoreError, KeyringError):
                 self._give_up(name)
                 self._refused += 1
-                return False
+                return None
             except Exception:  # of the device: nothing of it is kept, and it is not ours to hide
                 self._give_up(name)
                 raise
+        return _Sealed(name, part, size, blocks, subject, bucket)
+
+    def _complete(self, sealed: _Sealed | None) -> int:
+        """What was sealed is a copy once the store has it; how many blocks it is."""
+        if sealed is None:
+            return 0
+        name, part, size, blocks, subject, bucket = sealed
+        spec = part.label.spec
+        assert spec is not None
+        try:
+            self._store.complete_store(name)
+        except StoreError:
+            self._give_up(name)
+            self._refused += 1
+            return 0
         self._begin(
             name,
             IndexRow(
@@ -431,12 +468,12 @@ class SealedTier:
                 size,
                 part.depth,
                 blocks,
-                self._domain(spec, label),
+                self._domain(spec, part.label),
                 self._shred_number(subject),
                 self._shred_number(bucket),
             ),
         )
-        return True
+        return blocks
 
     def _begin(self, name: bytes, row: IndexRow) -> None:
         """A copy is here from now on."""
@@ -461,12 +498,19 @@ class SealedTier:
             self._store.abandon_store(name)
         self._waiting.setdefault(name, None)
 
-    def _room(self, name: bytes, size: int, tenant: str) -> memoryview | None:
-        """Memory of the store, where need be in place of what was used least."""
+    def _room(self, name: bytes, size: int, tenant: str, coming: int = 0) -> memoryview | None:
+        """Memory of the store, where need be in place of what was used least.
+
+        `coming`: so many bytes of the tenant's are sealed, and no copy yet.
+        """
         store, share = self._store, self._terms.share(tenant)
         most, taken = int(share.cap * store.capacity_bytes), store.taken(size)
         if taken > most:
             return None
+        if coming:
+            taken += store.taken(coming)
+            if taken > most:
+                return None
         while self._held.get(tenant, 0) + taken > most:
             self._evict_from(tenant)
         into = store.prepare_store(name, size)
@@ -546,14 +590,11 @@ class SealedTier:
 
     def _load_object(
         self,
-        name: bytes,
+        wanted: _Wanted,
         row: int,
-        label: DomainLabel,
-        keys: bytes,
-        depth: int,
-        end: int,
         write: Write,
     ) -> bool:
+        name, label, keys, depth, end, following = wanted
         index, spec = self._index, label.spec
         assert spec is not None
         known = index.row(row)
@@ -578,6 +619,8 @@ class SealedTier:
                     self._end([row], "lost")
                     return False
                 try:
+                    if following:
+                        self._store.start_load(following)
                     facts = self._facts(spec, part, subject, bucket)
                     open_into(self._keys.of(spec, subject, bucket), name, facts, sealed, plain)
                 finally:
@@ -985,6 +1028,28 @@ class _Part(NamedTuple):
     born_us: int
     ceiling_us: int
     due_us: int
+
+
+class _Sealed(NamedTuple):
+    """An object in the store's memory that it has not completed."""
+
+    name: bytes
+    part: _Part
+    size: int
+    blocks: int
+    subject: bytes
+    bucket: bytes
+
+
+class _Wanted(NamedTuple):
+    """An object of which the blocks from `depth` to `end` are wanted, and the name of the one after it."""
+
+    name: bytes
+    label: DomainLabel
+    keys: bytes
+    depth: int
+    end: int
+    following: bytes
 
 
 def shred_name(tenant: str, subject: str | None) -> bytes:

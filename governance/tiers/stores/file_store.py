@@ -69,6 +69,9 @@ class FileStore:
         self._prepared_sizes[name] = size
         return memoryview(made)[:size]
 
+    def start_store(self, name: bytes) -> None:
+        """Nothing: whoever wants it at the same time has a thread for it (`GuardedStore`)."""
+
     def complete_store(self, name: bytes) -> None:
         """Write and rename. Raises `StoreError` where the medium does not take it: nothing is there then."""
         data = self._prepared.pop(name, None)
@@ -102,6 +105,12 @@ class FileStore:
         if data is not None:
             del self._prepared_sizes[name]
             self._spare(data)
+
+    def start_load(self, name: bytes) -> None:
+        """Nothing."""
+
+    def abandon_load(self, name: bytes) -> None:
+        """Nothing was started."""
 
     def prepare_load(self, name: bytes) -> memoryview | None:
         """The file's bytes, in memory until `complete_load`, whoever deletes it."""

@@ -3,7 +3,7 @@
     store = GuardedStore(FileStore(folder, capacity), seconds=0.5, clock=clock)
 
 1. Calls run on a thread of the guard's own, one at a time. One that does not answer in time raises `StoreError`; until
-   it has answered, every other is refused at once.
+   it has answered, every other is refused at once. What is started runs there while the caller does something else.
 2. Whether a call that did not answer took effect is not known. `SealedTier` asks for the deletion of what may have come
    of it; a load that answers late is over at once.
 3. After `failures` in a row the store is not asked for `pause_seconds`, then once; each further failure doubles the
@@ -41,7 +41,9 @@ class GuardedStore:
         self._pause_us = int(pause_seconds * 1_000_000)
         self._in_a_row = 0
         self._closed_until_us = 0
-        self._pending: concurrent.futures.Future[object] | None = None
+        self._late: concurrent.futures.Future[object] | None = None  # nobody waits for it any more
+        self._storing: dict[bytes, concurrent.futures.Future[None]] = {}
+        self._loading: dict[bytes, concurrent.futures.Future[memoryview | None]] = {}
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"kvcustody-{store.kind}")
 
     @property
@@ -52,8 +54,11 @@ class GuardedStore:
     @property
     def is_open(self) -> bool:
         """Whether the store would be asked now."""
-        pending = self._pending
-        return (pending is None or pending.done()) and self._clock.now_us() >= self._closed_until_us
+        return self._answers and self._clock.now_us() >= self._closed_until_us
+
+    @property
+    def _answers(self) -> bool:
+        return self._late is None or self._late.done()
 
     def taken(self, size: int) -> int:
         """As the store's."""
@@ -63,21 +68,42 @@ class GuardedStore:
         """As the store's."""
         return self._ask(lambda: self._store.prepare_store(name, size))
 
+    def start_store(self, name: bytes) -> None:
+        """The thread completes it from now on."""
+        if self.is_open:
+            self._storing[name] = self._thread.submit(self._store.complete_store, name)
+
     def complete_store(self, name: bytes) -> None:
-        """As the store's."""
-        self._ask(lambda: self._store.complete_store(name))
+        """As the store's, or what came of what was started."""
+        self._ask(lambda: self._store.complete_store(name), started=self._storing.pop(name, None))
 
     def abandon_store(self, name: bytes) -> None:
         """As the store's."""
+        self._storing.pop(name, None)
         self._ask(lambda: self._store.abandon_store(name))
 
+    def start_load(self, name: bytes) -> None:
+        """The thread reads it from now on."""
+        if self.is_open and name not in self._loading:
+            self._loading[name] = self._thread.submit(self._store.prepare_load, name)
+
+    def abandon_load(self, name: bytes) -> None:
+        """The thread lets go of what it has read, behind everything that it was asked."""
+        started = self._loading.pop(name, None)
+        if started is not None:
+            self._thread.submit(_undone, lambda: self._store.complete_load(name), started)
+
     def prepare_load(self, name: bytes) -> memoryview | None:
-        """As the store's."""
-        return self._ask(lambda: self._store.prepare_load(name), undo=lambda: self._store.complete_load(name))
+        """As the store's, or what came of what was started."""
+        return self._ask(
+            lambda: self._store.prepare_load(name),
+            undo=lambda: self._store.complete_load(name),
+            started=self._loading.pop(name, None),
+        )
 
     def complete_load(self, name: bytes) -> None:
-        """As the store's."""
-        self._ask(lambda: self._store.complete_load(name))
+        """As the store's; nobody waits for it."""
+        self._thread.submit(self._store.complete_load, name)
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """As the store's."""
@@ -102,18 +128,26 @@ class GuardedStore:
         self._thread.shutdown()
 
     def _ask(
-        self, call: Callable[[], Answer], *, even_closed: bool = False, undo: Callable[[], None] | None = None
+        self,
+        call: Callable[[], Answer],
+        *,
+        even_closed: bool = False,
+        undo: Callable[[], None] | None = None,
+        started: concurrent.futures.Future[Answer] | None = None,
     ) -> Answer:
-        """What `call` answers in time. `undo` follows an answer that nobody waited for any more, unless it is None."""
-        if not (self.is_open or (even_closed and (self._pending is None or self._pending.done()))):
+        """What `call` answers in time. `undo` follows an answer that nobody waited for any more, unless it is None.
+
+        `started`: it was asked before.
+        """
+        if started is None and not (self.is_open or (even_closed and self._answers)):
             self.refused += 1
             raise StoreError(f"{self.kind} tier: is not asked now, it failed or does not answer")
-        asked = self._thread.submit(call)
-        self._pending = asked  # type: ignore[assignment]  # of whatever it answers
+        asked = self._thread.submit(call) if started is None else started
         try:
             answer = asked.result(self._seconds)
         except concurrent.futures.TimeoutError:
             self.late += 1
+            self._late = asked  # type: ignore[assignment]  # of whatever it answers
             self._failed()
             if undo is not None:
                 asked.add_done_callback(partial(_undone, undo))

@@ -83,6 +83,9 @@ class HostArena:
         self._prepared[name] = _Placed(start, size)
         return self._view[start : start + size]
 
+    def start_store(self, name: bytes) -> None:
+        """Nothing: it is there already."""
+
     def complete_store(self, name: bytes) -> None:
         """The object is there; an older one of its name ends."""
         prepared = self._prepared.pop(name, None)
@@ -98,6 +101,12 @@ class HostArena:
         prepared = self._prepared.pop(name, None)
         if prepared is not None:
             self._end(prepared)
+
+    def start_load(self, name: bytes) -> None:
+        """Nothing."""
+
+    def abandon_load(self, name: bytes) -> None:
+        """Nothing was started."""
 
     def prepare_load(self, name: bytes) -> memoryview | None:
         """The object where it lies."""

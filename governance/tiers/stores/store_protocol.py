@@ -2,7 +2,9 @@
 
     into = store.prepare_store(name, size)      # None: it has no room
     ...                                         # seal into it
+    store.start_store(name)                     # it may be written from now on, while the next is sealed
     store.complete_store(name)                  # from now on it is there
+    store.start_load(name)                      # it may be read from now on, while the one before is opened
     data = store.prepare_load(name)             # None: it is not there
     ...                                         # open it
     store.complete_load(name)
@@ -12,7 +14,8 @@
    what is known of the object, or not at all.
 2. What was not completed is not there. An object is replaced whole, or not.
 3. Between `prepare_load` and `complete_load` the bytes stay where they are; a delete takes effect for look-ups at once.
-4. A store that fails raises `StoreError`; one that has no room returns None. Neither changes what it holds.
+4. What is started is over with the call that waits for it. A store that has nothing to gain from a start ignores it.
+5. A store that fails raises `StoreError`; one that has no room returns None. Neither changes what it holds.
 """
 
 from __future__ import annotations
@@ -68,11 +71,20 @@ class TierStore(Protocol):
     def prepare_store(self, name: bytes, size: int) -> memoryview | None:
         """Memory to seal `size` bytes into; None where there is no room."""
 
+    def start_store(self, name: bytes) -> None:
+        """What was prepared is whole: `complete_store` follows. Never raises `StoreError`."""
+
     def complete_store(self, name: bytes) -> None:
         """What was prepared is there now, in place of what was."""
 
     def abandon_store(self, name: bytes) -> None:
         """What was prepared is not wanted."""
+
+    def start_load(self, name: bytes) -> None:
+        """`prepare_load` or `abandon_load` follows. Never raises `StoreError`."""
+
+    def abandon_load(self, name: bytes) -> None:
+        """What was started is not wanted, if anything was."""
 
     def prepare_load(self, name: bytes) -> memoryview | None:
         """The object's bytes, to be read; None where it is not there."""
