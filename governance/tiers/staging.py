@@ -17,7 +17,7 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from kvcustody.errors import ConfigError
@@ -74,6 +74,23 @@ class Staging:
                 self._zeroed += 1
                 self._bytes += size
                 self._free.append(taken)
+
+    @contextmanager
+    def take_for_many(self, size: int) -> Iterator[Callable[[int], memoryview | None]]:
+        """One buffer for what passes one after the other, taken when the first asks; `size` is that of the largest.
+
+        What passed before is there still, and is overwritten; at the end all of it is zeroed, once.
+        """
+        with ExitStack() as held:
+            taken: memoryview | None = None
+
+            def first(part: int) -> memoryview | None:
+                nonlocal taken
+                if taken is None:
+                    taken = held.enter_context(self.take(size))
+                return None if taken is None else taken[:part]
+
+            yield first
 
     def pin(self, pin: Pin) -> None:
         """Pin the buffers that are free and not pinned yet: called before use, again changes nothing."""

@@ -67,6 +67,7 @@ _BEGINNING = HEADER_BYTES + FACTS_BYTES + TAG_BYTES
 
 Read = Callable[[int, int, memoryview], None]
 Write = Callable[[int, int, int, memoryview], None]
+Staged = Callable[[int], memoryview | None]
 
 
 class TierShare(NamedTuple):
@@ -303,25 +304,27 @@ class SealedTier:
         stored = at = 0
         count = len(run.keys) // KEY_BYTES
         before: _Sealed | None = None  # it is written while the next is sealed
+        largest = min(count, terms.object_blocks) * terms.block_bytes
         try:
-            while at < count:
-                depth = run.depth + at
-                blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
-                part = _Part(
-                    label,
-                    run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
-                    run.keys[KEY_BYTES * (at - 1) : KEY_BYTES * at] if at else run.parent,
-                    depth,
-                    self._clock.of_boot(run.born_us),
-                    self._clock.of_boot(run.ceiling_us),
-                    due_us,
-                )
-                sealed = self._seal_object(
-                    part, label.spec, limit.bucket_us, partial(read, at, blocks), before
-                )
-                written, before = before, sealed
-                stored += self._complete(written)
-                at += blocks
+            with self.staging.take_for_many(largest) as staged:
+                while at < count:
+                    depth = run.depth + at
+                    blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
+                    part = _Part(
+                        label,
+                        run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
+                        run.keys[KEY_BYTES * (at - 1) : KEY_BYTES * at] if at else run.parent,
+                        depth,
+                        self._clock.of_boot(run.born_us),
+                        self._clock.of_boot(run.ceiling_us),
+                        due_us,
+                    )
+                    sealed = self._seal_object(
+                        part, label.spec, limit.bucket_us, partial(read, at, blocks), before, staged
+                    )
+                    written, before = before, sealed
+                    stored += self._complete(written)
+                    at += blocks
         finally:
             stored += self._complete(before)
         return stored
@@ -366,24 +369,27 @@ class SealedTier:
         spec, come = label.spec, list[Restored]()
         assert spec is not None
         following = b""  # it is read while the one before it is opened
+        whole = self._terms.object_blocks * self._terms.block_bytes
+        largest = min(whole, max((one.size for one in found), default=0))
         try:
-            for at, (name, blocks, _) in enumerate(found):
-                following = found[at + 1].name if at + 1 < len(found) else b""
-                end = depth + blocks
-                row = self._index.find(name)
-                if row < 0 or not self._is_usable(row, spec, depth, end, self._clock.now_us()):
-                    self._store.abandon_load(name)
-                    break
-                times = (self._index.value("born_us", row), self._index.value("ceiling_us", row))
-                wanted = _Wanted(name, label, keys, depth, end, following)
-                if not self._load_object(wanted, row, write):
-                    break
-                self._index.note_use(row)
-                one = Restored(blocks, *map(self._clock.to_boot, times))
-                if come and come[-1][1:] == one[1:]:
-                    one = Restored(come.pop().blocks + blocks, *one[1:])
-                come.append(one)
-                depth = end
+            with self.staging.take_for_many(largest) as staged:
+                for at, (name, blocks, _) in enumerate(found):
+                    following = found[at + 1].name if at + 1 < len(found) else b""
+                    end = depth + blocks
+                    row = self._index.find(name)
+                    if row < 0 or not self._is_usable(row, spec, depth, end, self._clock.now_us()):
+                        self._store.abandon_load(name)
+                        break
+                    times = (self._index.value("born_us", row), self._index.value("ceiling_us", row))
+                    wanted = _Wanted(name, label, keys, depth, end, following)
+                    if not self._load_object(wanted, row, write, staged):
+                        break
+                    self._index.note_use(row)
+                    one = Restored(blocks, *map(self._clock.to_boot, times))
+                    if come and come[-1][1:] == one[1:]:
+                        one = Restored(come.pop().blocks + blocks, *one[1:])
+                    come.append(one)
+                    depth = end
         finally:
             if following:
                 self._store.abandon_load(following)
@@ -396,6 +402,7 @@ class SealedTier:
         bucket_us: int,
         read: Callable[[memoryview], None],
         before: _Sealed | None,
+        staged: Staged,
     ) -> _Sealed | None:
         """Seal it into memory of the store, which writes the one before meanwhile; None: it is not kept."""
         label = part.label
@@ -419,29 +426,29 @@ class SealedTier:
         except KeyringError:  # no room for another key
             self._refused += 1
             return None
-        with self.staging.take(content) as plain:
-            if plain is None:
+        plain = staged(content)
+        if plain is None:
+            self._refused += 1
+            return None
+        try:
+            into = self._room(name, size, label.tenant, 0 if before is None else before.size)
+            if into is None:
                 self._refused += 1
                 return None
-            try:
-                into = self._room(name, size, label.tenant, 0 if before is None else before.size)
-                if into is None:
-                    self._refused += 1
-                    return None
-                if before is not None:
-                    self._store.start_store(before.name)
-                read(plain)
-                facts = self._facts(spec, part, subject, bucket)
-                enclosing = self._keys.catalogue() if self._encloses else None
-                seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing)
-                into.release()
-            except (StoreError, KeyringError):
-                self._give_up(name)
-                self._refused += 1
-                return None
-            except Exception:  # of the device: nothing of it is kept, and it is not ours to hide
-                self._give_up(name)
-                raise
+            if before is not None:
+                self._store.start_store(before.name)
+            read(plain)
+            facts = self._facts(spec, part, subject, bucket)
+            enclosing = self._keys.catalogue() if self._encloses else None
+            seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing)
+            into.release()
+        except (StoreError, KeyringError):
+            self._give_up(name)
+            self._refused += 1
+            return None
+        except Exception:  # of the device: nothing of it is kept, and it is not ours to hide
+            self._give_up(name)
+            raise
         return _Sealed(name, part, size, blocks, subject, bucket)
 
     def _complete(self, sealed: _Sealed | None) -> int:
@@ -593,6 +600,7 @@ class SealedTier:
         wanted: _Wanted,
         row: int,
         write: Write,
+        staged: Staged,
     ) -> bool:
         name, label, keys, depth, end, following = wanted
         index, spec = self._index, label.spec
@@ -609,30 +617,30 @@ class SealedTier:
             known.ceiling_us,
             known.sealed_due_us,
         )
-        with self.staging.take(blocks * self._terms.block_bytes) as plain:
-            if plain is None:
-                self._refused += 1
+        plain = staged(blocks * self._terms.block_bytes)
+        if plain is None:
+            self._refused += 1
+            return False
+        try:
+            sealed = self._store.prepare_load(name)
+            if sealed is None:
+                self._end([row], "lost")
                 return False
             try:
-                sealed = self._store.prepare_load(name)
-                if sealed is None:
-                    self._end([row], "lost")
-                    return False
-                try:
-                    if following:
-                        self._store.start_load(following)
-                    facts = self._facts(spec, part, subject, bucket)
-                    open_into(self._keys.of(spec, subject, bucket), name, facts, sealed, plain)
-                finally:
-                    sealed.release()
-                    self._store.complete_load(name)
-            except KeyringError:  # it does not open, or a key of it is destroyed
-                self._end([row], "broken")
-                return False
-            except StoreError:
-                self._refused += 1
-                return False
-            write(depth, end - depth, depth - begin, plain)
+                if following:
+                    self._store.start_load(following)
+                facts = self._facts(spec, part, subject, bucket)
+                open_into(self._keys.of(spec, subject, bucket), name, facts, sealed, plain)
+            finally:
+                sealed.release()
+                self._store.complete_load(name)
+        except KeyringError:  # it does not open, or a key of it is destroyed
+            self._end([row], "broken")
+            return False
+        except StoreError:
+            self._refused += 1
+            return False
+        write(depth, end - depth, depth - begin, plain)
         return True
 
     # -- ends -----------------------------------------------------------------------------------------------------

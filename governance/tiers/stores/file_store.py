@@ -3,12 +3,15 @@
 1. The folder is ours: made by us or empty, of mode 0700, no link, and locked; anything else is refused at start.
 2. An object is written beside its place and renamed there. It is not synced: one that a crash cut short does not
    open, and is a miss. A delete is synced, so that what was ended does not come back.
-3. What a start finds is listed (`page`), drafts are removed; what an index makes of it is its own affair.
-4. A full disk has no room; every other failure of the medium is a `StoreError`.
+3. Its room is asked for before it is written, where the file system can (`fallocate`): that takes less time than
+   growing it, and a full disk is known before. Direct I/O is not used: of files that are not synced it was slower.
+4. What a start finds is listed (`page`), drafts are removed; what an index makes of it is its own affair.
+5. A full disk has no room; every other failure of the medium is a `StoreError`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -26,6 +29,8 @@ _SPARES = 4  # buffers that are kept for the next object
 _DRAFT = ".draft"
 _FAN = re.compile("[0-9a-f]{2}")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in an object's place holds nobody
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -44,6 +49,7 @@ class FileStore:
         self._prepared_sizes: dict[bytes, int] = {}
         self._loading: dict[bytes, list[mmap.mmap]] = {}
         self._spares: list[mmap.mmap] = []
+        self._allocates = True
         try:
             self._find()
         except OSError as error:
@@ -86,6 +92,7 @@ class FileStore:
                 draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fan
             )
             try:
+                self._allocate(descriptor, size)
                 _write_all(descriptor, memoryview(data)[:size])
             finally:
                 os.close(descriptor)
@@ -292,6 +299,15 @@ class FileStore:
                 fan, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._root
             )
         return found
+
+    def _allocate(self, descriptor: int, size: int) -> None:
+        """Room for the whole file. Raises `OSError` where there is none."""
+        if not (self._allocates and size) or _LIBC.fallocate(descriptor, 0, 0, size) == 0:
+            return
+        failed = ctypes.get_errno()
+        if failed in _FULL:
+            raise OSError(failed, os.strerror(failed))
+        self._allocates = False  # of this file system: a write says what is wrong, if anything is
 
     def _buffer(self, size: int) -> mmap.mmap:
         """Memory for one object: what another had, where it is large enough."""

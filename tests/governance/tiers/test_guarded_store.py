@@ -10,11 +10,11 @@ import pytest
 from test_tier import Place, keys_of
 
 from kvcustody.clock import VirtualClock
-from kvcustody.errors import StoreError
+from kvcustody.errors import DeviceError, StoreError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
-from kvcustody.governance.tiers.tier import SealedTier
+from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
 
 SECONDS = 0.2
 
@@ -154,3 +154,99 @@ def test_a_store_that_fails_is_left_alone_for_longer_each_time(hanging: Hanging)
     assert store.is_open, "one success forgives"
     hanging.fails = False
     store.close()
+
+
+def bring_three(place: Place, begun: threading.Event) -> int:
+    """Bring three objects back; the first waits on its way to the device until the second is being read."""
+    acme, keys = place.label("acme"), keys_of("p", 12)
+    found = place.tier.lookup(acme, keys, 0)
+
+    def write(first: int, count: int, skip: int, data: memoryview) -> None:
+        if not first:
+            assert begun.wait(10), "the next is not read while this one is opened"
+
+    return sum(one.blocks for one in place.tier.load(acme, keys, 0, found, write))
+
+
+def test_one_is_written_while_the_next_is_sealed(
+    place: Place, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second leaves the device only when the store is asked to complete the first."""
+    acme, writing, complete = place.label("acme"), threading.Event(), HostArena.complete_store
+
+    def told(name: bytes) -> None:
+        writing.set()
+        complete(hanging, name)
+
+    monkeypatch.setattr(hanging, "complete_store", told)
+    now_us = place.world.clock.now_us()
+    run = PublishedRun(acme, keys_of("p", 12), bytes(32), 0, now_us, now_us + 10**6, now_us + 10**6)
+
+    def read(first: int, count: int, into: memoryview) -> None:
+        assert not first or writing.wait(10), "the first is not written while the next is sealed"
+        into[:] = bytes(len(into))
+
+    assert isinstance(place.store, GuardedStore)
+    place.store._seconds = 20
+    assert place.tier.store(run, read) == 12 and len(place.tier) == 3
+    place.tier.close()
+
+
+def test_one_is_read_while_the_one_before_is_opened(
+    place: Place, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert place.keep(place.label("acme"), "p", 12) == 12
+    begun, calls, prepare = threading.Event(), list[bytes](), HostArena.prepare_load
+
+    def told(name: bytes) -> memoryview | None:
+        calls.append(name)
+        if len(calls) == 2:
+            begun.set()
+        return prepare(hanging, name)
+
+    monkeypatch.setattr(hanging, "prepare_load", told)
+    assert bring_three(place, begun) == 12 and len(calls) == len(set(calls)) == 3
+    assert place.tier.erase("e", Selector("acme"), 0).done and hanging.used_bytes == 0
+    place.tier.close()
+
+
+def test_what_is_read_ahead_and_not_wanted_is_let_go(
+    place: Place, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first does not open, or the device fails: the second, which the thread has, holds no memory afterwards."""
+    acme = place.label("acme")
+    assert place.keep(acme, "p", 12) == 12
+    found = place.tier.lookup(acme, keys_of("p", 12), 0)
+
+    def fails(*_: object) -> None:
+        raise DeviceError("gone")
+
+    with pytest.raises(DeviceError):
+        place.tier.load(acme, keys_of("p", 12), 0, found, fails)
+    hanging._view[hanging._placed[found[0].name].start + 100] ^= 1
+    assert place.bring(acme, "p", 12) == 0 and place.ends() == ["broken"]
+    assert place.bring(acme, "p", 12, 4) == 8
+    assert place.tier.erase("e", Selector("acme"), 0).done
+    assert isinstance(place.store, GuardedStore)
+    place.store.page(b"", 1)  # behind everything that the thread was asked
+    assert hanging.used_bytes == 0 and not hanging._loading
+    place.tier.close()
+
+
+def test_a_write_that_fails_late_is_no_copy(
+    place: Place, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was sealed, and the next with it; the store says only then that it has no room for the first."""
+    acme, complete, first = place.label("acme"), HostArena.complete_store, list[bytes]()
+
+    def once(name: bytes) -> None:
+        first.append(name)
+        if len(first) == 1:
+            raise StoreError("is full")
+        complete(hanging, name)
+
+    monkeypatch.setattr(hanging, "complete_store", once)
+    assert place.keep(acme, "p", 12) == 8 and len(place.tier) == 2
+    assert place.bring(acme, "p", 12) == 0 and place.bring(acme, "p", 12, 4) == 8
+    assert place.tier.counts.refused == 1 and first[0] not in place.tier.objects()
+    place.tier.close()

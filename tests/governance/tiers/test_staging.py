@@ -43,6 +43,30 @@ def test_what_is_given_back_is_zero_whatever_happened() -> None:
     staging.close()
 
 
+def test_what_passes_one_after_the_other_is_zeroed_at_the_end() -> None:
+    staging = Staging(1, 8192)
+    mark = canary()
+    before = copies(os.getpid(), mark)
+    with pytest.raises(RuntimeError, match="in between"), staging.take_for_many(5000) as staged:
+        first = staged(5000)
+        assert first is not None and not any(first)
+        filled(first)
+        with staging.take(10) as other:
+            assert other is None, "it is this caller's alone"
+        second = staged(100)
+        assert second is not None and len(second) == 100 and copies(os.getpid(), mark) == before + 1
+        raise RuntimeError("in between")
+    assert copies(os.getpid(), mark) == before and staging.counts == StagingCounts(1, 5000, 1)
+    with staging.take_for_many(10):
+        pass
+    assert staging.counts.zeroed_buffers == 1, "nobody asked: no buffer was taken"
+    with staging.take(8192) as view:
+        assert view is not None and not any(view)
+    with staging.take_for_many(8193) as staged:
+        assert staged(10) is None
+    staging.close()
+
+
 def test_there_are_no_more_than_the_bound_and_nobody_waits() -> None:
     staging = Staging(2, 4096)
     with staging.take(10) as one, staging.take(10) as two, staging.take(10) as three:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvcustody.errors import ConfigError, StoreError
+from kvcustody.governance.tiers.stores import file_store
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, TierStore
@@ -250,4 +254,34 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert get(store, name(1)) == b"old" * 100 and get(store, name(2)) is None
     assert store.used_bytes == 300 and everything(store) == [Listed(name(1), 300)]
     assert not list((tmp_path / "tier").rglob("*.draft"))
+    store.close()
+
+
+@pytest.mark.parametrize("failure", [errno.ENOSPC, errno.EOPNOTSUPP])
+def test_room_is_asked_for_before_a_byte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int
+) -> None:
+    """A disk that is full says so then; a file system that cannot tell is asked once, and written to."""
+    store, asked, written = FileStore(tmp_path / "tier", CAPACITY), list[int](), list[int]()
+
+    def fallocate(descriptor: int, mode: int, begin: int, size: int) -> int:
+        asked.append(size)
+        ctypes.set_errno(failure)
+        return -1
+
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda *of: written.append(1) or write(*of))
+    assert put(store, name(0), b"x" * 5000)
+    place = next(file for file in (tmp_path / "tier").rglob("*") if len(file.name) == 64)
+    assert place.stat().st_size == 5000 and place.read_bytes() == b"x" * 5000
+    monkeypatch.setattr(file_store, "_LIBC", SimpleNamespace(fallocate=fallocate))
+    written.clear()
+    if failure == errno.ENOSPC:
+        for _ in range(2):
+            with pytest.raises(StoreError, match="is full"):
+                put(store, name(1), b"x" * 5000)
+        assert asked == [5000, 5000] and not written and everything(store) == [Listed(name(0), 5000)]
+    else:
+        assert put(store, name(1), b"x" * 5000) and put(store, name(2), b"y" * 9)
+        assert asked == [5000] and get(store, name(2)) == b"y" * 9
     store.close()
