@@ -1,17 +1,22 @@
 """CPU time of the engine's control path while copies go to tiers and come back, against a worker without tiers.
 
     python benchmarks/tiers/control_path.py [--rounds 7] [--json FILE]
+    python benchmarks/tiers/control_path.py --profile
 
 The same requests: admitted, committed, extended by 64 tokens, released, a step after each, in a pool that is too small.
 Time is that of the calling thread.
 
 - `control`: with tiers ÷ without, where what a transfer itself takes (copy, seal, store; `SealedTier.store` and `load`)
   is left out: look-ups, decisions, expiry and what goes on record are in. The goal is 1.05.
+- `--profile`: where the difference goes, by function: calls and microseconds a request with a host tier and without,
+  those that it calls included. The profiler itself makes calls dearer; it is for shares, not for the ratio.
 - `all`: the same with the transfers, which are made on that thread; `wall`: the same by the clock.
 """
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 import sys
 import tempfile
 import time
@@ -125,11 +130,40 @@ class Engine:
         }
 
 
+def profile(transfers: Transfers, shown: int = 40) -> int:
+    """Print the functions of which the difference is largest."""
+    took: list[dict[str, tuple[float, float]]] = []
+    with tempfile.TemporaryDirectory() as root:
+        for name, tiers in {"without": {}, "host": {"host_tier_bytes": 64 << 20}}.items():
+            (Path(root) / name).mkdir()
+            engine = Engine(Path(root) / name, **tiers)
+            engine.serve(transfers)
+            profiler = cProfile.Profile()
+            profiler.runcall(engine.serve, transfers)
+            engine.worker.close()
+            stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+            took.append(
+                {
+                    f"{Path(file).name}:{line} {function}": (calls / REQUESTS, cumulative * 1e6 / REQUESTS)
+                    for (file, line, function), (_, calls, _, cumulative, _) in stats.items()
+                }
+            )
+    without, host = took
+    more = {name: each[1] - without.get(name, (0.0, 0.0))[1] for name, each in host.items()}
+    for name in sorted(more, key=lambda name: -more[name])[:shown]:
+        calls, before = host[name][0], without.get(name, (0.0, 0.0))[0]
+        print(f"{more[name]:8.0f} us more  {before:7.1f} -> {calls:7.1f} calls  {name}")
+    return 0
+
+
 def main() -> int:
     bench = Bench(__doc__, "torch", rounds=7, strict=True)
+    bench.add("--profile", action="store_true", help="show where the difference goes, and measure nothing")
     options = bench.parse()
     torch.set_num_threads(1)
     transfers = Transfers()
+    if options.profile:
+        return profile(transfers)
     with tempfile.TemporaryDirectory() as root:
         sides = {}
         for name, tiers in {

@@ -25,6 +25,7 @@ Called on the owning thread. Times that come in and go out are boot time, in mic
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -55,7 +56,7 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier_clock import TierClock
-from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex
+from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex, last_of
 
 KEY_BYTES = 32
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
@@ -303,6 +304,7 @@ class SealedTier:
             return 0
         stored = at = 0
         count = len(run.keys) // KEY_BYTES
+        born_us, ceiling_us = self._clock.of_boot(run.born_us), self._clock.of_boot(run.ceiling_us)
         before: _Sealed | None = None  # it is written while the next is sealed
         largest = min(count, terms.object_blocks) * terms.block_bytes
         try:
@@ -315,8 +317,8 @@ class SealedTier:
                         run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
                         run.keys[KEY_BYTES * (at - 1) : KEY_BYTES * at] if at else run.parent,
                         depth,
-                        self._clock.of_boot(run.born_us),
-                        self._clock.of_boot(run.ceiling_us),
+                        born_us,
+                        ceiling_us,
                         due_us,
                     )
                     sealed = self._seal_object(
@@ -341,17 +343,20 @@ class SealedTier:
         with suppress(KeyringError):  # an epoch that was destroyed: nothing of it is found
             if not self._is_known(label, label.spec):
                 return found
+            ends = self._index.ends_among(keys)
             while depth < count:
-                one = self._farthest(label.spec, keys, depth, min(count, depth - depth % step + step))
+                last = bisect_right(ends, min(count, depth - depth % step + step))
+                one = self._farthest(label.spec, keys, depth, ends[bisect_right(ends, depth) : last])
                 if one is None:
                     break
                 found.append(one)
                 depth += one.blocks
         return found
 
-    def _farthest(self, spec: DomainSpec, keys: bytes, depth: int, end: int) -> Found | None:
+    def _farthest(self, spec: DomainSpec, keys: bytes, depth: int, ends: list[int]) -> Found | None:
+        """The object that comes farthest; `ends` are the depths at which one may end."""
         now_us = self._clock.now_us()
-        for at in range(end, depth, -1):
+        for at in reversed(ends):
             name = self._name(spec, keys[KEY_BYTES * (at - 1) : KEY_BYTES * at])
             row = self._index.find(name)
             if row >= 0 and self._is_usable(row, spec, depth, at, now_us):
@@ -478,6 +483,7 @@ class SealedTier:
                 self._domain(spec, part.label),
                 self._shred_number(subject),
                 self._shred_number(bucket),
+                last_of(part.keys[-KEY_BYTES:]),
             ),
         )
         return blocks
@@ -945,6 +951,7 @@ class SealedTier:
             number,
             self._shred_number(facts.subject),
             self._shred_number(facts.bucket),
+            last_of(facts.last),
         )
         self._adopted.add(name)
         self._begin(name, row)

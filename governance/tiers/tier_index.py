@@ -3,12 +3,15 @@
     index = TierIndex()
     index.add(name, IndexRow(...))
     at = index.find(name)                  # a row, or -1
+    ends = index.ends_among(keys)          # which of a chain's keys may be the last of an object that is here
     rows = index.rows(index.column("due_us") <= now_us)
 
 1. A look-up is a probe of one table of row numbers (linear probing, at most half full): its cost does not grow with
    what is there. Rows of the living are not moved.
 2. `domain`, `subject` and `bucket` are small numbers that the owner of the index gives meaning to.
-3. Times are UTC in microseconds.
+3. Names cost a keyed digest each, so a filter of counters over last keys says first for which one is worth making: it
+   lets one in eight through in vain, and never denies one that is there.
+4. Times are UTC in microseconds.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ from numpy.typing import NDArray
 NAME_BYTES = 32
 _EMPTY, _GONE = -1, -2
 _ROWS_MIN = 1024
+_COUNTERS = 4  # for each place of the table
+_STAYS = 255  # a counter that came so far is not counted down
+_LAST_BYTES, _KEY_WORDS = 4, 8  # of a 32-byte key the first word places it in the filter
 _COLUMNS = (
     ("number", "q"),
     ("born_us", "q"),
@@ -35,6 +41,7 @@ _COLUMNS = (
     ("domain", "I"),
     ("subject", "I"),
     ("bucket", "I"),
+    ("last", "I"),
     ("used", "q"),
     ("living", "B"),
 )
@@ -43,7 +50,7 @@ _COLUMNS = (
 class IndexRow(NamedTuple):
     """What is known of one object, in the order of the columns. Times are the tier's UTC, in microseconds.
 
-    `due_us` may become sooner than what was sealed with the object.
+    `due_us` may become sooner than what was sealed with the object. `last` is of its last block's key (`last_of`).
     """
 
     number: int
@@ -57,6 +64,12 @@ class IndexRow(NamedTuple):
     domain: int
     subject: int
     bucket: int
+    last: int = 0
+
+
+def last_of(key: bytes) -> int:
+    """What an index keeps of the key of an object's last block."""
+    return int.from_bytes(key[:_LAST_BYTES], "little")
 
 
 class TierIndex:
@@ -66,6 +79,7 @@ class TierIndex:
         self._names = bytearray()
         self._columns = {name: array(code) for name, code in _COLUMNS}
         self._table = array("i", [_EMPTY]) * (2 * _ROWS_MIN)
+        self._ends = np.zeros(_COUNTERS * len(self._table), np.uint8)
         self._filled = 0  # places of the table that are not empty
         self._free: list[int] = []
         self._rows = 0
@@ -85,6 +99,11 @@ class TierIndex:
             at = (at + 1) & mask
         return -1
 
+    def ends_among(self, keys: bytes) -> list[int]:
+        """How many of these 32-byte keys each object may span that ends with one of them, in order (rule 3)."""
+        lasts = np.frombuffer(keys, "<u4")[::_KEY_WORDS]
+        return (np.flatnonzero(self._ends[lasts & np.uint32(len(self._ends) - 1)]) + 1).tolist()  # type: ignore[no-any-return]
+
     def add(self, name: bytes, what: IndexRow) -> int:
         """A new object, which must not be there; returns its row."""
         if 2 * (self._filled + 1) > len(self._table):
@@ -95,6 +114,7 @@ class TierIndex:
         for column, value in zip(self._columns.values(), (*what, self._clock, 1), strict=True):
             column[row] = value
         self._place(name, row)
+        self._count(what.last)
         self.size += what.size
         return row
 
@@ -117,6 +137,10 @@ class TierIndex:
         table[at] = _GONE
         self._names[NAME_BYTES * row : NAME_BYTES * row + NAME_BYTES] = bytes(NAME_BYTES)
         self._columns["living"][row] = 0
+        at = self._columns["last"][row] & (len(self._ends) - 1)
+        if self._ends[at] != _STAYS:
+            self._ends[at] -= 1
+        self._columns["last"][row] = 0
         self.size -= self._columns["size"][row]
         self._free.append(row)
 
@@ -178,6 +202,11 @@ class TierIndex:
         self._filled += table[at] == _EMPTY
         table[at] = row
 
+    def _count(self, last: int) -> None:
+        at = last & (len(self._ends) - 1)
+        if self._ends[at] != _STAYS:
+            self._ends[at] += 1
+
     def _grow(self) -> int:
         row = self._rows
         if NAME_BYTES * row == len(self._names):
@@ -193,6 +222,8 @@ class TierIndex:
         while places < 4 * (len(self) + 1):
             places *= 2
         self._table = array("i", [_EMPTY]) * places
+        self._ends = np.zeros(_COUNTERS * places, np.uint8)
         self._filled = 0
         for name, row in list(self.names()):
             self._place(name, row)
+            self._count(self._columns["last"][row])

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex
+from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex, last_of
 
 
 def add(index: TierIndex, name: bytes, **changed: int) -> int:
@@ -49,13 +49,35 @@ def test_rows_are_chosen_by_their_values_and_by_use() -> None:
     assert bytes([2]) * 32 not in bytes(index._names), "an ended object's name is not kept"
 
 
+def test_an_end_that_is_there_is_never_denied_and_few_others_are_let_through() -> None:
+    """Against a dictionary, over rebuilds, with many objects that end with one key, and with a counter that is full."""
+    drawn, index, held = random.Random(6), TierIndex(), dict[bytes, bytes]()
+    keys = [drawn.randbytes(32) for _ in range(4000)]
+    for at in range(20_000):
+        key, name = keys[drawn.randrange(3000) if at % 3 else 0], drawn.randbytes(32)
+        add(index, name, last=last_of(key))
+        held[name] = key
+        if at % 2 or len(held) > 4000:
+            name = next(iter(held))
+            index.remove(index.find(name))
+            del held[name]
+    ends, there = index.ends_among(b"".join(keys)), set(held.values())
+    assert {at + 1 for at, key in enumerate(keys) if key in there} <= set(ends) and ends == sorted(ends)
+    assert len([at for at in ends if keys[at - 1] not in there]) < len(keys) / 8
+    for name in held:
+        index.remove(index.find(name))
+    assert len(index.ends_among(b"".join(keys))) <= 1, "but for the counter that was full"
+    assert not any(index._columns["last"]), "of an ended object nothing is kept"
+    assert index.ends_among(b"") == []
+
+
 @pytest.mark.parametrize("objects", [10_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
 def test_an_object_costs_at_most_two_hundred_bytes(objects: int) -> None:
     names = [random.Random(at).randbytes(32) for at in range(objects)]
     tracemalloc.start()
     index = TierIndex()
     for name in names:
-        add(index, name)
+        add(index, name, last=last_of(name))
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert all(index.find(name) >= 0 for name in names[::97]) and len(index) == objects
