@@ -19,7 +19,7 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
-from kvcustody.governance.tiers.stores.host_arena import HostArena
+from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import SealedTier, TierTerms
 from kvcustody.governance.tiers.tier_rules import TierRules
@@ -90,7 +90,7 @@ def open_tiers(
     opening = stack.enter_context(ExitStack())  # what is open when another cannot be is closed again
     if plan.host_bytes:
         with _setting("host_tier_bytes"):
-            stores["host_tier_bytes"] = HostArena(plan.host_bytes)
+            stores["host_tier_bytes"] = open_host_arena(plan.host_bytes)
     if plan.nvme_path is not None:
         with _setting("nvme_tier_path"):
             files = FileStore(plan.nvme_path, plan.nvme_bytes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvcustody.errors import ConfigError, StoreError
 from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed
@@ -40,7 +40,8 @@ class HostArena:
 
     kind, ends_by, outlives = "host", "zeroed", False
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, place: Callable[[int, int], None] | None = None) -> None:
+        """`place(address, size)` may say where the memory lies, before it is touched."""
         self.capacity_bytes = capacity_bytes // _ALIGNMENT * _ALIGNMENT
         if self.capacity_bytes < _ALIGNMENT:
             raise ConfigError(
@@ -57,6 +58,8 @@ class HostArena:
         self._map.madvise(_DONTDUMP)
         self._view = memoryview(self._map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        if place is not None:
+            place(self._address, self.capacity_bytes)
         self._placed: dict[bytes, _Placed] = {}
         self._prepared: dict[bytes, _Placed] = {}
         self._loading: dict[bytes, list[_Placed]] = {}

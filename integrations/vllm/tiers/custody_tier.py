@@ -41,7 +41,7 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
-from kvcustody.governance.tiers.stores.host_arena import HostArena
+from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierShare, TierTerms
 from kvcustody.governance.worker.plugins import open_root_key
@@ -89,7 +89,7 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         keyring.ensure([tenant_owner(_ISSUER, owner)])
         shred = ShredKeys.open(settings.shred_keys_path, root, clock)
         self._stack.callback(shred.close)
-        store: TierStore = HostArena(size_bytes)
+        store: TierStore = open_host_arena(size_bytes)
         if path is not None:
             store = GuardedStore(FileStore(Path(path), size_bytes), seconds=1.0, clock=clock)
         config = offloading_spec.config

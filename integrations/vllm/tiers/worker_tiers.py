@@ -39,7 +39,7 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
-from kvcustody.governance.tiers.stores.host_arena import HostArena
+from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import (
     CopyLimit,
@@ -407,7 +407,7 @@ class TierThread:
 def _open_store(tier: str, plan: TierPlan, shard: int, clock: Clock) -> TierStore:
     """The place of one tier of one shard. Raises `ConfigError` that names the setting."""
     if tier == "host":
-        return HostArena(plan.host_bytes)
+        return open_host_arena(plan.host_bytes)
     folder = plan.nvme_path
     assert folder is not None
     try:

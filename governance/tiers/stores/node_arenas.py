@@ -1,0 +1,162 @@
+"""The host's memory as one arena for each memory node: an object lies near the processor that sealed it.
+
+    store = open_host_arena(capacity_bytes)       # one arena where the machine has one node
+
+1. Each arena has an equal part of the capacity, and its memory lies on its node, where the system lets us say so.
+   Where a part would be less than 1 GiB there is one arena: an object lies in one piece, and must find room.
+2. An object goes to the arena of the node on which the caller runs; where that is full, to the nearest that has room.
+   It is read where it lies.
+3. For who uses it, it is one store: names, bytes and ends are those of all arenas together.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+
+import structlog
+
+from kvcustody.errors import StoreError
+from kvcustody.governance.tiers.stores.host_arena import HostArena
+from kvcustody.governance.tiers.stores.memory_nodes import MemoryNode, node_here, prefer_node, read_nodes
+from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, TierStore
+
+_PART_BYTES_MIN = 1 << 30
+_log = structlog.get_logger(__name__)
+
+
+def open_host_arena(capacity_bytes: int, nodes: list[MemoryNode] | None = None) -> TierStore:
+    """Host memory for a tier, by the machine's nodes. Raises `ConfigError` where the system does not give it."""
+    nodes = read_nodes() if nodes is None else nodes
+    if len(nodes) < 2 or capacity_bytes // len(nodes) < _PART_BYTES_MIN:
+        return HostArena(capacity_bytes)
+    return NodeArenas(capacity_bytes, nodes)
+
+
+def _distance(node: MemoryNode, other: int) -> tuple[int, int]:
+    return node.distances[other], other
+
+
+class NodeArenas:
+    """`capacity_bytes` over several nodes. Raises `ConfigError` where the system does not give them."""
+
+    kind, ends_by, outlives = "host", "zeroed", False
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        nodes: list[MemoryNode],
+        *,
+        here: Callable[[list[MemoryNode]], int] = node_here,
+        prefer: Callable[[int, int, int], bool] = prefer_node,
+    ) -> None:
+        """`here`: on which node the caller runs; `prefer`: has memory lie on a node."""
+        self._nodes, self._here, self._prefer = nodes, here, prefer
+        each = capacity_bytes // len(nodes)
+        self.arenas = {
+            node.number: HostArena(each, place=partial(self._place, node.number)) for node in nodes
+        }
+        self._nearest = {node.number: sorted(self.arenas, key=partial(_distance, node)) for node in nodes}
+        self.capacity_bytes = sum(arena.capacity_bytes for arena in self.arenas.values())
+        self._preparing: dict[bytes, HostArena] = {}
+        self._lies_in: dict[bytes, HostArena] = {}
+        self._reading: dict[bytes, list[HostArena]] = {}
+
+    def _place(self, node: int, address: int, size: int) -> None:
+        if not self._prefer(address, size, node):
+            _log.warning("host memory is not bound to its node", node=node)
+
+    @property
+    def used_bytes(self) -> int:
+        """Of all arenas."""
+        return sum(arena.used_bytes for arena in self.arenas.values())
+
+    def taken(self, size: int) -> int:
+        """As one arena's."""
+        return next(iter(self.arenas.values())).taken(size)
+
+    def prepare_store(self, name: bytes, size: int) -> memoryview | None:
+        """Memory near the caller, or the nearest that is free."""
+        self.abandon_store(name)
+        for number in self._nearest[self._here(self._nodes)]:
+            arena = self.arenas[number]
+            into = arena.prepare_store(name, size)
+            if into is not None:
+                self._preparing[name] = arena
+                return into
+        return None
+
+    def start_store(self, name: bytes) -> None:
+        """Nothing: it is there already."""
+
+    def complete_store(self, name: bytes) -> None:
+        """The object is there; an older one of its name ends, wherever it lies."""
+        arena = self._preparing.pop(name, None)
+        if arena is None:
+            raise StoreError(f"host tier: object `{name.hex()[:16]}` was not prepared")
+        older = self._lies_in.get(name)
+        arena.complete_store(name)
+        self._lies_in[name] = arena
+        if older is not None and older is not arena:
+            older.delete([name])
+
+    def abandon_store(self, name: bytes) -> None:
+        """The extent is zeroed and free."""
+        arena = self._preparing.pop(name, None)
+        if arena is not None:
+            arena.abandon_store(name)
+
+    def start_load(self, name: bytes) -> None:
+        """Nothing."""
+
+    def abandon_load(self, name: bytes) -> None:
+        """Nothing was started."""
+
+    def prepare_load(self, name: bytes) -> memoryview | None:
+        """The object where it lies."""
+        arena = self._lies_in.get(name)
+        found = None if arena is None else arena.prepare_load(name)
+        if arena is not None and found is not None:
+            self._reading.setdefault(name, []).append(arena)
+        return found
+
+    def complete_load(self, name: bytes) -> None:
+        """The last reader of an object that has ended frees it."""
+        reading = self._reading[name]
+        reading.pop().complete_load(name)
+        if not reading:
+            del self._reading[name]
+
+    def peek(self, name: bytes, size: int) -> bytes | None:
+        """Its beginning, copied."""
+        arena = self._lies_in.get(name)
+        return None if arena is None else arena.peek(name, size)
+
+    def delete(self, names: Iterable[bytes]) -> Deleted:
+        """Zero these extents, those that are being read when that is over."""
+        absent: list[bytes] = []
+        by_arena: dict[int, list[bytes]] = {}
+        for name in names:
+            arena = self._lies_in.pop(name, None)
+            if arena is None:
+                absent.append(name)
+                continue
+            number = next(number for number, other in self.arenas.items() if other is arena)
+            by_arena.setdefault(number, []).append(name)
+        done = [self.arenas[number].delete(theirs) for number, theirs in by_arena.items()]
+        objects, size = sum(one.objects for one in done), sum(one.size for one in done)
+        return Deleted(objects, size, tuple(absent))
+
+    def page(self, after: bytes, limit: int) -> list[Listed]:
+        """By name, behind `after`, of all arenas."""
+        pages = [arena.page(after, limit) for arena in self.arenas.values()]
+        return list(islice(heapq.merge(*pages), limit))
+
+    def close(self) -> None:
+        """Zero everything that is there, and let the memory go."""
+        for arena in self.arenas.values():
+            arena.close()
+        for kept in (self._preparing, self._lies_in, self._reading):
+            kept.clear()
