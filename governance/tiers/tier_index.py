@@ -102,7 +102,7 @@ class TierIndex:
     def ends_among(self, keys: bytes) -> list[int]:
         """How many of these 32-byte keys each object may span that ends with one of them, in order (rule 3)."""
         lasts = np.frombuffer(keys, "<u4")[::_KEY_WORDS]
-        return (np.flatnonzero(self._ends[lasts & np.uint32(len(self._ends) - 1)]) + 1).tolist()  # type: ignore[no-any-return]
+        return (np.flatnonzero(self._ends[lasts & np.uint32(len(self._ends) - 1)]) + 1).tolist()
 
     def add(self, name: bytes, what: IndexRow) -> int:
         """A new object, which must not be there; returns its row."""

@@ -1,0 +1,94 @@
+"""Prefixes that the policy shares, and tiers: a segment's blocks come back to whom it is for, a grant opens no tier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from offload_world import MODEL, POLICY, TOKENS, World, prompt
+
+from kvcustody.governance.decisions.segment_matcher import declare
+from kvcustody.governance.identity.domain_spec import tenant_owner
+
+PREFIX = 8  # blocks of the segment
+SHARED = prompt(1, PREFIX, 0)
+
+
+class SharedWorld(World):
+    """`acme` declares a prefix for `beta`; `gamma` is nobody that it names."""
+
+    def share(self, more: str = "", *, classified: str = "internal") -> None:
+        """Run under a policy with the segment, which is made with the tenant's own secret."""
+        keyring = self.worker.governor.keyring
+        made = declare(keyring, tenant_owner("idp", "acme"), SHARED, model=MODEL.digest, block_tokens=TOKENS)
+        self.worker.close()
+        named = "  gamma: {quota: {guaranteed: 0%, cap: 100%}}\nrules:"
+        self.policy = POLICY.replace("rules:", named) + (
+            f"segments: [{{id: s, owner: acme, tenants: [acme, beta], digest: 'hmac:{made.digest}', "
+            f"tokens: {made.tokens}, classification: {classified}, expires: 2027-01-01}}]\n{more}"
+        )
+        self.open()
+
+    def crowd(self, seed: int = 0) -> None:
+        for number in range(3):
+            self.serve("gamma", prompt(1000 + 10 * seed + number, 16))
+
+    def restored(self) -> int:
+        assert self.worker.governor.offload is not None
+        return sum(use.restored_blocks for use in self.worker.governor.offload.uses())
+
+
+@pytest.fixture(params=["host", "nvme"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> SharedWorld:
+    made = SharedWorld(tmp_path, request.param)
+    assert made.serve("acme", prompt(99, 2)) == 0, "its keys are made"
+    return made
+
+
+def test_a_segment_comes_back_to_whom_it_is_for_and_to_nobody_else(world: SharedWorld) -> None:
+    world.share()
+    covered = (PREFIX - 1) * TOKENS  # the last block may be tokenized otherwise
+    world.serve("acme", SHARED + prompt(5, 4))
+    world.serve("beta", SHARED + prompt(6, 4))  # a first use is put on record, and computed
+    assert world.serve("beta", SHARED + prompt(7, 4)) == covered, "from the device"
+    world.crowd()
+    assert world.restored() == 0 and world.serve("gamma", SHARED + prompt(8, 4)) == 0, "no rule is for it"
+    world.crowd(1)
+    assert world.restored() == 0, "void: somebody has brought it back already"
+    assert world.serve("beta", SHARED + prompt(9, 4)) == covered, "from a tier"
+    assert world.restored() == PREFIX - 1
+    world.crowd(2)
+    assert world.serve("acme", SHARED + prompt(5, 4)) >= covered + TOKENS, (
+        "and what is its owner's own follows"
+    )
+    assert world.serve("gamma", SHARED + prompt(8, 4)) >= covered, "its own copy, that it computed itself"
+    world.worker.close()
+
+
+def test_where_its_classification_may_not_go_a_segment_does_not(world: SharedWorld) -> None:
+    """The control is the test before: the same requests, and `internal` may go there."""
+    world.share(classified="public")
+    world.serve("acme", SHARED + prompt(5, 4))
+    world.serve("beta", SHARED + prompt(6, 4))
+    assert world.serve("beta", SHARED + prompt(7, 4)) == (PREFIX - 1) * TOKENS, (
+        "void: it is not shared at all"
+    )
+    world.crowd()
+    assert world.serve("beta", SHARED + prompt(9, 4)) == 0 == world.restored()
+    world.worker.close()
+
+
+def test_a_grant_s_reader_is_brought_nothing_of_its_owner_s(world: SharedWorld) -> None:
+    """It reads the owner's blocks in the pool; what has left is the owner's alone to bring back."""
+    granted = "grants: [{id: g, owner: acme, reader: beta, at_most: internal, until: 2027-01-01, reason: t}]"
+    world.share(granted)
+    mine = prompt(11, 8)
+    for first in ("acme", "beta"):  # a first use is put on record, and computed
+        world.serve(first, prompt(10, 2))
+    assert world.serve("acme", mine) == 0
+    assert world.serve("beta", mine + prompt(12, 2)) == 8 * TOKENS, "void: nothing is granted"
+    world.crowd()
+    left = world.serve("beta", mine + prompt(13, 2))
+    assert left < 8 * TOKENS and world.restored() == 0, "what the pool has still, and no more"
+    assert world.serve("acme", mine) == 8 * TOKENS and world.restored() == 8 - left // TOKENS
+    world.worker.close()
