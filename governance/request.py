@@ -36,14 +36,26 @@ class Hints(NamedTuple):
     `kinds`: spans of the prompt that hold content of a kind of the policy's `eviction.kinds`; each can only lower the
     priority at which its blocks are kept, among the tenant's own. A kind that the policy does not know says nothing.
     Those that a door marked (`is_marked`) are the operator's word, not the caller's, and count as the policy's.
+    `latency` is one of `LATENCY_CLASSES`: whether it may wait for a tier that is tried, or is in a hurry.
     """
 
     classification: str | None = None
     salt: str | None = None
     kinds: tuple[KindRange, ...] = ()
+    latency: str = ""
 
 
 NO_HINTS = Hints()
+LATENCY_CLASSES = ("", "interactive", "batch")
+
+
+def check_latency(latency: str) -> str:
+    """Raises `ConfigError` for a class that there is not."""
+    if latency not in LATENCY_CLASSES:
+        raise ConfigError("hint `latency`: is not a class; give `interactive`, `batch` or nothing")
+    return latency
+
+
 KINDS_MAX = 64  # that a caller gives, and as many that the door marks
 
 

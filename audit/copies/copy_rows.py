@@ -98,7 +98,7 @@ class CopyDifferences(NamedTuple):
 class DecidedTransfer(NamedTuple):
     """One decision to move copies or not; times that were predicted, and what was measured.
 
-    `part_blocks`: how many came, where the outcome is partial.
+    `part_blocks`: how many came, where the outcome is partial. `latency_class` is the request's.
     """
 
     tenant: str
@@ -114,6 +114,7 @@ class DecidedTransfer(NamedTuple):
     actual_us: int
     reason: str
     part_blocks: int
+    latency_class: str
     at_us: int
 
 

@@ -49,7 +49,7 @@ _EVERYTHING = TransferFilter()
 class RecordedTransfer(NamedTuple):
     """One decision about moving copies, of one process: what either way was predicted to take, and what came of it.
 
-    A prediction of 0 is none yet. `actual_us` was measured, 0 where nothing moved.
+    `latency_class` is the request's. A prediction of 0 is none yet. `actual_us` was measured, 0 where nothing moved.
     """
 
     incarnation: str
@@ -66,6 +66,7 @@ class RecordedTransfer(NamedTuple):
     actual_us: int
     reason: str
     part_blocks: int
+    latency_class: str
     at_us: int
 
 

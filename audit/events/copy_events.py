@@ -77,7 +77,8 @@ class TransferDecided(LifecycleEvent, frozen=True, tag="transfer-decided"):
 
     `action`: store or restore. `choice`: transfer, recompute or none. `outcome`: done, partial, failed, or empty.
     `actual_us` is what was measured: 0 where nothing moved. `residency`: whom it was restored for; 0 for a store.
-    `part_blocks`: how many of the blocks came, where the outcome is partial.
+    `part_blocks`: how many of the blocks came, where the outcome is partial. `latency_class` is the request's, empty
+    where it has none.
     """
 
     action: str
@@ -93,3 +94,4 @@ class TransferDecided(LifecycleEvent, frozen=True, tag="transfer-decided"):
     actual_us: int
     reason: str
     part_blocks: int = 0
+    latency_class: str = ""

@@ -63,6 +63,7 @@ transfer_decisions = Table(
     _text("reason"),
     _number("at_us"),
     Column("part_blocks", BigInteger, nullable=False, server_default="0"),
+    Column("latency_class", Text, nullable=False, server_default=""),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_transfer_decisions_residency", "incarnation", "residency"),
     Index("ix_transfer_decisions_at", "at_us", "log", "idx"),  # pages, newest first

@@ -16,13 +16,15 @@ _WHY = {
     "always": "the settings of this worker say that whatever is permitted is moved",
     "faster": "that was predicted to be faster than computing them",
     "not measured yet": "what either way takes was not measured yet, which only trying tells",
+    "uncertain": "that was predicted to be faster, by less than predictions were wrong, and the request is interactive",
+    "untried": "what restoring takes was not measured yet, and nothing is tried on an interactive request",
     "slower": "computing them was predicted to be faster",
     "tried": "one in sixteen is, of those that do not seem to pay: whether they do is known of these alone",
     "pays": "what comes back was expected to save more than storing takes",
     "does not pay": "what comes back was not expected to save as much as storing takes",
     "busy": "this step of the engine had copied out its share already",
 }
-_COMPARED = ("faster", "slower", "pays", "does not pay", "tried")
+_COMPARED = ("faster", "slower", "uncertain", "pays", "does not pay", "tried")
 _OUTCOME = {
     "restore": {
         "done": "all of it came",
@@ -53,6 +55,9 @@ def lines_of(request: dict[str, Any]) -> list[str]:
         f"{several(attached, 'block')} attached on the device, {several(handed, 'block')} handed out to be filled"
     ]
     decisions = request["decisions"]
+    classes = {one["latency_class"] for one in decisions} - {""}
+    if classes:
+        lines.append(f"its latency class: {', '.join(sorted(classes))}")
     if not decisions:
         lines.append("no tier had anything of what followed: it was computed")
     for one in decisions:

@@ -91,6 +91,7 @@ from kvcustody.governance.request import (
     NO_HINTS,
     Hints,
     Tokens,
+    check_latency,
     read_count,
     read_counts,
     read_kinds,
@@ -203,6 +204,7 @@ class Governor(Authority[BlockManager]):
             lookahead_tokens = read_count("lookahead_tokens", lookahead_tokens)
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
         kinds = read_kinds(hints.kinds) if hints.kinds else ()
+        latency = check_latency(hints.latency) if hints.latency else ""
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = self._moment(check_trace(trace) if trace else trace)
         plan = self._standing(key, request_id, moment)
@@ -270,7 +272,9 @@ class Governor(Authority[BlockManager]):
                 begun, monitored, prompt.tokens, kinds, now_us, extra=(lookahead_tokens, can_preempt)
             )
             return answer
-        if self.offload is not None and self._restore(manager, begun, prompt, takes_partial, now_us):
+        if self.offload is not None and self._restore(
+            manager, begun, prompt, now_us, latency, takes_partial=takes_partial
+        ):
             answer = _admission(begun, self.block_tokens)
         self._measure(begun, plan, found, prompt, crossed, counters, now_us)
         return answer
@@ -381,13 +385,20 @@ class Governor(Authority[BlockManager]):
                 self._forecast.forget(lambda domain: label_of(domain).tenant in tenants, now_us)
 
     def _restore(
-        self, manager: BlockManager, begun: RunningSequence, prompt: Prompt, takes_partial: bool, now_us: int
+        self,
+        manager: BlockManager,
+        begun: RunningSequence,
+        prompt: Prompt,
+        now_us: int,
+        latency: str,
+        *,
+        takes_partial: bool,
     ) -> int:
         """Fill blocks behind the hit from tiers. Where the device fails the request ends, as one that never was."""
         assert self.offload is not None
         try:
-            come = self.offload.restore(manager, begun, prompt.limit, now_us)
-            return come + (self.offload.restore_tail(manager, begun, prompt) if takes_partial else 0)
+            come = self.offload.restore(manager, begun, prompt.limit, now_us, latency)
+            return come + (self.offload.restore_tail(manager, begun, prompt, latency) if takes_partial else 0)
         except Exception:
             self.release(begun.id, "failed")
             raise

@@ -38,7 +38,14 @@ from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
-from kvcustody.governance.tiers.tier_link import Moved, TierLink, TransferChoice, decided, tier_figures
+from kvcustody.governance.tiers.tier_link import (
+    Moved,
+    Outcome,
+    TierLink,
+    TransferChoice,
+    decided,
+    tier_figures,
+)
 from kvcustody.governance.tiers.transfer_rates import TierUse
 
 STEP_BYTES_MAX = 256 << 20
@@ -165,10 +172,13 @@ class Offloading:
 
     # -- back -----------------------------------------------------------------------------------------------------
 
-    def restore(self, manager: BlockManager, sequence: RunningSequence, limit: int, now_us: int) -> int:
+    def restore(
+        self, manager: BlockManager, sequence: RunningSequence, limit: int, now_us: int, latency: str = ""
+    ) -> int:
         """Bring back what follows the sequence's hit, up to `limit` blocks of its prompt; how many came.
 
-        The sequence has its blocks already; what came is published. Raises `DeviceError` where the device failed.
+        `latency` is the request's class. The sequence has its blocks already; what came is published. Raises
+        `DeviceError` where the device failed.
         """
         come = 0
         while sequence.spans:
@@ -177,7 +187,7 @@ class Offloading:
             until = min(limit, span.last, first + len(span.keys) // KEY_BYTES)
             if until <= first or not span.domain.may_be_copied:
                 break
-            came = self._restore_span(manager, sequence, span, until - first, now_us)
+            came = self._restore_span(manager, sequence, span, until - first, now_us, latency)
             come += came
             if not came or first + came < span.last:
                 break
@@ -185,7 +195,13 @@ class Offloading:
         return come
 
     def _restore_span(
-        self, manager: BlockManager, sequence: RunningSequence, span: Span, wanted: int, now_us: int
+        self,
+        manager: BlockManager,
+        sequence: RunningSequence,
+        span: Span,
+        wanted: int,
+        now_us: int,
+        latency: str,
     ) -> int:
         label, start = label_of(span.domain), span.start
         if not any(way.tier.admits(label) for way in self._ways):
@@ -198,7 +214,7 @@ class Offloading:
             way, found = self._best(label, keys, start + come, tried)
             if way is None:
                 break
-            came = self._load(way, manager, sequence, label, keys, start + come, found)
+            came = self._load(way, manager, sequence, label, keys, start + come, found, latency)
             tried = {way} if came else tried | {way}  # it has told all that goes on from there
             for one in came:
                 manager.publish_restored(
@@ -231,10 +247,12 @@ class Offloading:
         keys: bytes,
         depth: int,
         found: list[Found],
+        latency: str,
     ) -> list[Restored]:
         blocks, size = sum(one.blocks for one in found), sum(one.size for one in found)
-        choice = way.link.choose_restore(size, self._recompute_us(blocks, depth), self._clock.now_us())
-        record = self._recorder("restore", way, label.tenant, sequence.residency.id, choice)
+        recompute_us = self._recompute_us(blocks, depth)
+        choice = way.link.choose_restore(size, recompute_us, self._clock.now_us(), latency=latency)
+        record = self._recorder("restore", way, label.tenant, sequence.residency.id, choice, latency)
         if not choice.moves:
             record(blocks, size, "", 0)
             return []
@@ -293,7 +311,9 @@ class Offloading:
                 self._demote(manager, leaf, 0)
             leaf = leaf.parent
 
-    def restore_tail(self, manager: BlockManager, sequence: RunningSequence, prompt: Prompt) -> int:
+    def restore_tail(
+        self, manager: BlockManager, sequence: RunningSequence, prompt: Prompt, latency: str = ""
+    ) -> int:
         """Bring back the block that a preempted request had begun, for all but its last token; how many tokens."""
         size = self._block_tokens
         whole, tokens = divmod(prompt.tokens - 1, size)
@@ -308,7 +328,9 @@ class Offloading:
         if len(keys) != KEY_BYTES * (span.start + 1):
             return 0
         way, found = self._best(label, keys, span.start, set())
-        came = [] if way is None else self._load(way, manager, sequence, label, keys, span.start, found)
+        came = (
+            [] if way is None else self._load(way, manager, sequence, label, keys, span.start, found, latency)
+        )
         if not came:
             return 0
         sequence.ceiling_us = min(sequence.ceiling_us, came[0].ceiling_us)
@@ -388,14 +410,21 @@ class Offloading:
         return self._cost.seconds_of(blocks * tokens, depth * tokens) * 1e6 if self._cost.is_known else None
 
     def _recorder(
-        self, action: str, way: _Way, tenant: str, residency: int, choice: TransferChoice
+        self,
+        action: str,
+        way: _Way,
+        tenant: str,
+        residency: int,
+        choice: TransferChoice,
+        latency: str = "",
     ) -> Callable[..., None]:
         """Puts a decision on record: `record(blocks, size, outcome, actual_us)`."""
 
         def record(blocks: int, size: int, outcome: str, actual_us: int, part: int = 0) -> None:
             moved = Moved(way.tier.name, tenant, residency, blocks, size)
+            cost = Outcome(outcome, actual_us, part)
             now_us = self._clock.now_us()
-            self._decisions.append(decided(now_us, action, moved, choice, outcome, actual_us, part))
+            self._decisions.append(decided(now_us, action, moved, choice, cost, latency))
 
         return record
 

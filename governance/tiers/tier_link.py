@@ -11,6 +11,8 @@
    more than storing takes. Of those that seem not to pay one in `TRIED` is made: whether they pay is known of these.
 3. As long as either time is not known, blocks are moved: only trying tells.
 4. A tier that is left alone is looked at now and then (`LinkWatch`).
+5. An `interactive` request restores only where that is expected to be faster even if the prediction is wrong by as much
+   as predictions have been, and nothing is tried on it. A `batch` request is what a tier that was slower is tried on.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from kvcustody.governance.tiers.transfer_rates import LinkWatch, TierUse, Transf
 
 TRIED = 16
 _PRIOR_STORED, _PRIOR_USED = 64, 32  # blocks: what comes back, as long as little is known
-AGAINST = ("slower", "does not pay", "busy")
+AGAINST = ("slower", "does not pay", "busy", "uncertain", "untried")
 """The reasons for not moving."""
 
 
@@ -83,18 +85,29 @@ class TierLink:
         return self._choice(reason, takes_us, recompute_us)
 
     def choose_restore(
-        self, size: int, recompute_us: float | None, now_us: int, *, looks: bool = False
+        self,
+        size: int,
+        recompute_us: float | None,
+        now_us: int,
+        *,
+        looks: bool = False,
+        latency: str = "",
     ) -> TransferChoice:
-        """Whether to restore so many bytes (rule 1). `looks`: nobody else looks at a link that is left alone."""
+        """Whether to restore so many bytes (rules 1 and 5). `looks`: nobody else looks at a link that is left alone."""
         takes_us = self.restores.predict(size)
+        is_hurried, looks = latency == "interactive", looks or latency == "batch"
         if self._always:
             reason = "always"
         elif takes_us is None or recompute_us is None:
-            reason = "not measured yet"
+            reason = "untried" if is_hurried and takes_us is None else "not measured yet"
+            if reason == "untried":
+                self.watch.left_alone(now_us)
+        elif is_hurried and takes_us < recompute_us <= takes_us * (1 + (self.restores.error or 0.0)):
+            reason = "uncertain"
         elif takes_us < recompute_us:
             reason = "faster"
             self.watch.used()
-        elif looks and self.watch.due(now_us):
+        elif looks and not is_hurried and self.watch.due(now_us):
             reason = "tried"
         else:
             reason = "slower"
@@ -146,19 +159,31 @@ class Moved(NamedTuple):
     size: int
 
 
+class Outcome(NamedTuple):
+    """What came of a choice, how long it took, and of how many blocks, where it was a part; empty: nothing moved."""
+
+    outcome: str = ""
+    actual_us: int = 0
+    part_blocks: int = 0
+
+
+NOTHING_MOVED = Outcome()
+
+
 def decided(
     now_us: int,
     action: str,
     moved: Moved,
     choice: TransferChoice,
-    outcome: str = "",
-    actual_us: int = 0,
-    part_blocks: int = 0,
+    cost: Outcome = NOTHING_MOVED,
+    latency: str = "",
 ) -> TransferDecided:
-    """The leaf of a choice and of what came of it; without an outcome nothing moved."""
+    """The leaf of a choice and of what came of it."""
     way = "transfer" if choice.moves else "recompute"
     expected = (choice.transfer_us, choice.recompute_us, way)
-    return TransferDecided(now_us, action, *moved, *expected, outcome, actual_us, choice.reason, part_blocks)
+    outcome, actual_us, part_blocks = cost
+    what = (choice.reason, part_blocks, latency)
+    return TransferDecided(now_us, action, *moved, *expected, outcome, actual_us, *what)
 
 
 def tier_figures(use: TierUse, counts: CopyCounts, capacity_bytes: int) -> dict[str, float]:

@@ -186,6 +186,7 @@ _DECIDED = {
     "actual_us": 799,
     "reason": "faster",
     "part_blocks": 0,
+    "latency_class": "interactive",
     "at_us": 1_780_000_000_000_000,
 }
 _SUMMED = {

@@ -37,7 +37,14 @@ from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import CopyCounts, Restored
-from kvcustody.governance.tiers.tier_link import Moved, TierLink, TransferChoice, decided, tier_figures
+from kvcustody.governance.tiers.tier_link import (
+    Moved,
+    Outcome,
+    TierLink,
+    TransferChoice,
+    decided,
+    tier_figures,
+)
 from kvcustody.governance.tiers.tier_rules import Tables, TierRules
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, chain
 from kvcustody.integrations.vllm.tiers.copy_plans import LeavingRun, PlannedLoad, UnsavedRun
@@ -409,7 +416,8 @@ class SchedulerTiers:
     ) -> None:
         """Put a decision on record."""
         now_us = self._port.clock.now_us()
-        self._port.record_copies([decided(now_us, action, moved, choice, outcome, actual_us, part_blocks)])
+        cost = Outcome(outcome, actual_us, part_blocks)
+        self._port.record_copies([decided(now_us, action, moved, choice, cost)])
 
     def _loaded(self, loading: _Loading, by_shard: list[tuple[Restored, ...]]) -> None:
         """All shards have answered: what came is as old as its copies, and a request whose load failed computes."""

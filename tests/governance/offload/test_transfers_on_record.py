@@ -77,6 +77,7 @@ def test_every_decision_is_there_newest_first(decided: DecidedWorld, ledger: Eng
         (
             one.tenant, one.action, one.tier, one.residency, one.blocks, one.bytes, one.transfer_us,
             one.recompute_us, one.choice, one.outcome, one.actual_us, one.reason, one.part_blocks,
+            one.latency_class,
             one.at_us + decided.offset_us,
         )
         for one in decided.decisions
