@@ -6,7 +6,7 @@ A row of `copy_steps` is of one leaf, which lists the copies: how many they are,
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Index, Integer, PrimaryKeyConstraint, String, Table, Text
+from sqlalchemy import BigInteger, Column, Index, Integer, PrimaryKeyConstraint, String, Table, Text, text
 
 from kvcustody.audit.schema.ledger import metadata
 
@@ -63,7 +63,7 @@ transfer_decisions = Table(
     _text("reason"),
     _number("at_us"),
     Column("part_blocks", BigInteger, nullable=False, server_default="0"),
-    Column("latency_class", Text, nullable=False, server_default=""),
+    Column("latency_class", Text, nullable=False, server_default=text("''")),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_transfer_decisions_residency", "incarnation", "residency"),
     Index("ix_transfer_decisions_at", "at_us", "log", "idx"),  # pages, newest first

@@ -10,5 +10,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    column = sa.Column("latency_class", sa.Text, nullable=False, server_default="")
+    column = sa.Column("latency_class", sa.Text, nullable=False, server_default=sa.text("''"))
     op.add_column("transfer_decisions", column)
