@@ -34,11 +34,13 @@ from kvcustody.errors import CapacityError
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.governor.end_domains import end_domains
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.monitoring.monitor import ForecastRun, MonitoredRequest
+from kvcustody.governance.monitoring.monitor import (
+    FORECAST_TRIES,
+    FORECAST_WAITING_MAX,
+    ForecastRun,
+    MonitoredRequest,
+)
 from kvcustody.policies.table.decision_table import DecisionTable
-
-FORECAST_WAITING_MAX = 256  # requests that would be put off; the oldest is given up
-_TRIES = 8  # of them, at each look-up
 
 
 class PoolRun(ForecastRun):
@@ -277,7 +279,7 @@ class ForecastPools:
     def _start_waiting(self, now_us: int) -> int:
         """Those that were put off, as an engine asks again: one that has no room lets the next one try."""
         left = 0
-        for run in list(self._waiting)[:_TRIES] if self._waiting else ():
+        for run in list(self._waiting)[:FORECAST_TRIES] if self._waiting else ():
             is_idle = not self._fences and not self._runs()
             if self._start(run, now_us):
                 self._waiting.remove(run)
