@@ -105,6 +105,14 @@ class MonitoredRequest(OwnerData):
         self.segment_domain: Domain | None = None
         self.granted_blocks = 0
 
+    def forked(self) -> MonitoredRequest:
+        """A second request on the same blocks: it stands as this one does."""
+        child = MonitoredRequest(
+            self.chain, None, self.model, self.salt, reader=self.reader, refusal=self.refusal
+        )
+        child.read, child.reasons = self.read, self.reasons
+        return child
+
     def would_serve(self, domains: Iterable[Domain]) -> list[bool]:
         """By leading block, given the domain that it is in: whether the policy would let it be read."""
         read = self.read
