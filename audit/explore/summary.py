@@ -128,8 +128,8 @@ def _by_figures(wanted: EventFilter) -> bool:
 
 def _fine(connection: Connection, wanted: EventFilter) -> ExplorerSummary | None:
     """All leaves of a short period, counted (rule 4); None where it is longer, or has more."""
-    since_us = wanted.since_us
-    if since_us is None or not _is_short(connection, wanted, since_us):
+    since_us = wanted.since_us or 0
+    if not _is_short(connection, wanted, since_us):
         return None
     whole = wanted._replace(kinds=(), outcome=None)
     page = find_by_time(connection, whole, limit=FINE_LEAVES_MAX + 1, scan_max=2 * FINE_LEAVES_MAX)
@@ -158,7 +158,7 @@ def _fine(connection: Connection, wanted: EventFilter) -> ExplorerSummary | None
 
 
 def _is_short(connection: Connection, wanted: EventFilter, since_us: int) -> bool:
-    """Whether a period is short and has few leaves by its hours' figures; what has not come yet is no part of it."""
+    """Whether a period is short and has few leaves by its hours' figures; where there is nothing is no part of it."""
     span = hour_span(connection)
     if span is None:
         return False
