@@ -26,7 +26,7 @@ from kvcustody.audit.query.events import EventFilter, logs_of
 from kvcustody.times import HOUR_US, MINUTE_US
 
 SAMPLE_MAX = 1_000
-FINE_LEAVES_MAX = 10_000
+FINE_LEAVES_MAX = 2_000
 _SCAN_MAX = 50_000
 _COLUMNS_MAX = 60
 _VALUES_MAX = 64
