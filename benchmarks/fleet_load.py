@@ -1,9 +1,11 @@
 """A fleet's evidence into one PostgreSQL ledger: how much, what it costs, what waits, and what questions cost then.
 
 Real: PostgreSQL (a server of its own, its commits on disk), control planes as processes of their own, HTTP on
-loopback, leaves as a worker's writer encodes them (an opening, and what its end came to: two leaves a request), zstd
-frames of `--batch` leaves. Simulated: the engines behind `--workers` workers, which serve `--tenants` tenants, each
-request anybody's. Batches are made before the time is taken; sending them is in it, on the same cores.
+loopback, leaves as a worker's writer encodes them (an opening, and what its end came to: two leaves a request), in zstd
+frames. Simulated: the engines behind `--workers` workers, which serve `--tenants` tenants, each request anybody's.
+Leaves are made before the time is taken, and come at `--rate`, `--group` at once. Each worker hands in what is there,
+and then what came meanwhile, 4,000 at most, as its writer does: whoever waits longer sends larger batches. That, and
+compressing them, is in the time, on the same cores. `evidence_p50_ms` is from when a leaf came until it was durable.
 
 Stretches with one control plane, with two, and with two where each tenant's workers all have the same one, take turns
 (`--rounds` of each, the whole ledger together `--leaves`).
@@ -97,6 +99,7 @@ class Stretch(NamedTuple):
     retries: int
     waits_ms: list[float]
     samples: Counter[str]
+    batches: int
 
     @property
     def leaf_cpu_us(self) -> float:
@@ -175,11 +178,12 @@ def stretch(
     keys: dict[str, str],
     watch: Watch,
     roots: tuple[list[int], list[int]],
+    rate: float,
 ) -> Stretch:
-    """Everything that workers have made, sent to these control planes."""
+    """Everything that workers have made, sent to these control planes as it comes."""
     watch.taken()
     before = [cpu_seconds(of) for of in roots]
-    seconds, sent = fleet.send([plane.address for plane in planes], keys)
+    seconds, sent = fleet.send([plane.address for plane in planes], keys, rate)
     plane_cpu, postgres_cpu = (cpu_seconds(of) - had for of, had in zip(roots, before, strict=True))
     return Stretch(
         len(planes),
@@ -191,6 +195,7 @@ def stretch(
         sum(one.retries for one in sent),
         [wait for one in sent for wait in one.waits_ms],
         watch.taken(),
+        sum(one.batches for one in sent),
     )
 
 
@@ -250,7 +255,7 @@ def two_planes(
 
 
 def with_faults(
-    fleet: Fleet, planes: Sequence[Plane], keys: dict[str, str], server: Any, postmaster: int
+    fleet: Fleet, planes: Sequence[Plane], keys: dict[str, str], server: Any, postmaster: int, rate: float
 ) -> dict[str, Any]:
     """What workers have made is sent while each control plane and the database are killed, one after the other."""
     found: dict[str, Any] = {}
@@ -267,7 +272,7 @@ def with_faults(
 
     killing = threading.Thread(target=kill)
     killing.start()
-    seconds, sent = fleet.send([plane.address for plane in planes], keys)
+    seconds, sent = fleet.send([plane.address for plane in planes], keys, rate)
     killing.join()
     return found | {
         "seconds": round(seconds, 1),
@@ -296,8 +301,9 @@ def of_side(stretches: Sequence[Stretch]) -> dict[str, Any]:
         "leaf_cpu_us_of_workers": round(sum(one.worker_cpu for one in stretches) / leaves * 1e6, 1),
         "lock_share": round(samples["Lock"] / max(1, samples.total()), 3),
         "sessions": {name: round(count / samples.total(), 3) for name, count in samples.most_common()},
-        "batch_p50_ms": percentile(waits, 0.5),
-        "batch_p99_ms": percentile(waits, 0.99),
+        "leaves_a_batch": round(leaves / sum(one.batches for one in stretches)),
+        "evidence_p50_ms": percentile(waits, 0.5),
+        "evidence_p99_ms": percentile(waits, 0.99),
         "retries": stretches[-1].retries,
         "each": [
             [one.leaves, round(one.leaves / one.seconds), round(one.leaf_cpu_us, 1)] for one in stretches
@@ -312,7 +318,8 @@ def main() -> int:
     bench.add("--tenants", type=int, default=10_000)
     bench.add("--workers", type=int, default=60)
     bench.add("--processes", type=int, default=2, help="that the workers are in (default: %(default)s)")
-    bench.add("--batch", type=int, default=76, help="leaves a batch (default: %(default)s)")
+    bench.add("--rate", type=float, default=13_200, help="leaves a second that come (default: %(default)s)")
+    bench.add("--group", type=int, default=76, help="leaves that come at once (default: %(default)s)")
     bench.add("--asks", type=int, default=5, help="times each question is asked (default: %(default)s)")
     bench.add("--faults", action="store_true", help="one stretch more, in which each process is killed once")
     bench.add("--set", action="append", default=[], help="a setting of both control planes, NAME=VALUE")
@@ -340,13 +347,13 @@ def main() -> int:
         watch = Watch(plain, planes[0].address, keys["operator"])
         found: dict[str, Any] = {}
         stretches: dict[str, list[Stretch]] = {side: [] for side in SIDES}
-        requests = options.batch // LEAVES_A_REQUEST
+        requests = options.group // LEAVES_A_REQUEST
 
         def one(leaves: int, side: str) -> Stretch:
             count = SIDES[side]
             tenants_apart = count if side == "two_apart" else 1
-            fleet.make(max(1, round(leaves / options.workers / options.batch)), requests, tenants_apart)
-            made = stretch(fleet, planes[:count], keys, watch, roots)
+            fleet.make(max(1, round(leaves / options.workers / options.group)), requests, tenants_apart)
+            made = stretch(fleet, planes[:count], keys, watch, roots, options.rate)
             speed = f"{made.leaves / made.seconds:,.0f} leaves/s, {made.leaf_cpu_us:.0f} us of CPU each"
             print(f"{side}: {speed}, locks {made.lock_share:.3f}", file=sys.stderr)
             return made
@@ -364,8 +371,8 @@ def main() -> int:
             scrapes = list(watch.scrapes_ms)
             watch.close()
             if options.faults:
-                fleet.make(max(1, round(options.leaves / 10 / options.workers / options.batch)), requests, 1)
-                found["faults"] = with_faults(fleet, planes, keys, server, postmaster)
+                fleet.make(max(1, round(options.leaves / 10 / options.workers / options.group)), requests, 1)
+                found["faults"] = with_faults(fleet, planes, keys, server, postmaster, options.rate)
         finally:
             watch.close()
             acknowledged = fleet.close()

@@ -20,7 +20,7 @@ from bench import Bench
 
 
 def results(report: Path) -> list[dict[str, Any]]:
-    """What a JUnit report says of each test: name, outcome, seconds, and why it was skipped or failed."""
+    """What a JUnit report says of each test: name, outcome, seconds, its figures, and why it was skipped or failed."""
     rows = []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         told = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
@@ -30,6 +30,9 @@ def results(report: Path) -> list[dict[str, Any]]:
             "outcome": outcome,
             "seconds": round(float(case.get("time", 0)), 1),
         }
+        figures = [each.get("value") for each in case.iter("property") if each.get("name") == "figure"]
+        if figures:
+            row["figures"] = figures
         if told is not None:
             row["why"] = (told.get("message") or "").splitlines()[0][:200]
         rows.append(row)
@@ -45,8 +48,11 @@ def main() -> int:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-m", "soak", f"--junitxml={report}"]
         done = subprocess.run([*command, *arguments.tests], check=False).returncode
-        if arguments.json and report.exists():
-            rows = results(report)
+        rows = results(report) if report.exists() else []
+        for row in rows:
+            for figure in row.get("figures", ()):
+                print(f"{row['test']}: {figure}")
+        if arguments.json and rows:
             counts = {
                 kind: sum(row["outcome"] == kind for row in rows) for kind in ("passed", "failed", "skipped")
             }

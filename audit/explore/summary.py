@@ -5,6 +5,8 @@
 2. Actors and grants have no figures, nor has any other filter: those are counted in the `SAMPLE_MAX` newest leaves that
    fit, and `sampled` says of how many. A total is then `exact` where all were seen, else estimated from those.
 3. Rules have figures of denied requests alone.
+4. A period of no more than `_FINE_US` with no more than `FINE_LEAVES_MAX` leaves is counted in its leaves, all of them:
+   exact for the period itself, in columns of minutes. What is read is bounded, whatever the size of the ledger.
 """
 
 from __future__ import annotations
@@ -16,18 +18,25 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from kvcustody.audit.counters.count_events import DENIED, OUTCOMES
-from kvcustody.audit.counters.read_figures import events_by_log, hourly_counts, leaves_in
+from kvcustody.audit.counters.read_figures import events_by_log, hour_span, hourly_counts, leaves_in
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.explore.by_time import find_by_time
 from kvcustody.audit.query.events import EventFilter, logs_of
-from kvcustody.times import HOUR_US
+from kvcustody.times import HOUR_US, MINUTE_US
 
 SAMPLE_MAX = 1_000
+FINE_LEAVES_MAX = 2_000
 _SCAN_MAX = 50_000
 _COLUMNS_MAX = 60
 _VALUES_MAX = 64
+_FINE_US = 4 * HOUR_US
+_WIDTHS_MINUTES = (1, 2, 5, 10, 15, 30)
 _WIDTHS_HOURS = (1, 2, 3, 6, 12, 24, 48, 7 * 24, 14 * 24, 28 * 24, 91 * 24)
+_WIDTHS_US = (
+    *(minutes * MINUTE_US for minutes in _WIDTHS_MINUTES),
+    *(hours * HOUR_US for hours in _WIDTHS_HOURS),
+)
 _NONE = "none"  # the name of no log: what is asked for may not be seen
 _REFUSED = frozenset({"deny", "partial", "failed", "mismatch"})
 
@@ -48,7 +57,7 @@ class HistogramColumn(NamedTuple):
 
 
 class ExplorerSummary(NamedTuple):
-    """Facets by name; `counted` names those from figures, the others are of the `sampled` newest leaves that fit."""
+    """Facets by name; `counted` names those of every event, the others are of the `sampled` newest leaves that fit."""
 
     total: int
     exact: bool
@@ -61,9 +70,11 @@ class ExplorerSummary(NamedTuple):
 
 def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
     """What there is; `wanted.logs` restricts what can be seen at all, as in a search."""
+    if _by_figures(wanted) and (fine := _fine(connection, wanted)) is not None:
+        return fine
     sample = _Sample(connection, wanted)
     if not _by_figures(wanted):
-        width, columns = _columns(sample.times, wanted)
+        width, columns = _columns(sample.times, wanted, MINUTE_US)
         facets = {name: _most(found) for name, found in sample.facets.items()}
         total, exact = sample.total(connection, wanted)
         return ExplorerSummary(total, exact, facets, frozenset(), sample.leaves, width, columns)
@@ -103,7 +114,7 @@ def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
         "grant": _most(sample.facets["grant"]),
         "actor": _most(sample.facets["actor"]),
     }
-    width, columns = _columns(times, wanted)
+    width, columns = _columns(times, wanted, HOUR_US)
     counted = frozenset({"tenant", "kind", "outcome", "rule"})
     return ExplorerSummary(total, True, facets, counted, sample.leaves, width, columns)
 
@@ -113,6 +124,53 @@ def _by_figures(wanted: EventFilter) -> bool:
     plain = wanted._replace(logs=None, tenant=None, since_us=None, until_us=None, kinds=(), outcome=None)
     whole = wanted.outcome is None or not wanted.kinds or all(kind in OUTCOMES for kind in wanted.kinds)
     return plain == EventFilter() and whole
+
+
+def _fine(connection: Connection, wanted: EventFilter) -> ExplorerSummary | None:
+    """All leaves of a short period, counted (rule 4); None where it is longer, or has more."""
+    since_us = wanted.since_us or 0
+    if not _is_short(connection, wanted, since_us):
+        return None
+    whole = wanted._replace(kinds=(), outcome=None)
+    page = find_by_time(connection, whole, limit=FINE_LEAVES_MAX + 1, scan_max=2 * FINE_LEAVES_MAX)
+    if page.next is not None or len(page.rows) > FINE_LEAVES_MAX:
+        return None
+    facets: dict[str, Counter[str]] = {
+        name: Counter() for name in ("tenant", "kind", "outcome", "rule", "grant", "actor")
+    }
+    times: Counter[tuple[int, bool]] = Counter()
+    for row in page.rows:
+        for body in plain_bodies(row.body):
+            if body.get("part", 1) != 1 or body["at_us"] < since_us:
+                continue  # counted where it begins; or it waited in a list for others
+            outcome = body.get(OUTCOMES.get(body["kind"], ""), "")
+            of_kind = not wanted.kinds or body["kind"] in wanted.kinds
+            of_outcome = wanted.outcome is None or outcome == wanted.outcome
+            for name, value in _values(row.log, body):
+                if (of_kind or name == "kind") and (of_outcome or name == "outcome"):
+                    facets[name][value] += 1
+            if of_kind and of_outcome:
+                times[int(body["at_us"]) // MINUTE_US * MINUTE_US, outcome in _REFUSED] += 1
+    width, columns = _columns(times, wanted, MINUTE_US)
+    found = {name: _most(values) for name, values in facets.items()}
+    leaves = len(page.rows)
+    return ExplorerSummary(sum(times.values()), True, found, frozenset(found), leaves, width, columns)
+
+
+def _is_short(connection: Connection, wanted: EventFilter, since_us: int) -> bool:
+    """Whether a period is short and has few leaves by its hours' figures; where there is nothing is no part of it."""
+    span = hour_span(connection)
+    if span is None:
+        return False
+    since_us = max(since_us, span[0])
+    until_us = span[1] + HOUR_US if wanted.until_us is None else min(wanted.until_us, span[1] + HOUR_US)
+    if not 0 < until_us - since_us <= _FINE_US + HOUR_US:
+        return False
+    of_all = wanted.tenant is None and wanted.logs is None
+    logs = [None] if of_all else [log.id for log in logs_of(connection, wanted)]
+    leaves = sum(leaves_in(connection, log, since_us=since_us, until_us=until_us) for log in logs)
+    touched_us = -(-until_us // HOUR_US) * HOUR_US - since_us // HOUR_US * HOUR_US
+    return leaves * (until_us - since_us) <= FINE_LEAVES_MAX * touched_us
 
 
 class _Sample:
@@ -132,7 +190,7 @@ class _Sample:
                 for name, value in _values(row.log, body):
                     self.facets[name][value] += 1
                 refused = refused or any(body.get(key) in _REFUSED for key in ("effect", "outcome", "result"))
-            self.times[row.at_us // HOUR_US * HOUR_US, refused] += 1
+            self.times[row.at_us // MINUTE_US * MINUTE_US, refused] += 1
 
     def total(self, connection: Connection, wanted: EventFilter) -> tuple[int, bool]:
         """How many leaves fit: all of them were seen, or as many as the share of those looked at says."""
@@ -171,24 +229,24 @@ def _most(found: Counter[str]) -> tuple[FacetValue, ...]:
 
 
 def _columns(
-    times: Mapping[tuple[int, bool], int], wanted: EventFilter
+    times: Mapping[tuple[int, bool], int], wanted: EventFilter, finest_us: int
 ) -> tuple[int, tuple[HistogramColumn, ...]]:
-    """As many whole hours a column as make no more than `_COLUMNS_MAX` of the period, or of what there is."""
+    """Columns as narrow as makes no more than `_COLUMNS_MAX` of the period, or of what there is."""
     if not times:
-        return HOUR_US, ()
-    hours = [hour_us for hour_us, _ in times]
-    first = max(min(hours), (wanted.since_us or 0) // HOUR_US * HOUR_US)
-    last = max(hours) + HOUR_US
-    width = (
-        next((w for w in _WIDTHS_HOURS if (last - first) <= w * HOUR_US * _COLUMNS_MAX), _WIDTHS_HOURS[-1])
-        * HOUR_US
+        return finest_us, ()
+    moments = [at_us for at_us, _ in times]
+    first = max(min(moments), (wanted.since_us or 0) // finest_us * finest_us)
+    last = max(moments) + finest_us
+    widths = [width for width in _WIDTHS_US if width >= finest_us]
+    width = next(
+        (width for width in widths if last - first // width * width <= width * _COLUMNS_MAX), widths[-1]
     )
     first = first // width * width
     if last - first > width * _COLUMNS_MAX:
         first = (last - 1) // width * width - (_COLUMNS_MAX - 1) * width
     sums: Counter[tuple[int, bool]] = Counter()
-    for (hour_us, refused), events in times.items():
-        sums[hour_us // width * width, refused] += events
+    for (at_us, refused), events in times.items():
+        sums[at_us // width * width, refused] += events
     return width, tuple(
         HistogramColumn(at, sums[at, False] + sums[at, True], sums[at, True])
         for at in range(first, last, width)

@@ -81,28 +81,44 @@ class Committer:
         Those in `rest` are part of the same transaction, and so are the new `names` of the directory, and those in
         `given`, which may be there already.
         """
-        return self._written(
+        added = self._written(
             names,
             given,
             lambda connection: self._appender.append_all(connection, [batch, *rest], skip_known=skip_known),
         )
+        assert added is not None  # it needs no turn
+        return added
 
     def write_free(
-        self, batches: Sequence[LeafBatch], waits_for: Collection[str], given: Sequence[Row] = ()
-    ) -> FreeLeaves:
-        """Commit of new batches what no other writer keeps from it (`Appender.append_free`), and the names."""
+        self,
+        batches: Sequence[LeafBatch],
+        waits_for: Collection[str],
+        given: Sequence[Row] = (),
+        *,
+        turn: int | None = None,
+    ) -> FreeLeaves | None:
+        """Commit of new batches what no other writer keeps from it (`Appender.append_free`), and the names.
+
+        With the number of a `turn`: nothing, and None, while another transaction has it.
+        """
         return self._written(
-            (), given, lambda connection: self._appender.append_free(connection, batches, waits_for)
+            (), given, lambda connection: self._appender.append_free(connection, batches, waits_for), turn
         )
 
     def _written(
-        self, names: Sequence[Row], given: Sequence[Row], append: Callable[[Connection], Done]
-    ) -> Done:
-        """One transaction from its begin to its commit."""
-        given = self._directory.kept(given, own=False) if given else given
+        self,
+        names: Sequence[Row],
+        given: Sequence[Row],
+        append: Callable[[Connection], Done],
+        turn: int | None = None,
+    ) -> Done | None:
+        """One transaction from its begin to its commit; None where another has the turn that it needs."""
         try:
             self.check_there()
             with self._begun() as connection:
+                if turn is not None and not dialect_of(connection).alone(connection, turn):
+                    return None
+                given = self._directory.kept(given, own=False) if given else given
                 store_names(connection, names, skip_known=self._uncertain)
                 store_names(connection, given, skip_known=True)
                 done = append(connection)

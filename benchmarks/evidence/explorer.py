@@ -29,6 +29,7 @@ from kvcustody.audit.query.events import EventFilter
 from kvcustody.audit.schema.counters import counters
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
+from kvcustody.times import HOUR_US
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
@@ -82,12 +83,16 @@ def measure(engine: Engine) -> dict[str, float]:
     if span is None:
         raise SystemExit("the ledger has no figures")
     last = EventFilter(since_us=span[1] - _DAY_US)
+    hour = EventFilter(since_us=span[1])
+    four = EventFilter(since_us=span[1] - 3 * HOUR_US)
     most = EventFilter(since_us=span[0] + _DAY_US, until_us=span[1])
     questions: dict[str, Callable[[Connection], Any]] = {
         "first page": lambda c: find_by_time(c, EventFilter(), limit=50),
         "first page of a kind": lambda c: find_by_time(c, EventFilter(kinds=("hit-counters",)), limit=50),
         "first page of an outcome": lambda c: find_by_time(c, EventFilter(outcome="deny"), limit=50),
         "facets and histogram, all": lambda c: summarize(c, EventFilter()),
+        "facets and histogram, last hour": lambda c: summarize(c, hour),
+        "facets and histogram, last four hours": lambda c: summarize(c, four),
         "facets and histogram, last day": lambda c: summarize(c, last),
         "facets and histogram, all days but one": lambda c: summarize(c, most),
         "facets and histogram of a tenant": lambda c: summarize(c, EventFilter(tenant="tenant-03")),

@@ -2,8 +2,9 @@
 
 1. A worker's requests are leaves as its writer encodes them: an opening, and what the same step released, ended and
    wiped of that tenant as one leaf. Times, blocks and generations go on from batch to batch.
-2. Batches are made before they are sent (as other machines would), then sent one after the other over HTTP, each as
-   soon as the one before it is acknowledged; a connection is kept by each worker.
+2. Leaves are made before they are sent (as other machines would). They are there at a given rate, a group of requests
+   after the other, and are handed in over HTTP as a worker's writer does: what is there as one batch, up to as many
+   leaves as it takes, then what has come meanwhile. A connection is kept by each worker.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import socket
 import threading
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -38,22 +41,34 @@ from kvcustody.audit.events import (
 from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.compression import ENCODING, compress
 from kvcustody.governance.api.http.server import serve
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access.roles import Role
-from kvcustody.governance.service.ingest.check_leaves import write_batch
+from kvcustody.governance.service.ingest.check_leaves import Name, write_batch
 from kvcustody.governance.service.service import open_service
 from kvcustody.governance.service.settings import ServiceSettings
 
 LEAVES_A_REQUEST = 2
-RARE_KIND, RARE = "key-event", 0.002  # of batches: something to look for over all tenants
+BATCH_LEAVES = 4000  # at once, of a writer that is behind
+RARE_KIND, RARE = "key-event", 0.002  # of groups: something to look for over all tenants
+_INTERVAL_SECONDS = WriterSettings().interval_seconds
 _MEDIA = "application/x-ndjson"
 _BLOCKS, _BLOCK_BYTES = 16, 65_536
 
 
+class _Group(NamedTuple):
+    """Requests that are there at once: the first and the last of their leaves, new names, and the leaves."""
+
+    first: int
+    last: int
+    names: Sequence[Name]
+    leaves: list[bytes]
+
+
 class SimulatedWorker:
-    """One process of a worker: makes its batches, and sends them."""
+    """One process of a worker: makes its leaves, and hands them in."""
 
     def __init__(self, name: str, number: int, tenants: Sequence[str], seed: int) -> None:
         self.name = name
@@ -62,19 +77,20 @@ class SimulatedWorker:
         self.sequence = 0  # of the last leaf that was made
         self.acknowledged = 0
         self.retries = 0
-        self.waits_ms: list[float] = []
+        self.waits_ms: list[float] = []  # of each group, until it was acknowledged
+        self.batches = 0
         self._tenants = self._served = tenants
         self._chance = random.Random(seed)
         self._directory = SubjectDirectory(clear_names=True)
         self.offset_us = time.time_ns() // 1000 - time.monotonic_ns() // 1000
         self._encoder = BatchEncoder(Context(self.incarnation, self.offset_us, self._directory))
         self._residency, self._generation = 0, 1
-        self._ready: list[tuple[int, int, bytes]] = []
+        self._ready: list[_Group] = []
 
-    def make(self, batches: int, requests: int, planes: int) -> None:
-        """So many batches of so many requests each, ready to be sent: anybody's, or of its own one of the `planes`."""
+    def make(self, groups: int, requests: int, planes: int) -> None:
+        """So many groups of so many requests each, ready to be sent: anybody's, or of its own one of the `planes`."""
         self._served = self._tenants[self._number % planes :: planes]
-        for _ in range(batches):
+        for _ in range(groups):
             events: list[Event] = []
             if not self.sequence:
                 events.append(WorkerStarted(_now_us(), self.name, 1 << 20, 1, _BLOCK_BYTES, "cpu", "bench"))
@@ -87,7 +103,7 @@ class SimulatedWorker:
             names = self._directory.fresh()
             self._directory.settle(names)
             self.sequence += len(events)
-            self._ready.append((first, self.sequence, compress(write_batch(names, data))))
+            self._ready.append(_Group(first, self.sequence, names, data))
 
     def _request(self) -> tuple[Event, Event]:
         self._residency += 1
@@ -109,44 +125,55 @@ class SimulatedWorker:
         )
         return opened, CustodyChanged(now + 90, tenant, (released,), (), (ended,), (receipt,))
 
-    def send(self, address: str, key: str) -> None:
-        """All that is ready; returns when it is acknowledged."""
+    def send(self, address: str, key: str, leaves_a_second: float) -> None:
+        """All that is ready, as it comes at this rate; returns when it is acknowledged."""
         path = f"/v1/worker/incarnations/{self.incarnation}"
         ready, self._ready = self._ready, []
         with ControlPlaneConnection(address, key, timeout_seconds=60) as connection:
             self.retries += until_taken(lambda: connection.put(path, {"offset_us": self.offset_us}))
-            for first, last, body in ready:
-                start = time.perf_counter()
-                place = f"{path}/batches/{first}"
-                self.retries += until_taken(
-                    lambda place=place, body=body: connection.put_bytes(
-                        place, body, _MEDIA, encoding=ENCODING
-                    )
+            began, done, came = time.perf_counter(), 0, list[float]()
+            for group in ready:
+                came.append(began + (group.last - ready[0].first + 1) / leaves_a_second)
+            while done < len(ready):
+                time.sleep(max(0.0, came[done] + _INTERVAL_SECONDS - time.perf_counter()))
+                below = min(bisect_right(came, time.perf_counter()), len(ready))
+                while ready[below - 1].last - ready[done].first >= BATCH_LEAVES:
+                    below -= 1
+                some = ready[done:below]
+                names = [name for group in some for name in group.names]
+                body = compress(write_batch(names, [leaf for group in some for leaf in group.leaves]))
+                put = partial(
+                    connection.put_bytes, f"{path}/batches/{some[0].first}", body, _MEDIA, encoding=ENCODING
                 )
-                self.waits_ms.append(1e3 * (time.perf_counter() - start))
-                self.acknowledged = last
+                self.retries += until_taken(put)
+                now = time.perf_counter()
+                self.waits_ms += [1e3 * (now - each) for each in came[done:below]]
+                self.acknowledged, self.batches, done = some[-1].last, self.batches + 1, below
 
 
 class Sent(NamedTuple):
     """What one process of workers did in a stretch."""
 
     leaves: int
+    batches: int
     retries: int
     cpu_seconds: float
     waits_ms: list[float]
 
 
 def _serve_workers(told: Connection, names: list[str], tenants: Sequence[str], seed: int) -> None:
-    """A process of simulated workers: makes batches, then sends them, as it is told."""
+    """A process of simulated workers: makes leaves, then sends them, as it is told."""
     workers = [SimulatedWorker(name, number, tenants, seed + number) for number, name in enumerate(names)]
     while (asked := told.recv()) is not None:
         for worker in workers:
             worker.make(*asked)
         told.send("ready")
-        addresses, keys = told.recv()
+        addresses, keys, rate = told.recv()
         before, began = [worker.acknowledged for worker in workers], time.process_time()
         threads = [
-            threading.Thread(target=worker.send, args=(addresses[number % len(addresses)], keys[worker.name]))
+            threading.Thread(
+                target=worker.send, args=(addresses[number % len(addresses)], keys[worker.name], rate)
+            )
             for number, worker in enumerate(workers)
         ]
         for thread in threads:
@@ -155,10 +182,12 @@ def _serve_workers(told: Connection, names: list[str], tenants: Sequence[str], s
             thread.join()
         sent = sum(worker.acknowledged - had for worker, had in zip(workers, before, strict=True))
         waits = [wait for worker in workers for wait in worker.waits_ms]
+        batches = sum(worker.batches for worker in workers)
         for worker in workers:
             worker.waits_ms.clear()
+            worker.batches = 0
         cpu = time.process_time() - began
-        told.send(Sent(sent, sum(worker.retries for worker in workers), cpu, waits))
+        told.send(Sent(sent, batches, sum(worker.retries for worker in workers), cpu, waits))
     told.send({worker.incarnation: worker.acknowledged for worker in workers})
 
 
@@ -167,6 +196,7 @@ class Fleet:
 
     def __init__(self, names: list[str], tenants: Sequence[str], processes: int) -> None:
         spawn = multiprocessing.get_context("spawn")
+        self._workers = len(names)
         self._pipes = []
         self._processes = []
         for number in range(processes):
@@ -179,18 +209,21 @@ class Fleet:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def make(self, batches: int, requests: int, planes: int) -> None:
-        """Every worker makes so many batches, of tenants that go to one of so many control planes each."""
+    def make(self, groups: int, requests: int, planes: int) -> None:
+        """Every worker makes so many groups, of tenants that go to one of so many control planes each."""
         for pipe in self._pipes:
-            pipe.send((batches, requests, planes))
+            pipe.send((groups, requests, planes))
         for pipe in self._pipes:
             assert pipe.recv() == "ready"
 
-    def send(self, addresses: Sequence[str], keys: dict[str, str]) -> tuple[float, list[Sent]]:
-        """Every worker sends what it made; the seconds that took, and what each process did."""
+    def send(
+        self, addresses: Sequence[str], keys: dict[str, str], leaves_a_second: float
+    ) -> tuple[float, list[Sent]]:
+        """Every worker sends what it made, as it comes at its share of the rate; the seconds, and what each did."""
+        rate = leaves_a_second / self._workers
         began = time.perf_counter()
         for pipe in self._pipes:
-            pipe.send((list(addresses), keys))
+            pipe.send((list(addresses), keys, rate))
         sent = [pipe.recv() for pipe in self._pipes]
         return time.perf_counter() - began, sent
 

@@ -80,8 +80,9 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
 from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks
-from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest, PortForecast
+from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
+from kvcustody.governance.monitoring.port_forecast import PortForecast
 from kvcustody.governance.observability.stats import Stats, charged_blocks
 from kvcustody.governance.observability.thrash import ThrashWatch
 from kvcustody.governance.orphans.finding import Finding
@@ -150,7 +151,8 @@ class EnginePort(Authority[ExternalPool]):
         self.tier_figures: Callable[[], dict[str, float]] = dict
         self.tenant_left: Callable[[str], None] = _nobody  # told to the adapter's tiers
         self._monitor = Monitor()
-        self._forecast = PortForecast(ForecastCache(pool.partition.size, self._quota_of))
+        self._forecast = PortForecast(ForecastCache(pool.partition.size, self._quota_of), self._common_blocks)
+        self._common: tuple[DecisionTable | None, int] = (None, 0)
         self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
@@ -440,6 +442,7 @@ class EnginePort(Authority[ExternalPool]):
             return
         self._flush_deferred()
         now_us = self._clock.now_us()
+        self._forecast.forget(lambda domain: label_of(domain).tenant in tenants)
         tags = {domain.tag for domain in self._monitor.closed(tenants)}
         for tag, domain in self.pool.domains.items():
             label = label_of(domain)
@@ -465,9 +468,18 @@ class EnginePort(Authority[ExternalPool]):
         entry, size = quotas_of(self.table).tenant(tenant), self.pool.partition.size
         return (
             QuotaBlocks(0, size)
-            if entry is None
+            if entry is None or tenant == ANONYMOUS
             else QuotaBlocks(int(entry.guaranteed * size), int(entry.cap * size))
         )
+
+    def _common_blocks(self) -> int:
+        """What no guarantee of the policy has claimed, whether it is enforced or not."""
+        table = quotas_of(self.table)
+        if self._common[0] is not table:
+            size = self.pool.partition.size
+            claimed = sum(int(tenant.guaranteed * size) for tenant in table.policy.tenants)
+            self._common = (table, size - claimed)
+        return self._common[1]
 
     def _read(self, residency: ExternalResidency, chain: KeyChain, now_us: int) -> ReadPlan:
         """What the request may read now, by what the policy says at this instant."""
@@ -760,7 +772,7 @@ class EnginePort(Authority[ExternalPool]):
     def forget_keys(self, tenant: str | None) -> None:
         """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
         self.evicted_blocks.forget(tenant)
-        self._forecast.cache.forget(lambda domain: tenant is None or label_of(domain).tenant == tenant)
+        self._forecast.forget(lambda domain: tenant is None or label_of(domain).tenant == tenant)
 
     def unpublished(self, blocks: BlockIds, cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
@@ -795,7 +807,9 @@ class EnginePort(Authority[ExternalPool]):
         del self._running[residency.request_id]
         account = residency.account
         if isinstance(residency.monitored, MonitoredRequest):
-            self._forecast.end(residency.monitored, self._clock.now_us())
+            self._forecast.end(residency.monitored, cause, self._clock.now_us())
+            if not self._running:
+                self._forecast.settle(self._clock.now_us())
         if residency.is_reserved:
             account.charge_active(-residency.reserved_blocks)
             residency.is_reserved = False
@@ -891,6 +905,7 @@ class EnginePort(Authority[ExternalPool]):
         self._clock.look()
         self._end_monitoring_in_time()
         now_us = self._clock.now_us()
+        self._forecast.start_waiting(now_us)
         self._sweep(now_us)
         over = self._active.pop_expired(now_us)
         if over:
@@ -1135,6 +1150,8 @@ class EnginePort(Authority[ExternalPool]):
     def counts(self) -> PoolCounts:
         """The pool's own counters for conservation, after everything that happened went to the ledger."""
         self._flush_deferred()
+        if not any(residency.is_opened for residency in self._running.values()):
+            self._forecast.settle(self._clock.now_us())
         self._drain(self._clock.now_us())
         return pool_counts(self.pool, self._running.values())._replace(tiers=self.tier_counts())
 
@@ -1148,6 +1165,8 @@ class EnginePort(Authority[ExternalPool]):
         self._flush_deferred()
         for residency in list(self._running.values()):
             self.release(residency, "shutdown")
+        self._record_starting()
+        self._forecast.close()
         now_us = self._clock.now_us()
         forget: list[int] = []
         for account in self.pool.accounts.values():
@@ -1185,19 +1204,30 @@ class EnginePort(Authority[ExternalPool]):
                 self._count(residency)
 
     def _count_monitored(self, residency: ExternalResidency, monitored: MonitoredRequest) -> None:
+        """It is put on record as soon as it is known what it would have found."""
         domains = [self.pool.domains[tag] for tag in self.pool.tag[residency.attached].tolist()]
-        event = monitored_event(
-            residency,
-            monitored,
-            domains,
-            prompt_tokens=residency.prompt_tokens,
-            block_tokens=self.block_tokens,
-            revision=self.table.revision,
-            order=self.enforcement.order,
-            at_us=residency.began_us,
-            counters=self._counters(residency.tenant),
+        prompt_tokens, revision, order = (
+            residency.prompt_tokens,
+            self.table.revision,
+            self.enforcement.order,
         )
-        self._outbox.append(event)
+        counters = self._counters(residency.tenant)
+
+        def record() -> None:
+            event = monitored_event(
+                residency,
+                monitored,
+                domains,
+                prompt_tokens=prompt_tokens,
+                block_tokens=self.block_tokens,
+                revision=revision,
+                order=order,
+                at_us=residency.began_us,
+                counters=counters,
+            )
+            self._outbox.append(event)
+
+        self._forecast.when_known(monitored, record)
         self.measures.began(0, 0, residency.began_us - residency.asked_us)
 
     def _count(self, residency: ExternalResidency) -> None:

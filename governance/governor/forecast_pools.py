@@ -3,6 +3,7 @@
     forecast.judge(request, plan, read, prompt, now_us)            # what it would find: `request.forecast_blocks`
     forecast.begin(request.run, record, now_us)                    # it has begun; `record` says so once that is known
     forecast.computed(request, tokens, now_us); forecast.extend([request, ...], tokens, now_us)
+    forecast.fork(request, child, now_us)                          # a second one runs on its blocks
     forecast.end(request, cause, now_us)                           # and it is over
 
 It is the code that enforces, over the same number of blocks: quotas, eviction, deadlines, fences and forks of a path
@@ -34,11 +35,13 @@ from kvcustody.errors import CapacityError
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.governor.end_domains import end_domains
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.monitoring.monitor import ForecastRun, MonitoredRequest
+from kvcustody.governance.monitoring.monitor import (
+    FORECAST_TRIES,
+    FORECAST_WAITING_MAX,
+    ForecastRun,
+    MonitoredRequest,
+)
 from kvcustody.policies.table.decision_table import DecisionTable
-
-FORECAST_WAITING_MAX = 256  # requests that would be put off; the oldest is given up
-_TRIES = 8  # of them, at each look-up
 
 
 class PoolRun(ForecastRun):
@@ -47,6 +50,7 @@ class PoolRun(ForecastRun):
     __slots__ = (
         "can_preempt",
         "computed",
+        "forks",
         "found",
         "is_over",
         "lookahead_tokens",
@@ -68,20 +72,21 @@ class PoolRun(ForecastRun):
         policy_read: ReadPlan,
         read: ReadPlan,
         prompt: Prompt,
-        found: PrefixMatch,
+        found: PrefixMatch | None,
     ) -> None:
         self.request = request
         self.plan = plan
         self.policy_read = policy_read
         self.read = read  # the same in twins
         self.prompt = prompt
-        self.found: PrefixMatch | None = found  # until it begins
+        self.found = found  # until it begins
         self.priorities: tuple[BlockPriority, ...] = ()
         self.lookahead_tokens = 0
         self.can_preempt = False
         self.sequence: RunningSequence | None = None
         self.computed = 0  # tokens, while it waits
         self.tokens: list[int] | None = []  # accepted while it waits; None: the engine withholds them
+        self.forks: list[tuple[int, PoolRun]] = []  # while it waits: after how many tokens
         self.is_over = False
         self.record: Callable[[], None] | None = None  # until what it would have found is known
 
@@ -184,6 +189,18 @@ class ForecastPools:
             elif run.tokens is not None:
                 run.tokens += tokens.tolist()
 
+    def fork(self, request: MonitoredRequest, child: MonitoredRequest, now_us: int) -> None:
+        """A second request runs on its blocks from now on; one whose parent waits waits for it."""
+        run = request.run
+        if not isinstance(run, PoolRun) or run.is_over:
+            return
+        child.run = forked = PoolRun(child, run.plan, run.policy_read, run.read, run.prompt, None)
+        forked.computed, forked.priorities = run.computed, run.priorities
+        if run.sequence is not None:
+            self._fork(run.sequence, forked, now_us)
+        elif run.tokens is not None:
+            run.forks.append((len(run.tokens), forked))
+
     def end(self, request: MonitoredRequest, cause: str, now_us: int) -> None:
         """It ended; a second time changes nothing."""
         run = request.run
@@ -277,7 +294,7 @@ class ForecastPools:
     def _start_waiting(self, now_us: int) -> int:
         """Those that were put off, as an engine asks again: one that has no room lets the next one try."""
         left = 0
-        for run in list(self._waiting)[:_TRIES] if self._waiting else ():
+        for run in list(self._waiting)[:FORECAST_TRIES] if self._waiting else ():
             is_idle = not self._fences and not self._runs()
             if self._start(run, now_us):
                 self._waiting.remove(run)
@@ -293,13 +310,29 @@ class ForecastPools:
         sequence, tokens = run.sequence, run.tokens
         assert sequence is not None
         self._manager.commit(sequence, min(run.computed, run.prompt.tokens), now_us)
-        for token in tokens or ():
+        self._fork_at(run, 0, now_us)
+        for at, token in enumerate(tokens or (), 1):
             slots = np.array([sequence.slot], dtype=np.int64)
             if self._manager.extend_many(slots, np.array([token], dtype=np.int32), now_us):
                 self._end(run, "preempted", now_us)
                 return
+            self._fork_at(run, at, now_us)
         if run.is_over or tokens is None:
             self._end(run, "finished", now_us)
+
+    def _fork_at(self, run: PoolRun, tokens: int, now_us: int) -> None:
+        """Those that were forked from it after so many tokens."""
+        for at, forked in run.forks:
+            if at == tokens and run.sequence is not None:
+                self._fork(run.sequence, forked, now_us)
+                self._catch_up(forked, now_us)
+
+    def _fork(self, parent: RunningSequence, run: PoolRun, now_us: int) -> None:
+        manager, own = self._manager, run.read.own.domain
+        residency = manager.residency(own.owner, own, run.plan.subject_key, None, now_us)
+        run.sequence = manager.fork(parent, run, residency, now_us)
+        run.sequence.priorities = run.priorities
+        self._discard()
 
     def _end(self, run: PoolRun, cause: str, now_us: int) -> None:
         sequence, run.sequence, run.is_over = run.sequence, None, True

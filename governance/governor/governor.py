@@ -636,6 +636,10 @@ class Governor(Authority[BlockManager]):
             manager.residency(plan.account, own, plan.subject_key, plan, now_us, parent.residency.trace),
             now_us,
         )
+        if isinstance(parent.monitored, MonitoredRequest):
+            child.monitored = parent.monitored.forked()
+            if self._forecast is not None:
+                self._forecast.fork(parent.monitored, child.monitored, now_us)
         if manager.pool.attached:
             self._record_joins(manager)
         self._live[key] = child

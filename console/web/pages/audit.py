@@ -30,11 +30,17 @@ from kvcustody.governance.identity.w3c_trace import is_trace
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.times import HOUR_US
+from kvcustody.times import HOUR_US, MINUTE_US
 
 _PAGE = 50
-_MINUTE_US = 60_000_000
-_PRESETS_US = {"1h": HOUR_US, "24h": 24 * HOUR_US, "7d": 7 * 24 * HOUR_US, "30d": 30 * 24 * HOUR_US}
+_PRESETS_US = {
+    "15m": 15 * MINUTE_US,
+    "1h": HOUR_US,
+    "4h": 4 * HOUR_US,
+    "24h": 24 * HOUR_US,
+    "7d": 7 * 24 * HOUR_US,
+    "30d": 30 * 24 * HOUR_US,
+}
 _TEXTS = ("outcome", "actor", "rule", "grant", "incarnation", "block", "trace")
 _NUMBERS = ("revision", "residency")
 
@@ -94,7 +100,7 @@ def asked_of(visit: PageRequest) -> tuple[str | None, dict[str, Any]]:
     if preset is not None and since_us is None:
         if preset not in _PRESETS_US:
             raise ProblemError("invalid", f"`last` is none of {', '.join(_PRESETS_US)}")
-        since_us = max(0, (visit.service.clock.utc_us() - _PRESETS_US[preset]) // _MINUTE_US * _MINUTE_US)
+        since_us = max(0, (visit.service.clock.utc_us() - _PRESETS_US[preset]) // MINUTE_US * MINUTE_US)
     asked["since"], asked["until"] = since_us, moment_us(visit, "until")
     asked["kind"] = None if kind is None else audit_api.KindName(kind)
     return visit.text("tenant"), asked
@@ -125,10 +131,12 @@ def _histogram(counted: dict[str, Any]) -> Figure:
     form = "%d %b %H:%M" if width_us < 24 * HOUR_US else "%d %b %Y"
     labels = [datetime.fromtimestamp(column["at_us"] / 1e6, UTC).strftime(form) for column in columns_of]
     values = [[column["events"] - column["refused"], column["refused"]] for column in columns_of]
-    hours = width_us // HOUR_US
-    unit = "UTC, columns of " + (
-        "an hour" if hours == 1 else f"{hours} hours" if hours < 48 else f"{hours // 24} days"
-    )
+    hours, minutes = width_us // HOUR_US, width_us // MINUTE_US
+    if not hours:
+        size = "a minute" if minutes == 1 else f"{minutes} minutes"
+    else:
+        size = "an hour" if hours == 1 else f"{hours} hours" if hours < 48 else f"{hours // 24} days"
+    unit = f"UTC, columns of {size}"
     legend = [("events", 1), ("denied, failed or partial", 4)]
     return columns("Events over time", labels, values, legend, unit)
 

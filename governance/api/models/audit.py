@@ -74,7 +74,8 @@ class FacetModel(Model):
 class EventSummary(Model):
     """What there is among leaves: `refused` are events that were denied, failed or partial, in a column of time.
 
-    `exact` false: `total` is an estimate. A period counts in whole hours. Items of lists count each.
+    `exact` false: `total` is an estimate. A period of no more than four hours with at most 2,000 leaves is counted
+    by the minute, another one in whole hours. Items of lists count each.
     """
 
     model_config = example(

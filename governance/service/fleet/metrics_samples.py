@@ -34,7 +34,7 @@ from kvcustody.governance.service.schedules.made_reports import report_figures, 
 from kvcustody.governance.service.settings import ServiceSettings
 
 _FRESH_SECONDS = 10.0
-PATIENCE_SECONDS = 0.05  # of a scrape, with what is read anew
+PATIENCE_SECONDS = 0.02  # of a scrape, with what is read anew
 Place = tuple[str, tuple[str, ...]]
 _BY_TENANT = {
     "charged": "kv_cache_charged_blocks",

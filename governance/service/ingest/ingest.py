@@ -6,7 +6,7 @@
 3. Where several write to a log, a commit waits for nobody: what is of a log that another has is left to the next one,
    and so is what is behind it in the batch. A log that was met locked `_PATIENT_ROUNDS` times in a row is waited for,
    and so is each that stopped a commit which came to less than an eighth: who shares its tenants with a busier plane
-   has its turn.
+   has its turn. Where much is left, control planes take turns (`CommitTurns`).
 4. What waits is bounded, and a worker has a share of it; beyond either it is told to come back, and keeps its events
    in its spill. A worker of which nothing waits is always taken: no other keeps it out.
 """
@@ -33,6 +33,7 @@ from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.ingest.check_leaves import Name, Received, Sender, read_batch, unwritable
+from kvcustody.governance.service.ingest.commit_turns import TURN, CommitTurns
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
 from kvcustody.governance.service.problem_details import ProblemError
 
@@ -122,6 +123,7 @@ class Ingest:
         self._highest: dict[str, int] = {}  # sequences up to which this process committed, by incarnation
         self._waits = False
         self._together = _TOGETHER_LEAVES_MIN
+        self._turns = CommitTurns()
         self.stored_leaves = 0
         self._thread = threading.Thread(target=self._run, name="kvcustody-ingest", daemon=True)
         self._thread.start()
@@ -190,7 +192,10 @@ class Ingest:
                     return
                 group = self._take()
             try:
-                self._commit(group)
+                if not self._commit(group):
+                    self._put_back(group)
+                    self._turns.missed()
+                    continue
                 unlinked = self._unlinkings()
                 for waiting in group:
                     waiting.stored = waiting.stored._replace(unlinkings=unlinked)
@@ -203,6 +208,7 @@ class Ingest:
                     waiting.done = True
                     waiting.decided()
             self._after()
+            self._turns.rest()
 
     def _put_back(self, rest: list[WaitingBatch]) -> None:
         """What was left goes behind what waits: who has its logs is through by then; but before its own process's."""
@@ -232,14 +238,15 @@ class Ingest:
         self._of_worker = +self._of_worker
         return group
 
-    def _commit(self, group: list[WaitingBatch]) -> None:
+    def _commit(self, group: list[WaitingBatch]) -> bool:
+        """Commit what can be; False where nothing was tried, because it is another's turn."""
         try:
             if not self._all_new(group):
                 self._write(group, skip_known=True)
             elif dialect_of(self._engine).one_writer:
                 self._write(group, skip_known=False)
             else:
-                self._write_free(group)
+                return self._write_free(group)
         except StoreGoneError as problem:
             self._committer.reopen()
             raise _unavailable(problem.message) from None
@@ -250,6 +257,7 @@ class Ingest:
                 raise
             for waiting in group:
                 self._commit_one(waiting)
+        return True
 
     def _commit_one(self, waiting: WaitingBatch) -> None:
         try:
@@ -282,20 +290,26 @@ class Ingest:
             waiting.note(count - min(known, count), min(known, count))
             self._note_highest(waiting.incarnation, waiting.batch.last_sequence)
 
-    def _write_free(self, group: list[WaitingBatch]) -> None:
-        """Of new batches what no other writer keeps from it (rule 3)."""
+    def _write_free(self, group: list[WaitingBatch]) -> bool:
+        """Of new batches what no other writer keeps from it (rule 3); False where it is another's turn."""
         names = [row for waiting in group for row in waiting.names]
         batches = [waiting.left for waiting in group]
         patience = 1 if self._waits else _PATIENT_ROUNDS
         waits_for = {waiting.stopped_by for waiting in group if waiting.stops >= patience}
-        found = self._committer.write_free(batches, waits_for, names)
+        turn = TURN if self._turns.needed else None
+        found = self._committer.write_free(batches, waits_for, names, turn=turn)
+        if found is None:
+            return False
         added = sum(found.added)
-        self._measure(added, sum(len(batch.data) for batch in batches))
+        wanted = sum(len(batch.data) for batch in batches)
+        self._measure(added, wanted)
         self.stored_leaves += added
         for waiting, count, stopped_by in zip(group, *found, strict=True):
             if count:
                 self._note_highest(waiting.incarnation, max(waiting.left.sequences[:count]))
             waiting.note(count, 0, stopped_by)
+        self._turns.committed(added, wanted)
+        return True
 
     def _measure(self, added: int, wanted: int) -> None:
         """How the next commit goes about it (rule 3): what is committed together locks the less, the more is locked."""

@@ -135,6 +135,11 @@ def _look(our: OurTier, case: str) -> tuple[bool, str]:
         names = " ".join(path.name for path in our.files())
         again = hashlib.sha256(b"acme").hexdigest() in names or "acme" in names
         return again, "64 hexadecimal digits that nobody makes without the tenant's secret"
+    if case == "tenant-wipe":
+        assert our.store(beta, second, other) and our.load(beta, second) == other
+        ended, left = our.tier.end_tenant("beta"), our.load(acme, first)
+        assert our.load(beta, second) is None, "its own are gone"
+        return left != mine, f"{ended} copy of the tenant ended, {len(our.files())} of another's is there"
     assert case == "namespace-alias"
     pairs = [("a-b", None), ("a", "-b"), ("ab", None), ("a", "b")]
     specs = [our.label(tenant, salt=salt).spec for tenant, salt in pairs]

@@ -10,13 +10,14 @@ import pytest
 from sqlalchemy import Engine
 
 from kvcustody.audit.counters.fold import fold
-from kvcustody.audit.events import Event, KeyEvent, ResidencyOpened, ResidencyReleased
+from kvcustody.audit.counters.read_figures import hour_span
+from kvcustody.audit.events import Event, HitCounters, KeyEvent, ResidencyOpened, ResidencyReleased
 from kvcustody.audit.events.change_items import plain_bodies
-from kvcustody.audit.explore import by_time
+from kvcustody.audit.explore import by_time, summary
 from kvcustody.audit.explore.by_time import every_by_time, find_by_time
 from kvcustody.audit.explore.summary import summarize
 from kvcustody.audit.query.events import EventFilter, EventRow, every_event
-from kvcustody.times import HOUR_US
+from kvcustody.times import HOUR_US, MINUTE_US
 
 TENANTS = 7
 REQUESTS = 60
@@ -162,6 +163,77 @@ def test_facets_and_histogram_are_a_count_of_the_leaves(filled: Engine, folded: 
         assert sum(column.events for column in found.columns) == len(rows)
         hours = Counter(int(body["at_us"]) // found.column_us * found.column_us for _, body in rows)
         assert {column.at_us: column.events for column in found.columns if column.events} == hours
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_short_period_is_counted_by_the_minute(
+    filled: Engine, folded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With controls: a longer period, and one with more leaves than are read, are counted in whole hours."""
+    if folded:
+        fold(filled)
+    with filled.connect() as connection:
+        span = hour_span(connection)
+    assert span is not None
+    begin = span[0] + 2 * HOUR_US + 7 * MINUTE_US
+    short = EventFilter(since_us=begin, until_us=begin + 2 * HOUR_US)
+    wanted = (
+        short,
+        short._replace(kinds=("residency-released",)),
+        short._replace(outcome="finish"),
+        short._replace(tenant="tenant-3"),
+        short._replace(logs=("tenant/tenant-2",)),
+    )
+    with filled.connect() as connection:
+        for each in wanted:
+            rows = [
+                (row.log, body)
+                for row in every_event(connection, each._replace(outcome=None))
+                for body in plain_bodies(row.body)
+                if body["at_us"] >= begin  # an item of a list may be older than its leaf
+                and each.outcome in (None, body.get("cause"))
+            ]
+            found = summarize(connection, each)
+            assert found.column_us <= 2 * MINUTE_US and found.exact and found.total == len(rows) > 0
+            width = found.column_us  # no more than sixty columns
+            minutes = Counter(int(body["at_us"]) // width * width for _, body in rows)
+            assert {column.at_us: column.events for column in found.columns if column.events} == minutes
+            tenants = {value.value: value.events for value in found.facets["tenant"]}
+            assert tenants == Counter(log.removeprefix("tenant/") for log, _ in rows if log != "system")
+        assert {value.value for value in summarize(connection, wanted[1]).facets["kind"]} > {
+            "residency-released"
+        }, "what else could be chosen"
+        assert summarize(connection, EventFilter(since_us=span[0], until_us=span[1])).column_us == HOUR_US
+        monkeypatch.setattr(summary, "FINE_LEAVES_MAX", 5)
+        asked: list[int] = []
+        plain = summary.find_by_time
+        monkeypatch.setattr(
+            summary, "find_by_time", lambda *of, **how: asked.append(how["limit"]) or plain(*of, **how)
+        )
+        busy = summarize(connection, short)
+        assert busy.column_us == HOUR_US and busy.exact
+        assert asked == [summary.SAMPLE_MAX], "the leaves of a period with too many are not read"
+
+
+def test_what_is_refused_stands_apart_by_the_minute(any_store: Engine, make_writer: Any) -> None:
+    at = 5 * HOUR_US
+    hits = [
+        HitCounters(at + number * MINUTE_US, "one", "one", "reuse", effect, "own", 1, at, 1, 1, 16)
+        for number, effect in enumerate(("permit", "deny", "permit", "deny", "deny"))
+    ]
+    writer = make_writer(any_store)
+    writer.submit(hits)
+    assert writer.flush()
+    with any_store.connect() as connection:
+        first = next(every_event(connection, EventFilter())).at_us
+        found = summarize(connection, EventFilter(since_us=first))
+    assert [(column.events, column.refused) for column in found.columns] == [
+        (1, 0),
+        (1, 1),
+        (1, 0),
+        (1, 1),
+        (1, 1),
+    ]
 
 
 def test_what_has_no_figures_is_counted_in_the_newest_leaves(filled: Engine) -> None:

@@ -119,6 +119,65 @@ def test_the_forecast_is_what_enforcing_then_gives(load: str, blocks: int) -> No
     enforced.close()
 
 
+def serve_with_forks(one: NativeEngine, asks: list[RequestSpec]) -> list[int]:
+    """One after another, and of each a second request once it runs; the cached tokens of the first ones."""
+    found = []
+    for ask in asks:
+        first = one.submit(ask)
+        one.step()
+        assert one.outcome(first).state == RUNNING
+        second = one.fork(first)
+        while one.step():
+            one.clock.advance(1_000)
+        assert one.outcome(first).state == one.outcome(second).state == FINISHED
+        found.append(one.outcome(first).cached_tokens)
+    return found
+
+
+def test_forks_are_in_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a control: a forecast that hears of no fork has room for what they would have evicted."""
+    monkeypatch.setattr(toy_engine, "CHUNK_TOKENS", 1_000)
+    asks = [ask._replace(max_tokens=18) for ask in requests(100)]
+    enforced = engine(100)
+    given = serve_with_forks(enforced, asks)
+    enforced.close()
+    forecasts = []
+    for hears in (True, False):
+        if not hears:
+            monkeypatch.setattr(ForecastPools, "fork", lambda *_: None)
+        watched = engine(100)
+        order(watched, MONITOR)
+        serve_with_forks(watched, asks)
+        events = sorted(monitored(watched), key=lambda event: event.residency)
+        forecasts.append([event.forecast_tokens for event in events])
+        assert watched.check() == watched.scan() == forecast_pools(watched).check() == []
+        watched.close()
+    heard, unheard = forecasts
+    assert sum(given) > 0 and heard == given != unheard
+
+
+def test_what_is_forked_from_a_request_that_would_wait_waits_with_it() -> None:
+    one = engine(400)
+    order(one, MONITOR)
+    waits = [
+        RequestSpec(reader("gamma", f"u{number}"), tuple(range(10, 210)), max_tokens=12)
+        for number in range(4)
+    ]
+    handles = [one.submit(ask) for ask in waits]
+    for _ in range(25):
+        one.step()
+    forecast = forecast_pools(one)
+    assert len(forecast._waiting) == 1
+    child = one.fork(handles[3])
+    assert one.outcome(child).state == RUNNING and len(forecast._waiting[0].forks) == 1
+    forked = forecast._waiting[0].forks[0][1]
+    while one.step():
+        one.clock.advance(1_000)
+    assert len(monitored(one)) == 4 and not forecast._waiting
+    assert forked.is_over and forked.sequence is None and forecast.check() == []
+    one.close()
+
+
 def test_requests_that_would_be_put_off_are_recorded_once_it_is_known_what_they_would_find() -> None:
     one = engine(400)
     order(one, MONITOR)

@@ -22,8 +22,9 @@ from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.monitoring.enforcement import CANARY, ENFORCE, MONITOR, Enforcement, Requester
+from kvcustody.governance.monitoring.port_forecast import PortForecast
 from kvcustody.governance.request import NO_HINTS
-from kvcustody.testkit.conformance.engine_protocol import FINISHED, RequestSpec, Setup
+from kvcustody.testkit.conformance.engine_protocol import FINISHED, RUNNING, RequestSpec, Setup
 from kvcustody.testkit.conformance.engines import toy_engine
 from kvcustody.testkit.conformance.engines.reference_engine import _MODEL, ReferenceEngine
 from kvcustody.testkit.conformance.engines.toy_engine import BLOCK_TOKENS
@@ -89,6 +90,54 @@ def test_the_forecast_holds_in_a_pool_that_evicts_all_the_time(
     assert off <= 0.02
     for one in both:
         one.close()
+
+
+@pytest.mark.parametrize("blocks", [120, 256])
+def test_requests_that_would_wait_for_their_tenants_quota_wait_in_the_forecast(
+    blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a control: where whoever comes begins at once, the forecast is off by five times as much as it may be."""
+    policy = POLICY.replace("cap: 60%", "cap: 22%").replace("cap: 40%", "cap: 22%")
+    asks = agentic(300)
+    enforced = engine(blocks, policy)
+    given = sum(serve(enforced, asks))
+    assert sum(tally.deferred["over-quota"] for tally in enforced.port.stats().tenants.values()) > 100
+    off = []
+    for waits in (True, False):
+        if not waits:
+            monkeypatch.setattr(PortForecast, "_fits", lambda *_: True)
+        watched = engine(blocks, policy)
+        order(watched, MONITOR)
+        serve(watched, asks)
+        events = monitored(watched)
+        assert len(events) == len(asks), "each is on record once, also those that waited"
+        off.append(abs(sum(event.forecast_tokens for event in events) - given) / given)
+        assert watched.check() == watched.scan() == []
+        watched.close()
+    print(f"{blocks} blocks: {off[0]:.2%}, control {off[1]:.2%}")
+    assert off[0] <= 0.02 and off[1] > 0.05
+    enforced.close()
+
+
+def test_who_would_wait_is_recorded_once_it_is_known_what_it_would_find() -> None:
+    one = engine(400)
+    order(one, MONITOR)
+    tokens = tuple(range(10, 210))
+    handles = [
+        one.submit(RequestSpec(reader("gamma", f"u{number}"), tokens, max_tokens=4)) for number in range(4)
+    ]
+    one.step()
+    assert {one.outcome(handle).state for handle in handles} == {RUNNING}, "nothing is enforced"
+    one.port.stats()
+    assert one.port._forecast.waiting == 1, "three fit under its cap"
+    one.step()
+    assert len([event for event in one.ledger() if isinstance(event, RequestMonitored)]) == 3
+    one.abort(handles[3])
+    assert one.port._forecast.waiting == 0, "whoever leaves while it would wait is given up"
+    while one.step():
+        one.clock.advance(1_000)
+    assert len(monitored(one)) == 4
+    one.close()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from kvcustody.console.documentation import render
+from kvcustody.governance.api.app import create_api
 from kvcustody.governance.observability.metrics import MEASURES
 from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
 
@@ -125,6 +126,107 @@ def test_compose_is_closed_and_every_file_that_it_names_is_there_or_a_secret() -
     ).exists()
     scraped = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())["scrape_configs"][0]
     assert scraped["static_configs"][0]["targets"] == [f"service:{settings.listen.rpartition(':')[2]}"]
+
+
+# -- closure: every name in these files is one that the service knows -------------------------------------------------
+
+VARIABLE = re.compile(r"\bKVCUSTODY_[A-Z0-9_]+")
+DEPLOYED = ("compose", "helm", "kustomize", "systemd", "Containerfile")
+SCRATCH = "/tmp"  # of Python itself
+CONFIG = "/etc/kvcustody/service.yaml"
+
+
+def variables(text: str) -> list[str]:
+    """Environment variables in a file that are no setting of the service."""
+    named = {name.removeprefix("KVCUSTODY_SERVICE_").lower() for name in VARIABLE.findall(text)}
+    return sorted(named - set(ServiceSettings.model_fields) - {"config"})
+
+
+def test_every_variable_of_the_deployment_files_is_a_setting() -> None:
+    files = [
+        path
+        for name in DEPLOYED
+        for path in ((PACKAGING / name).rglob("*") if (PACKAGING / name).is_dir() else [PACKAGING / name])
+        if path.is_file() and "secrets" not in path.parts
+    ]
+    texts = {path: path.read_text(encoding="utf-8") for path in files}
+    assert {path: variables(text) for path, text in texts.items()} == {path: [] for path in files}
+    assert sum(bool(VARIABLE.search(text)) for text in texts.values()) >= 4, "or nothing was looked at"
+
+
+def test_a_variable_that_is_no_setting_is_seen() -> None:
+    assert variables("KVCUSTODY_SERVICE_LISTENS=x KVCUSTODY_SERVICE_LISTEN=y KVCUSTODY_LEDGER=z") == [
+        "kvcustody_ledger",
+        "listens",
+    ]
+
+
+def paths_of(settings: dict[str, Any]) -> set[str]:
+    """Every path that a settings file names; a database's file too."""
+    found = {str(one).partition(":///")[2] or str(one) for one in settings.values()}
+    return {one for one in found if one.startswith("/")} | {CONFIG}
+
+
+def is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def unclosed(mounted: set[str], settings: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """What is mounted and used by no setting, and what a setting names that is not mounted."""
+    used = paths_of(settings)
+    idle = {mount for mount in mounted - {SCRATCH} if not any(is_in(path, mount) for path in used)}
+    return idle, {path for path in used if not any(is_in(path, mount) for mount in mounted)}
+
+
+def composed() -> tuple[set[str], dict[str, Any]]:
+    service = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]["service"]
+    mounted = {one.split(":")[1] for one in service["volumes"]} | {*service["tmpfs"]}
+    mounted |= {one["target"] for one in service["secrets"]}
+    return mounted, yaml.safe_load((COMPOSE / "service.yaml").read_text())
+
+
+@pytest.mark.parametrize("made", [kustomized, charted])
+def test_what_kubernetes_mounts_and_probes_is_what_the_service_uses(made: Any) -> None:
+    objects, settings = made()
+    pod = objects["StatefulSet"]["spec"]["template"]["spec"]
+    service, keys = pod["containers"][0], pod["initContainers"][0]
+    mounted = {mount["mountPath"] for mount in service["volumeMounts"]}
+    assert unclosed(mounted, settings) == (set(), set())
+    assert unclosed(mounted - {"/run/tls"}, settings)[1] == {
+        settings[name] for name in ("tls_certificate_path", "tls_key_path", "tls_client_ca_path")
+    }, "control"
+    # what the first container copies is what the second one reads, from a volume that it may write to
+    copied = re.search(r"cp (.*) (/\S+)/\s", keys["args"][0])
+    assert copied is not None
+    targets = {f"{copied[2]}/{Path(source).name}" for source in copied[1].split()}
+    assert targets == {one for one in paths_of(settings) if is_in(one, "/run/tls")}
+    writable = {mount["mountPath"] for mount in keys["volumeMounts"] if not mount.get("readOnly")}
+    assert copied[2] in writable and all(
+        any(is_in(source, mount["mountPath"]) for mount in keys["volumeMounts"])
+        for source in copied[1].split()
+    )
+    ports = {port["name"] for port in service["ports"]}
+    assert {port["targetPort"] for port in objects["Service"]["spec"]["ports"]} == ports
+    assert {
+        port["port"] for rule in objects["NetworkPolicy"]["spec"]["ingress"] for port in rule["ports"]
+    } == ports
+    probed = [service[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")]
+    assert [one["path"] for one in probed] == ["/health/ready", "/health/live"]
+    assert {one["path"] for one in probed} <= {
+        getattr(route, "path", None) for route in create_api(None).app.routes
+    }
+    assert {(one["port"], one["scheme"]) for one in probed} == {("api", "HTTPS")}
+    named = {one["valueFrom"]["secretKeyRef"]["name"] for one in service["env"] if "secretKeyRef" in str(one)}
+    named |= {one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one}
+    page = (PACKAGING.parent / "docs" / "operate" / "service.md").read_text(encoding="utf-8")
+    assert named and all(f"`{name}`" in page for name in named), "whoever installs it is told of each secret"
+
+
+def test_what_compose_mounts_is_what_the_service_uses() -> None:
+    mounted, settings = composed()
+    assert unclosed(mounted, settings) == (set(), set())
+    assert unclosed(mounted | {"/run/unused"}, settings)[0] == {"/run/unused"}, "control"
+    assert unclosed(mounted - {"/run/tls/ca.crt"}, settings)[1] == {"/run/tls/ca.crt"}, "control"
 
 
 # -- the dashboard --------------------------------------------------------------------------------------------------

@@ -13,13 +13,16 @@ import pytest
 from service_world import OFFSET_US, Worker
 from sqlalchemy import Connection, Engine, select
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.events import DecisionRecorded, Event
 from kvcustody.audit.query.custody import gaps
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.append_leaves import FreeLeaves, register
+from kvcustody.governance.service.ingest import commit_turns
 from kvcustody.governance.service.ingest.check_leaves import Sender, read_batch
+from kvcustody.governance.service.ingest.commit_turns import TURN, CommitTurns
 from kvcustody.governance.service.ingest.ingest import Ingest, WaitingBatch
 from kvcustody.governance.service.problem_details import ProblemError
 
@@ -148,13 +151,13 @@ def test_a_log_that_is_always_locked_is_waited_for(make_plane: Any, postgres_sto
     write_free = plane.ingest._committer.write_free
     with holding(postgres_store, HOT) as writer:
 
-        def watched(batches: Any, waits_for: Any, given: Any) -> FreeLeaves:
+        def watched(batches: Any, waits_for: Any, given: Any, *, turn: int | None) -> FreeLeaves:
             rounds.append(set(waits_for))
             if HOT in waits_for:
                 writer.rollback()
             elif len(rounds) < len(others):  # somebody else always has something
                 plane.begin(others[len(rounds)], others[len(rounds)].request("cold"))
-            return write_free(batches, waits_for, given)
+            return write_free(batches, waits_for, given, turn=turn)
 
         plane.ingest._committer.write_free = watched
         with plane.ingest._wake:
@@ -240,3 +243,81 @@ def test_two_planes_of_the_same_tenants(make_plane: Any, postgres_store: Engine)
         own = [row.sequence for row in rows if (row.log, row.incarnation) == (log, life)]
         assert all(before < after for before, after in pairwise(own))
     sound(postgres_store)
+
+
+def turns_of(plane: Any) -> CommitTurns:
+    """A plane's turns, begun."""
+    found: CommitTurns = plane.ingest._turns
+    found.committed(0, 8)
+    return found
+
+
+@contextmanager
+def having_the_turn(engine: Engine) -> Iterator[Connection]:
+    """Another plane that commits in turn, until its transaction is ended."""
+    with engine.connect() as connection:
+        assert dialect_of(connection).alone(connection, TURN)
+        yield connection
+
+
+def test_a_commit_in_turn_comes_after_the_others_with_all_that_waits_by_then(
+    make_plane: Any, postgres_store: Engine
+) -> None:
+    plane = make_plane()
+    one, two = plane.worker("one", "hot"), plane.worker("two", "hot")
+    turns, commits = turns_of(plane), list[int]()
+    write_free = plane.ingest._committer.write_free
+
+    def counted(batches: Any, *given: Any, **how: Any) -> FreeLeaves | None:
+        found: FreeLeaves | None = write_free(batches, *given, **how)
+        commits.extend([] if found is None else [len(batches)])
+        return found
+
+    plane.ingest._committer.write_free = counted
+    with having_the_turn(postgres_store) as other:
+        waiting, decided = plane.begin(one, one.request("hot"))
+        again, decided_again = plane.begin(two, two.request("hot"))
+        assert not decided.wait(0.5), "another has the turn"
+        other.rollback()
+        assert decided.wait(60) and decided_again.wait(60)
+    assert plane.ingest.end(waiting)[:2] == plane.ingest.end(again)[:2] == (4, 0)
+    assert commits == [2], "what came while it waited is committed with it"
+    turns._left = 0
+    with having_the_turn(postgres_store):
+        assert plane.put(one, one.request("hot")) == (4, 0), "control: no turn is needed"
+    sound(postgres_store)
+
+
+def test_a_turn_is_not_waited_for_longer_than_its_patience(
+    make_plane: Any, postgres_store: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_turns, "PATIENCE_SECONDS", 0.2)
+    plane = make_plane()
+    one = plane.worker("one", "hot")
+    turns_of(plane)
+    with having_the_turn(postgres_store):
+        assert plane.put(one, one.request("hot")) == (4, 0)
+    sound(postgres_store)
+
+
+def test_turns_begin_where_others_leave_less_than_three_quarters_and_end_where_a_commit_without_finds_all() -> (
+    None
+):
+    turns = CommitTurns()
+    turns.committed(6, 8)
+    assert not turns.needed
+    turns.committed(5, 8)
+    for _ in range(64):
+        assert turns.needed
+        turns.committed(8, 8)
+    assert not turns.needed, "one is tried without"
+    turns.committed(1, 8)
+    for _ in range(128):
+        assert turns.needed, "twice as many until the next trial"
+        turns.committed(8, 8)
+    turns.committed(8, 8)
+    assert not turns.needed
+    turns.committed(1, 8)
+    for _ in range(64):
+        turns.committed(8, 8)
+    assert not turns.needed, "who found all begins with few again"

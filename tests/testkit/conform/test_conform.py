@@ -83,6 +83,20 @@ def test_a_tier_that_binds_nothing_is_found(case: str, monkeypatch: pytest.Monke
     assert kvcustody_tier.main(case)["found"] is True
 
 
+def test_a_tier_that_does_not_tell_whose_a_copy_is_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: every owner counts as the tenant that removes everything."""
+
+    class Anybody(str):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = str.__hash__
+
+    end_tenant = SealedTier.end_tenant
+    monkeypatch.setattr(SealedTier, "end_tenant", lambda self, tenant: end_tenant(self, Anybody(tenant)))
+    assert kvcustody_tier.main("tenant-wipe")["found"] is True
+
+
 def test_names_of_tenants_and_namespaces_without_a_frame_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control: a name by the tenant's digest, and a namespace of two texts put together."""
 

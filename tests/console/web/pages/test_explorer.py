@@ -81,10 +81,11 @@ def test_facets_and_the_total_count_what_there_is(world: World, signed: Client) 
         in page
     )
     assert 'aria-label="Events over time"' in page
-    for preset in ("1h", "24h", "7d", "30d"):
+    for preset in ("15m", "1h", "4h", "24h", "7d", "30d"):
         assert f"last={preset}" in page
     recent = signed("auditor").get("/console/audit?tenant=acme&last=1h")
     assert recent.status_code == 200 and 'aria-current="true">1h' in recent.text
+    assert ("columns of a minute" in recent.text) == ('aria-label="Events over time"' in recent.text)
     assert signed("auditor").get("/console/audit?last=2y").status_code == 422
 
 

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Asks every target of `kvcustody conform` again, each in the environment of its product (made on first use), keeps the
+# records in benchmarks/results/conform/ and makes docs/start/other-systems.md of them.
+#   benchmarks/conform.sh [TARGET...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+RECORDS=benchmarks/results/conform
+TARGETS=("$@")
+if [ $# = 0 ]; then
+  mapfile -t TARGETS < <(.venv/bin/python -c 'from kvcustody.testkit.conform.public_cases import TARGETS
+for target in TARGETS: print(target.name)')
+fi
+for target in "${TARGETS[@]}"; do
+  case $target in
+    kvcustody) environment=.venv ;;
+    *) environment=$("benchmarks/${target%%-*}_env.sh") ;;
+  esac
+  status=0
+  .venv/bin/kvcustody conform --target "$target" --python "$environment/bin/python" --out "$RECORDS/$target.json" || status=$?
+  [ "$status" -le 1 ] || exit "$status" # 1: found, which is a result
+done
+.venv/bin/python -m kvcustody.testkit.conform.comparison "$RECORDS" docs/start/other-systems.md

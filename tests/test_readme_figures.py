@@ -1,0 +1,97 @@
+"""README.md's table of what is shown: its figures are those of the kept results and of the kit; its commands exist.
+
+What a busy machine changes is compared with the file that was kept, what can be counted at once is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from kvcustody.console.main import COMMANDS
+from kvcustody.testkit.conformance.mutants import native, reference
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+TABLE = (ROOT / "README.md").read_text(encoding="utf-8").split("## What is shown", 1)[1].split("\n\n", 2)[1]
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Claim, figure and command of each row."""
+    lines = [line for line in TABLE.splitlines() if line.startswith("| ")][1:]
+    return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines]  # type: ignore[misc]
+
+
+def row(named: str) -> tuple[str, str]:
+    """Claim and figure of the one row whose claim begins so."""
+    ((claim, figure, _),) = [each for each in rows() if each[0].startswith(named)]
+    return claim, figure
+
+
+def kept(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def unknown(command: str) -> str | None:
+    """What of a command is not there, if anything."""
+    words = shlex.split(command)
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        return None if words[1] in targets else words[1]
+    if words[0] == "kvcustody":
+        others = {each.name for each in entry_points(group="kvcustody.commands")}
+        return None if words[1] in {*COMMANDS, *others} else words[1]
+    paths = [word for word in words if "/" in word and not word.startswith(".venv")]
+    return next((path for path in paths if not (ROOT / path).exists()), None)
+
+
+def test_every_row_has_a_command_that_is_there() -> None:
+    found = rows()
+    assert len(found) > 10 and all(len(each) == 3 for each in found)
+    for _, _, command in found:
+        (named,) = re.findall(r"^`([^`]+)`", command)
+        assert unknown(named) is None, command
+    assert [unknown(each) for each in ("make sweep", "kvcustody nothing", "benchmarks/gone.py")] == [
+        "sweep",
+        "nothing",
+        "benchmarks/gone.py",
+    ], "control"
+
+
+def test_vllm_is_compared_as_the_kept_file_says() -> None:
+    result = kept("block-manager-cpu")
+    _, figure = row("A governed request against")
+    for tokens, name in ((1024, "1K"), (8192, "8K"), (32768, "32K")):
+        values = [
+            one["ratios"]["governed"]["cpu"]["value"] for one in result["requests"] if one["tokens"] == tokens
+        ]
+        assert len(values) == 6
+        said = f"{min(values):.2f}–{max(values):.2f}"
+        assert re.search(rf"{said}[a-z ]* at {name}", figure), (said, figure)
+    step = result["decode"]["ratios"]["governed"]["cpu"]["value"]
+    assert row("Extending 256")[1].startswith(f"{step:.2f} ")
+
+
+def test_a_decision_takes_what_the_kept_file_says() -> None:
+    assert row("A policy decision")[1].startswith(
+        f"{kept('scale-cpu')['results']['decision']['own_ns'] / 1000:.2f} "
+    )
+
+
+def test_no_call_was_refused_under_any_flood() -> None:
+    floods = kept("flood-cpu")["floods"]
+    figures = [one["service"] for name, one in floods.items() if name != "nobody"]
+    assert len(figures) == 5
+    ((refused, requests),) = {(one["not_200"], one["requests"]) for one in figures}
+    slowest = [one["p99_ms"] for one in figures]
+    said = f"{refused} of {requests} under each; p99 {min(slowest):.0f}–{max(slowest):.0f} ms"
+    assert row("Valid calls of the service")[1] == said
+
+
+def test_every_historic_bug_is_counted() -> None:
+    counts = [len(reference.MUTANTS), len(native.MUTANTS)]
+    assert re.findall(r"(\d+) of (\d+)", row("Historic bugs")[1]) == [(str(one), str(one)) for one in counts]
