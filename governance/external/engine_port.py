@@ -57,7 +57,7 @@ from kvcustody.governance.custody_events import integrity_mismatch, residency_re
 from kvcustody.governance.decisions.access_plan import Plan, label_of
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
-from kvcustody.governance.decisions.eviction_order import eviction_order
+from kvcustody.governance.decisions.eviction_order import eviction_orders
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
@@ -129,7 +129,7 @@ class EnginePort(Authority[ExternalPool]):
         self._can_sum = can_sum
         self._refuse_integrity(table)
         self.pool = pool
-        pool.rank_by(eviction or (lambda: eviction_order(table.policy.eviction)))
+        pool.rank_by(eviction or eviction_orders(table.policy.eviction))
         self._engine = engine
         self._keep_last = keep_last
         self._accounts = PortAccounts(pool, residencies_max)
@@ -637,7 +637,7 @@ class EnginePort(Authority[ExternalPool]):
         if len(blocks):
             now_us = self._clock.now_us() if at_us is None else at_us
             which = np.array(blocks, dtype=np.int64)
-            self.pool.attach(residency, which)
+            self.pool.attach(residency, which, now_us)
             if isinstance(residency.monitored, MonitoredRequest):
                 self._forecast.given(residency.monitored, len(which))
             if residency.comparison is not None:
