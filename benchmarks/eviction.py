@@ -261,7 +261,9 @@ def main() -> None:
             ["policy", "least against LRU, anywhere", "closed, agents, mean", "closed, agents, least"], rows
         )
     )
-    found = {"benchmark": "eviction", "results": results, "summary": summary}
+    found: dict[str, Any] = {"benchmark": "eviction", "results": results, "summary": summary}
+    if options.again:
+        found["again"] = {"policy": options.again, "others_measured_at": kept["facts"]["commit"]}
     bench.keep(found)
     if options.page is not None:
         write_page(options.page, found)

@@ -147,7 +147,7 @@ class CostAware(Lru):
 SIGNALS = ("next-turn", "scope", "freshness", "pressure", "reuse", "position")
 _MIDDLE = 32  # points of a block of which nothing is said
 _STALE_POINTS = 8
-_WANTED_MAX = 15  # uses
+_WANTED = 15  # uses
 _YOUNG_US = 60_000_000  # a victim that was used since is young, where no think time is known
 
 
@@ -205,7 +205,7 @@ class ValueAware(Lru):
             if self._freshness:
                 points += _fresh_points(node)
             if self._reuse:
-                points += _points(1 + min(node.hits, _WANTED_MAX))
+                points += _points(1 + min(node.hits, _WANTED))
             if self._position:
                 points += 4 * (1 + node.depth // self.attention_depth).bit_length() - 4
         return self._clock + max(0, points)

@@ -19,7 +19,7 @@ from math import log2
 
 PAUSES = 32  # powers of two of 1,024 us: the last is 25 days and more
 EVIDENCE_MAX = 1 << 20  # blocks
-POINTS_MAX = 8
+POINTS = 8
 _ENOUGH = 32  # returns, below which nothing is said
 _FRESH = 64  # blocks seen that one answer may be out of date by
 
@@ -75,7 +75,7 @@ class ThinkTimes:
         """With one block's worth of the average as what is known beforehand."""
         of_all = (sum(sum(row[: last + 1]) for row in self._returned) + 1) / (sum(self._kept) + 2)
         own = (sum(self._returned[at][: last + 1]) + of_all) / (self._kept[at] + 1)
-        return max(-POINTS_MAX, min(POINTS_MAX, round(4 * log2(own / of_all))))
+        return max(-POINTS, min(POINTS, round(4 * log2(own / of_all))))
 
     def long_pause_us(self) -> int | None:
         """Seven of eight returns come sooner; None: too little is known."""

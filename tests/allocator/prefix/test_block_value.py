@@ -1,4 +1,4 @@
-"""Eviction by value: each signal changes the order and nothing else does; whose pauses move whose order; what is bounded.
+"""Eviction by value: each signal changes the order; whose pauses move whose order; what is bounded.
 
 Every case is run in our own tree and in a pool that an engine allocates by itself.
 """
