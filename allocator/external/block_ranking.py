@@ -208,7 +208,11 @@ class BlockRanking:
 
     def _own_levels(self, blocks: Blocks, *, are_new: bool = False) -> NDArray[np.int64]:
         levels = np.empty(len(blocks), dtype=np.int64)
-        more = (self.pause_us[blocks], self._pool.ceiling_us[blocks], self._pool.released_us[blocks]) if self._learns else ()
+        more = (
+            (self.pause_us[blocks], self._pool.ceiling_us[blocks], self._pool.released_us[blocks])
+            if self._learns
+            else ()
+        )
         runs = list(self._runs(blocks, *more))
         for first, last in reversed(runs) if self._learns else runs:  # as our own tree enters a path
             node = self._node(blocks[first:last])

@@ -535,9 +535,9 @@ class EnginePort(Authority[ExternalPool]):
         over = account.used_blocks + need - account.cap_blocks
         if over > 0:
             now_us = self._clock.now_us()
-            victims = self.pool.victims(over, now_us, account)
+            victims = np.array(self.pool.victims(over, now_us, account), dtype=np.int64)
             self.evicted_blocks.made_room(victims)
-            self._evict(self.pool.evict(np.array(victims, dtype=np.int64), "quota", now_us))
+            self._evict(self.pool.evict(victims, "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
         counters = self._counters(residency.tenant)
@@ -734,13 +734,14 @@ class EnginePort(Authority[ExternalPool]):
                 [int(block) for block in blocks]
             )  # not in the owner's domain, and in nobody's without a decision
             return
-        self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
+        which = np.array(blocks, dtype=np.int64)
+        self.pool.publish(which, before, chained=chained, depths=depths)
         if isinstance(residency.monitored, MonitoredRequest):
             self._forecast.computed(
                 residency.monitored, _place(residency, int(blocks[-1])), self._clock.now_us()
             )
         if keys:
-            again = self.evicted_blocks.published([int(block) for block in blocks], keys)
+            again = self.evicted_blocks.published(which, keys)
             if again:
                 self._counters(residency.tenant).recomputed_blocks += again
 
@@ -768,7 +769,7 @@ class EnginePort(Authority[ExternalPool]):
             self._flush_deferred()
             which = np.array(blocks, dtype=np.int64)
             if cause == "evicted":
-                self.evicted_blocks.made_room(which.tolist())
+                self.evicted_blocks.made_room(which)
             self._evict(self.pool.unpublish(which, cause, self._clock.now_us()))
 
     def returned(self, residency: ExternalResidency, blocks: BlockIds) -> None:
@@ -1083,8 +1084,9 @@ class EnginePort(Authority[ExternalPool]):
             victims = unused
         if not victims:
             return []
-        self.evicted_blocks.made_room(victims)
-        return self.pool.evict(np.array(victims, dtype=np.int64), "evicted", now_us)
+        which = np.array(victims, dtype=np.int64)
+        self.evicted_blocks.made_room(which)
+        return self.pool.evict(which, "evicted", now_us)
 
     @property
     def orders_victims(self) -> bool:
