@@ -157,8 +157,8 @@ class ValueAware(Lru):
     Each signal multiplies a block's value, so it adds points, quarter powers of two; kinds of content enter through
     the priority, as with `cost`. The points come on top of the level of what was last given up, so a factor of two
     counts as a use an eighth of the cache's turnover later. Without `pressure` it always ranks; with it, only while
-    what is given up is young: otherwise the least recently used goes first. Cao and Irani, "Cost-aware WWW proxy caching
-    algorithms", 1997.
+    what is given up is young: otherwise the least recently used goes first. Cao and Irani, "Cost-aware WWW proxy
+    caching algorithms", 1997.
     """
 
     name = "value"
