@@ -81,7 +81,7 @@ class Side:
 
     def checked(self) -> int:
         """Blocks that were compared."""
-        return int(self.engine.governance("stats")["pools"][0]["checked_blocks"])
+        return int(self.engine.governance("stats")["integrity"]["checked"])
 
 
 def paired(one: list[float], other: list[float]) -> dict[str, Any]:
