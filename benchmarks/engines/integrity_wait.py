@@ -109,6 +109,22 @@ def paired(one: list[float], other: list[float]) -> dict[str, Any]:
     return found
 
 
+def measure(sides: dict[str, Side], rounds: int, result: dict[str, Any]) -> None:
+    """Both ways, into `result`; raises where what was to be compared was not."""
+    for name, way in (("idle", Side.hit), ("busy", Side.busy_hit)):
+        ways: dict[str, Callable[[], float]] = {
+            side: (lambda one=one, way=way: way(one)) for side, one in sides.items()
+        }
+        rows = alternate(ways, rounds, warm=5)
+        result[name] = paired(rows["all"], rows["none"])
+        result[f"{name}, twin"] = paired(rows["twin"], rows["none"])
+        print(name, result[name], "twin", result[f"{name}, twin"], flush=True)
+    checked = {name: side.checked() for name, side in sides.items()}
+    if not checked["all"] or checked["none"]:
+        raise RuntimeError(f"compared: {checked}")
+    result["compared_blocks"] = checked
+
+
 def main() -> None:
     """Measure, print, keep."""
     bench = Bench(__doc__, "kvcustody", "vllm", "torch", "numpy", rounds=60)
@@ -120,18 +136,11 @@ def main() -> None:
         enter_site(site)
         model = save_model(folder / "model")
         sides = {name: Side(model, site, folder / name, verify) for name, verify in VERIFY.items()}
-        for name, way in (("idle", Side.hit), ("busy", Side.busy_hit)):
-            ways: dict[str, Callable[[], float]] = {
-                side: (lambda one=one, way=way: way(one)) for side, one in sides.items()
-            }
-            rows = alternate(ways, options.rounds, warm=5)
-            result[name] = paired(rows["all"], rows["none"])
-            result[f"{name}, twin"] = paired(rows["twin"], rows["none"])
-            print(name, result[name], "twin", result[f"{name}, twin"], flush=True)
-        checked = {name: side.checked() for name, side in sides.items()}
-        if not checked["all"] or checked["none"]:
-            raise RuntimeError(f"compared: {checked}")
-        result["compared_blocks"] = checked
+        try:
+            measure(sides, options.rounds, result)
+        finally:
+            for side in sides.values():
+                side.engine.close()
     bench.keep(result)
 
 
