@@ -1,6 +1,7 @@
 """What each eviction policy saves: prefill tokens and seconds against LRU and the offline optimum, and to whom.
 
     python benchmarks/eviction.py [--traces FOLDER] [--only agentic] [--quick] [--json FILE] [--page FILE]
+    python benchmarks/eviction.py --again value --from FILE --json FILE [--page FILE]    # one of ours, the rest as kept
     python benchmarks/eviction.py --kinds [--quick]       # what declared kinds of content save, on generated agents
 
 The product's policies run in the product's own block manager; published ones that it lacks run in a simulator that
@@ -14,6 +15,7 @@ equals it: under LRU both must find the same blocks in every request, or the run
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -69,6 +71,23 @@ def measure(stream: Stream, capacity: int) -> dict[str, Any]:
             raise RuntimeError(f"{stream.name}, {capacity} blocks: a policy exceeds the optimum")
     reached = max(row["seconds"] for row in rows.values())
     return {"capacity": capacity, "policies": rows, "seconds_bound": seconds_bound(stream, capacity, reached)}
+
+
+def measure_again(stream: Stream, name: str, pools: list[dict[str, Any]]) -> None:
+    """The figures of one of the product's policies, into what was measured before of the same stream."""
+    for pool in pools:
+        rows = pool["policies"]
+        lru_found = figures(stream, replay(stream, pool["capacity"], POLICIES["lru"]))["blocks"]
+        if lru_found != rows["lru"]["blocks"]:
+            raise RuntimeError(
+                f"{stream.name}: LRU finds {lru_found} blocks, not {rows['lru']['blocks']} as kept"
+            )
+        row = figures(stream, replay(stream, pool["capacity"], POLICIES[name]))
+        base, best = rows["lru"]["blocks"], rows[OPTIMUM]["blocks"]
+        row["closed"] = (row["blocks"] - base) / (best - base) if best > base else None
+        row["against_lru"] = row["blocks"] / base - 1 if base else None
+        order = [*(each for each in POLICIES if each in rows or each == name), *rows]
+        pool["policies"] = {each: row if each == name else rows[each] for each in order}
 
 
 def figures(stream: Stream, hits: list[int]) -> dict[str, Any]:
@@ -190,6 +209,20 @@ def run(folder: Path | None, only: str | None, quick: bool, say: Callable[[str],
     return results
 
 
+def run_again(
+    folder: Path | None, name: str, kept: dict[str, Any], only: str | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """What was kept, with one policy of ours measured now beside it, in the workloads chosen."""
+    results: dict[str, Any] = kept["results"]
+    for workload in workloads(folder):
+        if (only and only not in workload.name) or workload.name not in results:
+            continue
+        begin = perf_counter()
+        measure_again(workload.make(), name, results[workload.name]["pools"])
+        say(show(workload.name, results[workload.name]) + f"\n{perf_counter() - begin:.0f} s\n")
+    return results
+
+
 def main() -> None:
     """Measure, print, keep; `--page` also writes the tables and plots of the documentation."""
     bench = Bench(__doc__, "kvcustody", "numpy", only="workloads whose name contains this")
@@ -197,13 +230,23 @@ def main() -> None:
     bench.add("--quick", action="store_true", help="small generated workloads alone")
     bench.add("--page", type=Path, help="rewrite the measured part of this page, and the plots beside it")
     bench.add("--kinds", action="store_true", help="declared kinds of content alone, on generated agents")
+    bench.add(
+        "--again", choices=sorted(POLICIES), help="measure this policy of ours alone, beside what is kept"
+    )
+    bench.add("--from", dest="kept", type=Path, help="with --again: what was kept before")
     options = bench.parse()
     if options.kinds:
         bench.keep({"benchmark": "eviction-kinds", "results": kinds(options.quick, print)})
         return
     if options.traces is None and not options.quick:
         print("no recorded traces here: generated workloads alone", file=sys.stderr)
-    results = run(options.traces, options.only, options.quick, lambda text: print(text, flush=True))
+    if options.again:
+        kept = json.loads(options.kept.read_text())
+        results = run_again(
+            options.traces, options.again, kept, options.only, lambda text: print(text, flush=True)
+        )
+    else:
+        results = run(options.traces, options.only, options.quick, lambda text: print(text, flush=True))
     summary = goals(results)
     rows = [
         [name, f"{of['least_against_lru']:+.1%}"]
@@ -218,7 +261,9 @@ def main() -> None:
             ["policy", "least against LRU, anywhere", "closed, agents, mean", "closed, agents, least"], rows
         )
     )
-    found = {"benchmark": "eviction", "results": results, "summary": summary}
+    found: dict[str, Any] = {"benchmark": "eviction", "results": results, "summary": summary}
+    if options.again:
+        found["again"] = {"policy": options.again, "others_measured_at": kept["facts"]["commit"]}
     bench.keep(found)
     if options.page is not None:
         write_page(options.page, found)

@@ -33,6 +33,7 @@ from kvcustody.allocator.prefix.eviction_policy import (
     base_priority,
     head_start_us,
     protected_blocks_max,
+    reuse_listener,
 )
 from kvcustody.allocator.prefix.node import Node
 
@@ -46,6 +47,7 @@ class RankedPool(Protocol):
     parent: NDArray[np.int64]
     children: NDArray[np.int32]
     tag: NDArray[np.int32]
+    refs: NDArray[np.int32]
     born_us: NDArray[np.int64]
     used: NDArray[np.int64]
     released_us: NDArray[np.int64]
@@ -65,12 +67,14 @@ class BlockRanking:
         self._make = make
         sample = make()
         self.by_birth, self.by_priority = sample.by_birth, sample.by_priority
+        self._learns = reuse_listener(sample) is not None
         self.base = base_priority(sample)
         self.hits: NDArray[np.int32] = np.zeros(count, dtype=np.int32)  # attached so often by later requests
         self.depth: NDArray[np.int32] = np.zeros(count, dtype=np.int32)  # in its prompt
         self.priority: NDArray[np.int32] = np.full(count, DEFAULT_PRIORITY, dtype=np.int32)
         self.demote_us: NDArray[np.int64] = np.zeros(count, dtype=np.int64)  # 0: the priority never lapses
         self.demote_at_us: NDArray[np.int64] = np.zeros(count, dtype=np.int64)  # 0: not waiting
+        self.pause_us: NDArray[np.int64] = np.zeros(count, dtype=np.int64)  # before its last use; 0: unknown
         self.level: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self.age: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         # the highest that stood on it, while any child is left
@@ -100,12 +104,23 @@ class BlockRanking:
         self.depth[blocks] = 0
         self.priority[blocks] = DEFAULT_PRIORITY
         self.demote_us[blocks] = 0
+        self.pause_us[blocks] = 0
         self._drop_floor(blocks)
 
-    def attached(self, blocks: Blocks) -> None:
-        """A later request uses them."""
+    def attached(self, blocks: Blocks, now_us: int) -> None:
+        """A later request uses them; those that were CACHED have its reference alone."""
+        if self._learns:
+            self._learn(blocks[self._pool.refs[blocks] == 1], now_us)
         self.hits[blocks] += 1
         self.demote_at_us[blocks] = 0
+
+    def _learn(self, blocks: Blocks, now_us: int) -> None:
+        for first, last in reversed(list(self._runs(blocks, self._pool.released_us[blocks]))):
+            node = self._node(blocks[first:last])
+            listener = reuse_listener(self._policy(node.domain.owner))
+            assert listener is not None
+            listener.reused(node, now_us)
+            self.pause_us[blocks[first:last]] = node.pause_us
 
     def published(self, blocks: Blocks, before: int, depths: Sequence[int] | None = None) -> None:
         """They are in the index. `depths`: their places in the prompt, where they do not follow `before` one by one."""
@@ -136,7 +151,7 @@ class BlockRanking:
         depth = self.depth[blocks]
         if (depth[1:] < depth[:-1]).any():  # several layer groups
             blocks = blocks[np.argsort(depth, kind="stable")]
-        own = self._own_levels(blocks)
+        own = self._own_levels(blocks, are_new=True)
         age = self._pool.born_us[blocks] if self.by_birth else self._pool.used[blocks]
         level = _highest_below(np.maximum(own, self._floor_level[blocks]))
         age = _highest_below(np.maximum(age, self._floor_age[blocks]))
@@ -191,11 +206,20 @@ class BlockRanking:
             policy = self._policies[account] = self._make()
         return policy
 
-    def _own_levels(self, blocks: Blocks) -> NDArray[np.int64]:
+    def _own_levels(self, blocks: Blocks, *, are_new: bool = False) -> NDArray[np.int64]:
         levels = np.empty(len(blocks), dtype=np.int64)
-        for first, last in self._runs(blocks):
+        more = (
+            (self.pause_us[blocks], self._pool.ceiling_us[blocks], self._pool.released_us[blocks])
+            if self._learns
+            else ()
+        )
+        runs = list(self._runs(blocks, *more))
+        for first, last in reversed(runs) if self._learns else runs:  # as our own tree enters a path
             node = self._node(blocks[first:last])
-            levels[first:last] = self._policy(node.domain.owner).level(node)
+            policy = self._policy(node.domain.owner)
+            if are_new and (listener := reuse_listener(policy)) is not None:
+                listener.kept(node)
+            levels[first:last] = policy.level(node)
         return levels
 
     def _runs(self, blocks: Blocks, *more: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
@@ -233,6 +257,7 @@ class BlockRanking:
         node.born_us = int(pool.born_us[first])
         node.used_us = node.released_us = int(pool.released_us[first])
         node.ceiling_us = int(pool.ceiling_us[last])
+        node.pause_us = int(self.pause_us[first])
         node.level = int(self.level[last])
         return node
 

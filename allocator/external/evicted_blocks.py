@@ -15,9 +15,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.prefix.evicted_keys import EvictedKeys
 
 EXACT_BLOCKS = 4096
@@ -37,43 +38,52 @@ class EvictedBlocks:
         self._weight = 1 if blocks <= EXACT_BLOCKS else _ONE_IN
         self._below = 256 // self._weight  # first bytes of the keys that are kept
 
-    def published(self, blocks: Sequence[int], keys: Sequence[bytes]) -> int:
+    def published(self, blocks: Blocks, keys: Sequence[bytes]) -> int:
         """Note these, all of one tenant; about how many of them had been evicted, each counted once."""
-        kept = self.note(blocks, keys)
-        if not kept:
-            return 0
-        owner = self._pool.domains[int(self._pool.tag[blocks[0]])].owner.name
+        generation = self._pool.generation
+        kept = keys
+        if self._weight == 1:
+            named = zip(keys, generation[blocks].tolist(), strict=False)
+            self._key_of.update(zip(blocks.tolist(), named, strict=False))
+        else:
+            kept = self._note(blocks.item, keys)
+            if not kept:
+                return 0
+        owner = self._pool.domains[self._pool.tag.item(blocks.item(0))].owner.name
         return self.keys.computed_again_each(owner, kept, weight=self._weight)
 
-    def note(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
-        """These are in the engine's index under `keys`; those that are kept."""
-        below, generation, key_of = self._below, self._pool.generation, self._key_of
+    def note(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+        """These few are in the engine's index under `keys`."""
+        self._note(blocks.__getitem__, keys)
+
+    def _note(self, block_at: Callable[[int], int], keys: Sequence[bytes]) -> list[bytes]:
+        below, generation_of, key_of = self._below, self._pool.generation.item, self._key_of
         kept = []
         for at, key in enumerate(keys):
             if key[0] < below:
-                block = blocks[at]
-                key_of[block] = (key, int(generation[block]))
+                block = block_at(at)
+                key_of[block] = (key, generation_of(block))
                 kept.append(key)
         return kept
 
-    def made_room(self, blocks: Sequence[int]) -> None:
+    def made_room(self, blocks: Blocks) -> None:
         """These were evicted: whoever computes one of them again is counted."""
         key_of, pool = self._key_of, self._pool
-        generation, tag = pool.generation, pool.tag
+        generation_of, tag_of = pool.generation.item, pool.tag.item
         told: dict[int, list[bytes]] = {}
-        for block in blocks:
-            if block in key_of:
-                key, then = key_of.pop(block)
-                if then == generation[block]:
-                    told.setdefault(int(tag[block]), []).append(key)
+        for block in [each for each in blocks.tolist() if each in key_of]:
+            key, then = key_of.pop(block)
+            if then == generation_of(block):
+                told.setdefault(tag_of(block), []).append(key)
         self.keys.pass_by(len(blocks) - sum(map(len, told.values())))
         for number, keys in told.items():
             self.keys.add_each(pool.domains[number].owner.name, keys, len(keys))
 
     def drop(self, blocks: Sequence[int]) -> None:
         """These ended, and nobody made room with them."""
+        pop = self._key_of.pop
         for block in blocks:
-            self._key_of.pop(block, None)
+            pop(block, None)
 
     def forget(self, tenant: str | None) -> None:
         """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""

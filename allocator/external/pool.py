@@ -2,7 +2,7 @@
 
     pool = ExternalPool(blocks=1024, shards=2)
     pool.hand_out(residency, blocks, domain, now_us)           # the engine gave a request fresh blocks
-    pool.attach(residency, blocks)                             # ... or cached ones, seen by `attachable`
+    pool.attach(residency, blocks, now_us)                     # ... or cached ones, seen by `attachable`
     pool.publish(blocks, before)                               # they are in the engine's prefix cache
     forget = pool.release(residency, "finished", now_us)       # its request ended
     order = pool.order(now_us)                                 # what the coming step must zero first
@@ -333,7 +333,7 @@ class ExternalPool:
                 return False
         return True
 
-    def attach(self, residency: ExternalResidency, blocks: Blocks) -> None:
+    def attach(self, residency: ExternalResidency, blocks: Blocks, now_us: int) -> None:
         """References on cached or running blocks. Raises `IsolationError` where one is neither."""
         states = self.state[blocks]
         if states.tobytes().strip(_HELD):
@@ -345,7 +345,7 @@ class ExternalPool:
         self.state[blocks] = ACTIVE
         self.refs[blocks] += 1
         if self.ranking is not None:
-            self.ranking.attached(blocks)
+            self.ranking.attached(blocks, now_us)
         residency.ceiling_us = min(residency.ceiling_us, int(self.ceiling_us[blocks[-1]]))
         if (self.tag[blocks] != residency.domain.tag).any():
             residency.is_mixed = True

@@ -129,6 +129,7 @@ class DomainFacts(TypedDict, total=False):
     verify_share: float
     integrity_share: float
     is_segment: bool
+    reach: int
     realm: int | None
 
 
@@ -149,6 +150,7 @@ class Domain:
         "is_withheld",
         "label",
         "owner",
+        "reach",
         "realm",
         "scrub_within_us",
         "tag",
@@ -168,6 +170,7 @@ class Domain:
         verify_share: float = 0.0,
         integrity_share: float = 0.0,
         is_segment: bool = False,
+        reach: int = 1,
         windows: tuple[int, ...] = (),
         realm: int | None = None,
     ) -> None:
@@ -179,6 +182,9 @@ class Domain:
         self.label = label  # what the governor calls this domain; opaque here
         self.set_limits(DomainLimits(idle_us, absolute_us, scrub_within_us, verify_share, integrity_share))
         self.is_segment = is_segment
+        self.reach = (
+            reach  # who may reuse it: 0 a session, 1 a subject, 2 a tenant, 3 whoever a declaration names
+        )
         self.windows = windows  # blocks a sliding-window group needs, per group
         self.is_open = True
         self.is_withheld = False  # what it holds stays, and nothing attaches or copies it until that is over

@@ -18,11 +18,15 @@ every operation is constant time, nothing is scanned and nothing is resized (doc
 from __future__ import annotations
 
 import heapq
+from collections.abc import Set as AbstractSet
 from fractions import Fraction
+from math import log2
 from typing import Protocol
 
+from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.prefix.block_priority import DEFAULT_PRIORITY
 from kvcustody.allocator.prefix.node import Node
+from kvcustody.allocator.prefix.think_times import ThinkTimes
 
 
 class EvictionPolicy(Protocol):
@@ -37,6 +41,16 @@ class EvictionPolicy(Protocol):
 
     def evicted(self, node: Node) -> None:
         """Told of each eviction, for policies that age."""
+
+
+class ReuseListener(Protocol):
+    """What a policy has, too, that learns from when blocks are used again."""
+
+    def kept(self, node: Node) -> None:
+        """`node` becomes CACHED; told before its level is asked."""
+
+    def reused(self, node: Node, now_us: int) -> None:
+        """`node`, CACHED since `released_us`, is attached; told before it leaves the order."""
 
 
 class Lru:
@@ -130,6 +144,107 @@ class CostAware(Lru):
         self._clock = max(self._clock, node.level)
 
 
+SIGNALS = ("next-turn", "scope", "freshness", "pressure", "reuse", "position")
+_MIDDLE = 32  # points of a block of which nothing is said
+_STALE_POINTS = 8
+_WANTED = 15  # uses
+_YOUNG_US = 60_000_000  # a victim that was used since is young, where no think time is known
+
+
+class ValueAware(Lru):
+    """Greedy-dual on the product of the signals that an administrator names; each can be left out.
+
+    Each signal multiplies a block's value, so it adds points, quarter powers of two; kinds of content enter through
+    the priority, as with `cost`. The points come on top of the level of what was last given up, so a factor of two
+    counts as a use an eighth of the cache's turnover later. Without `pressure` it always ranks; with it, only while
+    what is given up is young: otherwise the least recently used goes first. Cao and Irani, "Cost-aware WWW proxy
+    caching algorithms", 1997.
+    """
+
+    name = "value"
+    by_priority = True
+
+    def __init__(
+        self,
+        signals: AbstractSet[str] = frozenset(SIGNALS),
+        *,
+        base: int = DEFAULT_PRIORITY,
+        attention_depth: int = 512,
+        think_times: ThinkTimes | None = None,
+    ) -> None:
+        self.base = base
+        self.attention_depth = attention_depth
+        self.think_times = ThinkTimes() if think_times is None else think_times
+        self._next_turn, self._scope, self._freshness, self._pressure, self._reuse, self._position = (
+            signal in signals for signal in SIGNALS
+        )
+        self._clock = 0
+        self._now_us = 0
+        self._lifetime_us: int | None = None  # how long ago what is given up was used; None: nothing was
+
+    def kept(self, node: Node) -> None:
+        """Count what may return."""
+        self.think_times.kept(node.pause_us, node.length)
+
+    def reused(self, node: Node, now_us: int) -> None:
+        """Learn how long it paused; its next pause is expected by this one."""
+        pause_us = max(1, now_us - node.released_us)
+        self.think_times.returned(node.pause_us, node.length, pause_us)
+        node.pause_us = pause_us
+
+    def level(self, node: Node) -> int:
+        """The clock, plus the points of the node."""
+        self._now_us = max(self._now_us, node.released_us)
+        points = _MIDDLE
+        if self.is_ranking:
+            points += _points((1 + node.priority) / (1 + DEFAULT_PRIORITY))
+            if self._next_turn and self._lifetime_us is not None:
+                points += self.think_times.odds_points(node.pause_us, self._lifetime_us)
+            if self._scope:
+                points += 4 * (node.domain.reach - 1)
+            if self._freshness:
+                points += _fresh_points(node)
+            if self._reuse:
+                points += _points(1 + min(node.hits, _WANTED))
+            if self._position:
+                points += 4 * (1 + node.depth // self.attention_depth).bit_length() - 4
+        return self._clock + max(0, points)
+
+    @property
+    def is_ranking(self) -> bool:
+        """Whether the signals count now: always, or while long pauses take a fourth of the cache's lifetime or more."""
+        if not self._pressure:
+            return True
+        if self._lifetime_us is None:
+            return False
+        long_us = self.think_times.long_pause_us()
+        return self._lifetime_us < (_YOUNG_US if long_us is None else 4 * long_us)
+
+    def evicted(self, node: Node) -> None:
+        """Ageing, as with `cost`; and how long things last."""
+        self._clock = max(self._clock, node.level - _MIDDLE // 2)
+        age_us = max(0, self._now_us - node.released_us)
+        known = self._lifetime_us
+        self._lifetime_us = age_us if known is None else known + (age_us - known) // 16
+
+
+def _points(factor: float) -> int:
+    return round(4 * log2(factor))
+
+
+def _fresh_points(node: Node) -> int:
+    """What is left of its absolute time, as a share of all of it: 0 when new, -8 below a fourth."""
+    if node.ceiling_us >= NEVER_US:
+        return 0
+    left = (node.ceiling_us - node.released_us) / max(1, node.ceiling_us - node.born_us)
+    return max(-_STALE_POINTS, _points(left)) if left > 0 else -_STALE_POINTS
+
+
+def reuse_listener(policy: EvictionPolicy) -> ReuseListener | None:
+    """The policy, where it learns from when blocks are used again."""
+    return policy if isinstance(policy, ValueAware) else None
+
+
 def base_priority(policy: EvictionPolicy) -> int:
     """The priority that is left when a duration is over."""
     return int(getattr(policy, "base", DEFAULT_PRIORITY))
@@ -147,7 +262,7 @@ def protected_blocks_max(policy: EvictionPolicy, cached_blocks: int) -> int | No
     return None if share is None else int(share * cached_blocks)
 
 
-POLICIES = {policy.name: policy for policy in (Lru, Fifo, Lfu, SegmentedLru, Priority, CostAware)}
+POLICIES = {policy.name: policy for policy in (Lru, Fifo, Lfu, SegmentedLru, Priority, CostAware, ValueAware)}
 
 
 class _Level:
@@ -163,10 +278,21 @@ class _Level:
 class EvictionQueue:
     """The CACHED nodes of one account in the order they will be given up."""
 
-    __slots__ = ("_base", "_demotions", "_levels", "_order", "_protected", "_serial", "_waiting", "policy")
+    __slots__ = (
+        "_base",
+        "_demotions",
+        "_levels",
+        "_order",
+        "_protected",
+        "_serial",
+        "_waiting",
+        "listener",
+        "policy",
+    )
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
+        self.listener = reuse_listener(policy)
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []  # heap of the levels that exist
         self._demotions: list[tuple[int, int, Node]] = []  # heap by time; an entry may be out of date
@@ -178,6 +304,8 @@ class EvictionQueue:
     def add(self, node: Node, child: Node | None = None, now_us: int = 0) -> None:
         """Enter `node` as the newest of its level, which is at least that of `child`, the path's next node."""
         policy = self.policy
+        if self.listener is not None:
+            self.listener.kept(node)
         wanted = policy.level(node)
         if child is not None and wanted < child.level:
             wanted = child.level

@@ -45,6 +45,7 @@ class Node:
         "next_sibling",
         "older",
         "parent",
+        "pause_us",
         "previous_sibling",
         "priority",
         "rank_us",
@@ -75,6 +76,7 @@ class Node:
         self.used_us = 0
         self.released_us = 0  # when its last reference was given back
         self.rank_us = 0
+        self.pause_us = 0  # how long it was CACHED before its last use, for a policy that learns; 0: unknown
         self.ceiling_us = NEVER_US
         self.deadline_us = 0
         self.priority = 35

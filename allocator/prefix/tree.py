@@ -102,7 +102,7 @@ class PrefixTree:
         node: Node | None = leaf
         while node is not None:
             if node.refs == 0:
-                self._reactivate(node)
+                self._reactivate(node, now_us)
             node.refs += 1
             node.hits += 1
             node.used_us = now_us
@@ -116,17 +116,20 @@ class PrefixTree:
     def incref(self, node: Node, now_us: int) -> None:
         """Refer to one node whose parent this sequence refers to already."""
         if node.refs == 0:
-            self._reactivate(node)
+            self._reactivate(node, now_us)
             self._move(self._reactivated, CACHED, ACTIVE)
             self._reactivated = []
         node.refs += 1
         node.hits += 1
         node.used_us = now_us
 
-    def _reactivate(self, node: Node) -> None:
+    def _reactivate(self, node: Node, now_us: int) -> None:
         account = node.domain.owner
         count = node.block_count
-        self.queues[account].remove(node)
+        queue = self.queues[account]
+        if queue.listener is not None:
+            queue.listener.reused(node, now_us)
+        queue.remove(node)
         account.cached_blocks -= count
         account.charge_active(count)
         self._reactivated.append(node.blocks)
@@ -176,7 +179,7 @@ class PrefixTree:
         head.refs, head.holds, head.hits = node.refs, node.holds, node.hits
         head.fence, head.born_us, head.used_us = node.fence, node.born_us, node.used_us
         head.ceiling_us, head.deadline_us = node.ceiling_us, node.deadline_us
-        head.released_us = node.released_us
+        head.released_us, head.pause_us = node.released_us, node.pause_us
         head.priority, head.demote_us, head.rank_us = node.priority, node.demote_us, node.rank_us
         head.windows, tail_windows = split_windows(node, position)
         parent = node.parent

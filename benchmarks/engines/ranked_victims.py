@@ -46,7 +46,7 @@ def measure(blocks: int, policy: Callable[[], EvictionPolicy]) -> tuple[float, f
         residency = pool.residency(account, domain, None, None, number, number)
         before = -1
         if head is not None and hit:
-            pool.attach(residency, head)
+            pool.attach(residency, head, number)
             before = int(head[-1])
         new, free = np.split(free, [PROMPT_BLOCKS - (HIT_BLOCKS if hit else 0)])
         pool.hand_out(residency, new, domain, number)

@@ -192,6 +192,10 @@ def _print_eviction(found: EvictionExplanation) -> None:
     print(
         f"kept at most {idle} after the last use and {absolute} in all ({found.tenant}, {found.classification})"
     )
+    for signal in found.signals:
+        print(f"  signal {signal.signal}: {signal.says}")
+    if found.learned is not None:
+        print(f"  think times are learned from the {found.learned}'s own requests")
     if not found.ranges:
         print("priorities and kinds of content have no part in this order")
         return

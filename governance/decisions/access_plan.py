@@ -50,6 +50,7 @@ GRANTS_READ_MAX = 4
 PLANS_PER_TENANT_MAX = 4096
 
 _SCOPES = {Scope.SESSION: ScopeKind.SESSION, Scope.SUBJECT: ScopeKind.SUBJECT, Scope.TENANT: ScopeKind.TENANT}
+_REACH = {ScopeKind.SESSION: 0, ScopeKind.SUBJECT: 1, ScopeKind.TENANT: 2}  # all others: whoever is named
 LEVELS = {ScopeKind.SESSION: Scope.SESSION, ScopeKind.SUBJECT: Scope.SUBJECT, ScopeKind.TENANT: Scope.TENANT}
 
 
@@ -419,6 +420,7 @@ class PlanCache(Generic[PoolT_co]):
             verify_share=owed.verify_share,
             integrity_share=owed.integrity_share,
             is_segment=is_segment,
+            reach=_REACH.get(spec.scope, 3) if spec is not None else 0,
         )
         domain.is_withheld = is_withheld(label, self._restricted)
         if spec is not None:

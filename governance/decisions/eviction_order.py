@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from kvcustody.allocator.prefix.block_priority import DEFAULT_PRIORITY, END, BlockPriority, disjoint
@@ -11,13 +12,23 @@ from kvcustody.allocator.prefix.eviction_policy import (
     EvictionPolicy,
     Priority,
     SegmentedLru,
+    ValueAware,
 )
-from kvcustody.policies.document.model import Eviction, EvictionKind, SegmentRule
+from kvcustody.allocator.prefix.think_times import ThinkTimes
+from kvcustody.policies.document.model import Eviction, EvictionKind, LearnedFrom, SegmentRule
 from kvcustody.policies.document.token_priorities import KindRange, token_priorities
 
 
-def eviction_order(eviction: Eviction) -> EvictionPolicy:
-    """What orders one account's victims."""
+def eviction_orders(eviction: Eviction) -> Callable[[], EvictionPolicy]:
+    """Makes, for each account of one pool, what orders its victims.
+
+    What is learned is each account's own, unless the policy says that it is the pool's.
+    """
+    everybodys = ThinkTimes() if eviction.learned is LearnedFrom.POOL else None
+    return lambda: _order(eviction, everybodys)
+
+
+def _order(eviction: Eviction, everybodys: ThinkTimes | None) -> EvictionPolicy:
     base = DEFAULT_PRIORITY if eviction.priority is None else eviction.priority
     match eviction.kind:
         case EvictionKind.SLRU:
@@ -26,6 +37,9 @@ def eviction_order(eviction: Eviction) -> EvictionPolicy:
             return Priority(base)
         case EvictionKind.COST:
             return CostAware(base=base)
+        case EvictionKind.VALUE:
+            signals = frozenset(each.value for each in eviction.signals)
+            return ValueAware(signals, base=base, think_times=everybodys)
     return POLICIES[eviction.kind.value]()
 
 

@@ -57,7 +57,7 @@ from kvcustody.governance.custody_events import integrity_mismatch, residency_re
 from kvcustody.governance.decisions.access_plan import Plan, label_of
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
-from kvcustody.governance.decisions.eviction_order import eviction_order
+from kvcustody.governance.decisions.eviction_order import eviction_orders
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
@@ -130,7 +130,7 @@ class EnginePort(Authority[ExternalPool]):
         self._can_sum = can_sum
         self._refuse_integrity(table)
         self.pool = pool
-        pool.rank_by(eviction or (lambda: eviction_order(table.policy.eviction)))
+        pool.rank_by(eviction or eviction_orders(table.policy.eviction))
         self._engine = engine
         self._keep_last = keep_last
         self._accounts = PortAccounts(pool, residencies_max)
@@ -547,9 +547,9 @@ class EnginePort(Authority[ExternalPool]):
         over = account.used_blocks + need - account.cap_blocks
         if over > 0:
             now_us = self._clock.now_us()
-            victims = self.pool.victims(over, now_us, account)
+            victims = np.array(self.pool.victims(over, now_us, account), dtype=np.int64)
             self.evicted_blocks.made_room(victims)
-            self._evict(self.pool.evict(np.array(victims, dtype=np.int64), "quota", now_us))
+            self._evict(self.pool.evict(victims, "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
         counters = self._counters(residency.tenant)
@@ -649,7 +649,7 @@ class EnginePort(Authority[ExternalPool]):
         if len(blocks):
             now_us = self._clock.now_us() if at_us is None else at_us
             which = np.array(blocks, dtype=np.int64)
-            self.pool.attach(residency, which)
+            self.pool.attach(residency, which, now_us)
             if isinstance(residency.monitored, MonitoredRequest):
                 self._forecast.given(residency.monitored, len(which))
             if residency.comparison is not None:
@@ -746,13 +746,14 @@ class EnginePort(Authority[ExternalPool]):
                 [int(block) for block in blocks]
             )  # not in the owner's domain, and in nobody's without a decision
             return
-        self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained, depths=depths)
+        which = np.array(blocks, dtype=np.int64)
+        self.pool.publish(which, before, chained=chained, depths=depths)
         if isinstance(residency.monitored, MonitoredRequest):
             self._forecast.computed(
                 residency.monitored, _place(residency, int(blocks[-1])), self._clock.now_us()
             )
         if keys:
-            again = self.evicted_blocks.published([int(block) for block in blocks], keys)
+            again = self.evicted_blocks.published(which, keys)
             if again:
                 self._counters(residency.tenant).recomputed_blocks += again
 
@@ -780,7 +781,7 @@ class EnginePort(Authority[ExternalPool]):
             self._flush_deferred()
             which = np.array(blocks, dtype=np.int64)
             if cause == "evicted":
-                self.evicted_blocks.made_room(which.tolist())
+                self.evicted_blocks.made_room(which)
             self._evict(self.pool.unpublish(which, cause, self._clock.now_us()))
 
     def returned(self, residency: ExternalResidency, blocks: BlockIds) -> None:
@@ -1098,8 +1099,9 @@ class EnginePort(Authority[ExternalPool]):
             victims = unused
         if not victims:
             return []
-        self.evicted_blocks.made_room(victims)
-        return self.pool.evict(np.array(victims, dtype=np.int64), "evicted", now_us)
+        which = np.array(victims, dtype=np.int64)
+        self.evicted_blocks.made_room(which)
+        return self.pool.evict(which, "evicted", now_us)
 
     @property
     def orders_victims(self) -> bool:

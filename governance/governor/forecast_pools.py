@@ -367,6 +367,7 @@ class ForecastPools:
                 absolute_us=limits.absolute_us,
                 scrub_within_us=limits.scrub_within_us,
                 is_segment=domain.is_segment,
+                reach=domain.reach,
             )
         elif twin.limits != limits:
             self._manager.set_limits({twin: limits}, now_us)

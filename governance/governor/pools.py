@@ -18,7 +18,7 @@ from kvcustody.allocator.pool.options import DEFAULT_OPTIONS, PoolOptions
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.errors import CapacityError, HandleError
-from kvcustody.governance.decisions.eviction_order import eviction_order
+from kvcustody.governance.decisions.eviction_order import eviction_orders
 from kvcustody.governance.decisions.unlisted_tenants import UnlistedTenants
 from kvcustody.policies.document.model import Policy, Profile, TenantPolicy
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -113,7 +113,7 @@ class Pools:
             self._memory(blocks),
             blocks,
             self.options,
-            policy=self._eviction_order or (lambda: eviction_order(policy.eviction)),
+            policy=self._eviction_order or eviction_orders(policy.eviction),
             partitions=partitions,
             number=len(self.managers),
         )

@@ -125,10 +125,18 @@ ROWS: tuple[RequirementRow, ...] = (
     RequirementRow("EVI-2", "chat messages' roles say kinds of content", ("integrations/vllm/message_kinds.py",), (),
                    ("integrations/vllm/test_message_kinds.py::test_a_message_reaches_to_the_content_of_the_next",
                     "engines/vllm/server/test_message_kinds.py"
-                    "::test_a_system_prompt_outlasts_newer_prompts_because_of_its_role"),
+                    "::test_a_system_prompt_outlasts_newer_prompts_because_of_its_role",
+                    "engines/vllm/server/test_message_kinds.py"
+                    "::test_instructions_and_results_of_tools_are_marked_in_responses"),
                    *("absent: it is given tokens; callers mark them in `Hints.kinds`",) * 2),
-    RequirementRow("EVI-2", "expected next turn, transfer cost", (), (), (),
-                   *("absent: no eviction policy reads them",) * 3),
+    RequirementRow("EVI-2", "eviction by signals that a policy names: next turn, scope, freshness, pressure, reuse, "
+                   "position", ("allocator/prefix/eviction_policy.py", "allocator/prefix/think_times.py"), (),
+                   ("allocator/prefix/test_block_value.py::test_next_turn",
+                    "allocator/prefix/test_block_value.py"
+                    "::test_one_tenants_pauses_do_not_move_anothers_order_in_strict",
+                    "engines/vllm/adapter/test_eviction.py"
+                    "::test_a_hot_prefix_survives_a_scan_where_the_policy_says_so")),
+    RequirementRow("EVI-2", "transfer cost", (), (), (), *("absent: no eviction policy reads it",) * 3),
     RequirementRow("EVI-3", "evictions by reason", ("governance/observability/stats.py",),
                    ("kv_cache_evicted_blocks_total",), (_RECOUNT,)),
     RequirementRow("EVI-3", "thrash: who, and the pool that would do", ("governance/observability/thrash.py",

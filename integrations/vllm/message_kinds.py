@@ -1,5 +1,8 @@
 """Which tokens of a chat prompt are of which message, found where vLLM renders it, so that roles say kinds of content.
 
+Chat completions, `/v1/responses` and `/v1/messages` are rendered in one place: an item of a response is a message by
+then, its instructions a system message, what a function gave a message of `tool`.
+
     mark_messages({"system": "system_prompt", "tools": "tool_schema"})      # in the API server, once
 
 1. A span is marked only where it is exact: the chat template is rendered once more with a name that occurs nowhere in
@@ -8,7 +11,8 @@
 2. A message is from the beginning of its content to that of the next message; the first one from the beginning of the
    prompt, the last one to the end of its content. A token that two share is the earlier one's.
 3. What cannot be found exactly is not marked, and the request goes on as it would without: prompts with media, cut
-   prompts, tokenizers that do not say where a token is, templates that change what they are given.
+   prompts, tokenizers that do not say where a token is, templates that change what they are given. The log warns of
+   each reason when it is met first, and again at every power of two.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import functools
 import secrets
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -29,6 +34,7 @@ from kvcustody.integrations.identity.request_body import OUR_MARKS_FIELD
 from kvcustody.integrations.vllm.versions import check_leading
 
 TOOLS = "tools"  # beside the roles of messages
+_TEXT_PARTS = ("text", "input_text", "output_text")
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], bool], Awaitable[str | None]]
 """The prompt of these messages, with or without the request's tools."""
@@ -166,7 +172,9 @@ def _texts(message: Message) -> list[str] | None:
         return [content]
     if isinstance(content, list) and content:
         texts = [
-            part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"
+            part.get("text")
+            for part in content
+            if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS
         ]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
             return [str(text) for text in texts]
@@ -236,12 +244,27 @@ def mark_messages(kinds: Mapping[str, str]) -> None:
             answer = await preprocess(self, request, messages, *args, **named)
         finally:
             _RENDERED.reset(token)
-        if len(rendered) == 1 and hasattr(request, "kv_transfer_params"):
+        if not hasattr(request, "kv_transfer_params"):
+            return answer  # it reaches no engine, or its body has no room
+        if len(rendered) == 1:
             await _mark(self.renderer, request, messages, rendered[0], answer[1], kinds)
+        elif kinds.keys() & {TOOLS, *(each.get("role") for each in messages if isinstance(each, Mapping))}:
+            _unmarked("cut or not rendered")
         return answer
 
     BaseRenderer.render_chat_async = render_chat_async
     OnlineRenderer.preprocess_chat = preprocess_chat
+
+
+_unmarked_requests: Counter[str] = Counter()  # by reason; reasons are ours, or classes of errors
+
+
+def _unmarked(reason: str) -> None:
+    """Warn that a request with something to mark went on without: at its reason's first, second, fourth ... time."""
+    _unmarked_requests[reason] += 1
+    count = _unmarked_requests[reason]
+    if not count & (count - 1):
+        _log.warning("messages not marked", reason=reason, requests=count)
 
 
 async def _mark(
@@ -262,13 +285,18 @@ async def _mark(
         asked = getattr(request, "return_token_offsets", False)
         offsets = prompt.get("prompt_token_offsets") if asked else prompt.pop("prompt_token_offsets", None)
         text = prompt.get("prompt")
-        if not isinstance(text, str) or offsets is None or len(offsets) != len(prompt["prompt_token_ids"]):
+        has_tools = TOOLS in kinds and bool(chat_params.chat_template_kwargs.get("tools"))
+        if not has_tools and not any(each.get("role") in kinds for each in messages):
             return
-        has_tools = bool(chat_params.chat_template_kwargs.get("tools"))
-        spans = await find_messages(text, messages, kinds, render, has_tools=has_tools)
-        marks = token_spans(spans, offsets)
+        marks: list[list[Any]] = []
+        if isinstance(text, str) and offsets is not None and len(offsets) == len(prompt["prompt_token_ids"]):
+            marks = token_spans(
+                await find_messages(text, messages, kinds, render, has_tools=has_tools), offsets
+            )
     except Exception as error:
-        _log.info("messages not marked", error=type(error).__name__)
+        _unmarked(type(error).__name__)
         return
     if marks:
         request.kv_transfer_params = {**(request.kv_transfer_params or {}), OUR_MARKS_FIELD: marks}
+    else:
+        _unmarked("no place of each token" if offsets is None else "not found exactly")

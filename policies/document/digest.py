@@ -31,12 +31,15 @@ _SORTED = frozenset(
         "actions",
         "via",
         "kinds",
+        "signals",
     }
 )
 _BY_DEFAULT = ("*",)
 _LATER: dict[str, Any] = {
     "kinds": [],
     "content": None,
+    "signals": [],
+    "learned": None,
     "limits": [],
     "match": list(_BY_DEFAULT),
 }  # fields that came after the first schema, and their defaults

@@ -110,6 +110,25 @@ class EvictionKind(StrEnum):
     SLRU = "slru"
     PRIORITY = "priority"
     COST = "cost"
+    VALUE = "value"
+
+
+class EvictionSignal(StrEnum):
+    """What eviction by value weighs, beside the kinds of content."""
+
+    NEXT_TURN = "next-turn"
+    SCOPE = "scope"
+    FRESHNESS = "freshness"
+    PRESSURE = "pressure"
+    REUSE = "reuse"
+    POSITION = "position"
+
+
+class LearnedFrom(StrEnum):
+    """Whose pauses say when a tenant's blocks are expected again."""
+
+    TENANT = "tenant"
+    POOL = "pool"
 
 
 class OnRunning(StrEnum):
@@ -229,6 +248,8 @@ class Eviction:
     protected: Fraction | None = None
     hits: int | None = None
     kinds: tuple[ContentKind, ...] = ()
+    signals: tuple[EvictionSignal, ...] = ()
+    learned: LearnedFrom | None = None
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 

@@ -122,6 +122,10 @@ CODES: dict[str, Code] = {
     "KVP609": Code(
         "plain copies in an isolating profile", "write `encrypt: required`, or use `profile: shared`"
     ),
+    "KVP610": Code(
+        "think times of everybody in an isolating profile",
+        "write `learned: tenant`, or use `profile: shared`",
+    ),
 }
 
 LINT_CODES: dict[str, Code] = {

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcustody.policies.document.model import (
     ContentKind,
     ErasureDuty,
     Eviction,
     EvictionKind,
+    EvictionSignal,
+    LearnedFrom,
     Policy,
     TokenRange,
 )
@@ -32,7 +32,6 @@ from kvcustody.policies.reading.sections import (
     HITS_DEFAULT,
     PRIORITY_DEFAULT,
     ErasureSection,
-    EvictionSection,
     PolicyDocument,
 )
 from kvcustody.policies.reading.sharing import build_grants, build_rules, build_segments
@@ -86,7 +85,7 @@ def _policy(document: PolicyDocument, problems: Problems, source: str) -> Policy
         scrub=owed.scrub,
         offload=owed.offload,
         outage=outages(names, document),
-        eviction=_eviction(document.eviction, names.contents),
+        eviction=_eviction(document, names),
         erasure=_erasure(document.erasure),
         integrity=owed.integrity,
         issuers=names.issuers,
@@ -96,7 +95,8 @@ def _policy(document: PolicyDocument, problems: Problems, source: str) -> Policy
     )
 
 
-def _eviction(section: EvictionSection | None, contents: Mapping[str, SourceMark]) -> Eviction:
+def _eviction(document: PolicyDocument, names: DeclaredNames) -> Eviction:
+    section, contents = document.eviction, names.contents
     if section is None:
         return Eviction(EvictionKind.LRU)
     ranges = tuple(TokenRange(r.start, r.until, r.priority, r.for_us, r.mark) for r in section.ranges)
@@ -106,7 +106,23 @@ def _eviction(section: EvictionSection | None, contents: Mapping[str, SourceMark
     if section.policy is EvictionKind.SLRU and hits is None:
         hits = HITS_DEFAULT
     kinds = tuple(ContentKind(name, section.kinds[name], contents[name]) for name in sorted(section.kinds))
-    return Eviction(section.policy, priority, ranges, section.protected, hits, kinds, section.mark)
+    signals, learned = section.signals, section.learned
+    if section.policy is EvictionKind.VALUE:
+        signals, learned = signals or tuple(EvictionSignal), learned or LearnedFrom.TENANT
+    if learned is LearnedFrom.POOL and document.profile.isolating:
+        message = f"eviction learns from every tenant's think times in profile `{document.profile}`"
+        names.problems.add(section.at("learned"), "KVP610", message)
+    return Eviction(
+        section.policy,
+        priority,
+        ranges,
+        section.protected,
+        hits,
+        kinds,
+        tuple(sorted(signals)),
+        learned,
+        section.mark,
+    )
 
 
 def _erasure(section: ErasureSection | None) -> ErasureDuty:

@@ -18,6 +18,8 @@ from kvcustody.policies.document.model import (
     EVERY_TENANT,
     Action,
     EvictionKind,
+    EvictionSignal,
+    LearnedFrom,
     OnOutage,
     Relation,
     RuleEffect,
@@ -50,7 +52,9 @@ _PARAMETERS = {
     EvictionKind.PRIORITY: _BY_PRIORITY,
     EvictionKind.COST: _BY_PRIORITY,
     EvictionKind.SLRU: ("protected", "hits"),
+    EvictionKind.VALUE: (*_BY_PRIORITY, "signals", "learned"),
 }
+_SIGNALS = {each.value: each for each in EvictionSignal}
 _SCOPES = (model.Scope.SUBJECT, model.Scope.SESSION, model.Scope.TENANT)
 _WORDS = listed(distinct=True, single=True)
 _TENANT = fields.TENANT.naming("tenants", but="default")
@@ -273,14 +277,20 @@ class EvictionSection(DocumentPart):
 
     called = "`eviction`"
     policy: Annotated[EvictionKind, choice(EvictionKind)] = told("Which cached block leaves first")
-    priority: Annotated[int | None, _PRIORITY] = told("Of tokens in no range (priority, cost)", None)
+    priority: Annotated[int | None, _PRIORITY] = told("Of tokens in no range (priority, cost, value)", None)
     kinds: Annotated[dict[str, Annotated[int, _PRIORITY]], by_name(most=64)] = told(
-        "Priorities of kinds of content, which segments and requests name (priority, cost)", {}
+        "Priorities of kinds of content, which segments and requests name (priority, cost, value)", {}
     )
     ranges: Annotated[tuple[RangeEntry, ...], listed(64)] = told("Priorities for spans of a prompt", ())
     protected: fields.Percentage | None = told("The protected share (slru)", None)
     hits: Annotated[int | None, fields.integer(1, 1_000)] = told(
         "Uses before a block is protected (slru)", None
+    )
+    signals: Annotated[tuple[Annotated[EvictionSignal, choice(_SIGNALS)], ...], listed(distinct=True)] = told(
+        "What a block's value is made of, beside its priority; all where none is named (value)", ()
+    )
+    learned: Annotated[LearnedFrom | None, choice({each.value: each for each in LearnedFrom})] = told(
+        "Whose think times say when a block is expected again (value)", None
     )
 
     def _wrongs(self) -> Iterator[Wrong]:

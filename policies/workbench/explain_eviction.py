@@ -10,19 +10,38 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvcustody.errors import PolicyError
-from kvcustody.policies.document.model import Eviction, EvictionKind
+from kvcustody.policies.document.model import Eviction, EvictionKind, EvictionSignal
 from kvcustody.policies.document.problems import did_you_mean, quote
 from kvcustody.policies.document.token_priorities import KindRange, TokenPriority, token_priorities
 from kvcustody.policies.reading.sections import percent
 from kvcustody.policies.table.decision_table import DecisionTable
 
+_BY_PRIORITY = (EvictionKind.PRIORITY, EvictionKind.COST, EvictionKind.VALUE)
+_SIGNALS = {
+    EvictionSignal.NEXT_TURN: "how likely a block is used again while what is cached lasts, as learned of those "
+    "that paused as long before",
+    EvictionSignal.SCOPE: "who may reuse it: a session -4, a subject 0, a tenant +4, whoever a segment names +8",
+    EvictionSignal.FRESHNESS: "what is left of its absolute time: all 0, half -4, a fourth or less -8",
+    EvictionSignal.REUSE: "uses by later requests: none 0, one +4, three +8, fifteen or more +16",
+    EvictionSignal.POSITION: "what it takes to compute again, by its depth: the first 0, the 512th block +4",
+    EvictionSignal.PRESSURE: "the others count only while what is given up was used less than four long think "
+    "times ago; else the least recently used goes first",
+}
 _ORDER = {
     EvictionKind.LRU: "the least recently used first",
     EvictionKind.FIFO: "the first in first; a prefix is as young as its youngest continuation",
     EvictionKind.LFU: "the least often used by later requests first, then the least recently used",
     EvictionKind.PRIORITY: "the lowest priority first, then the least recently used",
+    EvictionKind.VALUE: "the least valuable first, by the signals below and the priority, with ageing",
     EvictionKind.COST: "the cheapest to compute again first: depth, uses by later requests and priority, with ageing",
 }
+
+
+class SignalExplanation(NamedTuple):
+    """What one signal says of a block, in quarter powers of two of its value (+4 is twice as much)."""
+
+    signal: str
+    says: str
 
 
 class EvictionExplanation(NamedTuple):
@@ -36,10 +55,15 @@ class EvictionExplanation(NamedTuple):
     idle_us: int
     absolute_us: int
     ranges: tuple[TokenPriority, ...]
+    signals: tuple[SignalExplanation, ...] = ()
+    learned: str | None = None  # whose think times are learned from
 
     def data(self) -> dict[str, Any]:
         """As JSON."""
-        return self._asdict() | {"ranges": [each._asdict() for each in self.ranges]}
+        return self._asdict() | {
+            "ranges": [each._asdict() for each in self.ranges],
+            "signals": [each._asdict() for each in self.signals],
+        }
 
 
 def explain_eviction(
@@ -79,7 +103,9 @@ def explain_eviction(
         policy.eviction.mark.line,
         owed.idle_us,
         owed.absolute_us,
-        tuple(ranges) if policy.eviction.kind in (EvictionKind.PRIORITY, EvictionKind.COST) else (),
+        tuple(ranges) if policy.eviction.kind in _BY_PRIORITY else (),
+        tuple(SignalExplanation(each.value, _SIGNALS[each]) for each in policy.eviction.signals),
+        None if policy.eviction.learned is None else policy.eviction.learned.value,
     )
 
 

@@ -29,7 +29,9 @@ def pool_of(size: int) -> ExternalPool:
 def published(made: EvictedBlocks, told: list[bytes]) -> int:
     """Of both tenants' blocks under these keys, how many had been evicted."""
     half = len(told) // 2
-    return made.published(range(half), told[:half]) + made.published(range(half, len(told)), told[half:])
+    return made.published(np.arange(half), told[:half]) + made.published(
+        np.arange(half, len(told)), told[half:]
+    )
 
 
 def evicted(size: int, told: list[bytes], *, changed: bool = False) -> EvictedBlocks:
@@ -38,7 +40,7 @@ def evicted(size: int, told: list[bytes], *, changed: bool = False) -> EvictedBl
     made = EvictedBlocks(pool)
     assert published(made, told) == 0
     pool.generation += changed
-    made.made_room(range(len(told)))
+    made.made_room(np.arange(len(told)))
     return made
 
 
@@ -65,19 +67,19 @@ def test_what_a_decode_step_fills_is_known_when_it_is_evicted() -> None:
     told = keys(8, 4)
     made = EvictedBlocks(pool_of(64))
     made.note([5, 6], told[:2])
-    made.made_room([5, 6, 7])
+    made.made_room(np.array([5, 6, 7]))
     assert made.keys.evicted == 3
-    assert made.published([1, 2, 3], told[:3]) == 2
+    assert made.published(np.array([1, 2, 3]), told[:3]) == 2
 
 
 def test_what_is_forgotten_or_ended_otherwise_is_not_known() -> None:
     told = keys(64, 5)
     made = evicted(64, told)
     made.forget("alpha")
-    assert made.published(range(32), told[:32]) == 0
-    assert made.published(range(32, 64), told[32:]) == 32, "another tenant's are"
+    assert made.published(np.arange(32), told[:32]) == 0
+    assert made.published(np.arange(32, 64), told[32:]) == 32, "another tenant's are"
     made = EvictedBlocks(pool_of(64))
     made.note([1, 2], told[:2])
     made.drop([1])
-    made.made_room([1, 2])
-    assert made.published([1, 2], told[:2]) == 1
+    made.made_room(np.array([1, 2]))
+    assert made.published(np.array([1, 2]), told[:2]) == 1

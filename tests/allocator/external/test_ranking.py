@@ -14,6 +14,7 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.block_state import CACHED
 from kvcustody.allocator.prefix.block_priority import END, BlockPriority, disjoint
 from kvcustody.allocator.prefix.eviction_policy import (
+    SIGNALS,
     CostAware,
     EvictionPolicy,
     Fifo,
@@ -21,6 +22,7 @@ from kvcustody.allocator.prefix.eviction_policy import (
     Lru,
     Priority,
     SegmentedLru,
+    ValueAware,
 )
 
 Key = tuple[str, tuple[int, ...]]
@@ -61,7 +63,7 @@ class Engine:
         found = np.array([self.index[key] for key in keys[:hit]], dtype=np.int64)
         if hit:
             assert self.pool.attachable(found, domain.tag, self.now) == hit
-            self.pool.attach(residency, found)
+            self.pool.attach(residency, found, self.now)
         self.make_room(len(keys) - hit, tenant)
         new = [self.free.pop(0) for _ in keys[hit:]]
         if new:
@@ -107,8 +109,9 @@ KINDS: dict[str, Callable[[], EvictionPolicy]] = {
     "priority-base": lambda: Priority(60),
     "priority-lapse": Priority,
     "cost": lambda: CostAware(attention_depth=4),
+    "value": lambda: ValueAware(frozenset(SIGNALS) - {"pressure", "next-turn"}),
 }
-KEEPS_HOT = ("lfu", "slru", "slru-bounded", "cost")
+KEEPS_HOT = ("lfu", "slru", "slru-bounded", "cost", "value")
 
 
 def scanned(cache: Callable[[list[int]], int], advance: Callable[[], None]) -> int:

@@ -258,6 +258,21 @@ def test_explain_says_the_order_of_every_kind(files, kind):
     assert f"eviction `{kind.value}`: " in told and "first" in told.splitlines()[0]
 
 
+def test_explain_says_each_signal_and_whose_think_times(files):
+    text = library.source("regulated-saas").replace(
+        "eviction: {policy: lru}", "eviction: {policy: value, signals: [reuse, next-turn]}"
+    )
+    Path("value.yaml").write_text(text)
+    asked = ["--evict", "--reader", "acme", "-c", "internal"]
+    told = policy("explain", "value.yaml", *asked)
+    assert "signal next-turn: " in told and "signal reuse: uses by later requests" in told
+    assert "signal scope" not in told and "learned from the tenant's own requests" in told
+    found = json.loads(policy("explain", "value.yaml", *asked, "--json"))
+    assert [each["signal"] for each in found["signals"]] == ["next-turn", "reuse"]
+    assert found["learned"] == "tenant"
+    assert json.loads(policy("explain", "a.yaml", *asked, "--json"))["signals"] == []
+
+
 def test_diff_and_the_gate(files):
     assert "verdict: wider" in policy("diff", "a.yaml", "wider.yaml")
     assert json.loads(policy("diff", "a.yaml", "wider.yaml", "--json"))["verdict"] == "wider"

@@ -10,5 +10,6 @@ KINDS = {
     "slru-share": "{policy: slru, hits: 2, protected: 50%}",
     "priority": "{policy: priority, priority: 20, ranges: [{from: 0, to: 128, priority: 90}]}",
     "cost": "{policy: cost}",
+    "value": "{policy: value, signals: [next-turn, scope, freshness, reuse, position]}",
 }
 LOSES_HOT = ("lru", "fifo")

@@ -101,6 +101,10 @@ def test_what_cannot_be_exact_is_not_marked(template: str) -> None:
 def test_parts_of_text_are_one_message_and_media_none() -> None:
     parts = {"role": "system", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
     user = {"role": "user", "content": "x"}
+    items = {"role": "system", "content": [{**part, "type": "input_text"} for part in parts["content"]]}
+    assert found(TRIMMED, [items, user]) == {"system_prompt": ["[system]one\ntwo[user]"]}, (
+        "of a response's input"
+    )
     assert found(TRIMMED, [parts, user]) == {"system_prompt": ["[system]one\ntwo[user]"]}
     for content in (None, [], [{"type": "image_url", "text": "one"}]):
         assert found("{{ messages[1].content }}", [{"role": "system", "content": content}, user]) == {}

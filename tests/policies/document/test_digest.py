@@ -107,3 +107,18 @@ def test_kinds_of_content_enter_the_digest_where_they_are_written(base):
     assert of(one) == of(two) and len({of(one), of(other), of(of_a_kind)}) == 3
     form = json.loads(canonical(load_policy(base, name="p.yaml")))
     assert "kinds" not in form["eviction"] and all("content" not in each for each in form["segments"])
+
+
+def test_signals_enter_the_digest_where_they_are_written(base):
+    """All of them are the default, in any order; a policy of another kind has the digest that it had before them."""
+    every = "next-turn, scope, freshness, pressure, reuse, position"
+    plain = of(base.replace("{policy: lru}", "{policy: value}"))
+    assert plain == of(
+        base.replace("{policy: lru}", f"{{policy: value, learned: tenant, signals: [{every}]}}")
+    )
+    turned = ", ".join(reversed(every.split(", ")))
+    assert plain == of(base.replace("{policy: lru}", f"{{policy: value, signals: [{turned}]}}"))
+    assert plain != of(base.replace("{policy: lru}", "{policy: value, signals: [reuse]}"))
+    assert plain != of(base.replace("{policy: lru}", "{policy: value, learned: pool}"))
+    form = json.loads(canonical(load_policy(base, name="p.yaml")))
+    assert not form["eviction"].keys() & {"signals", "learned"}

@@ -10,6 +10,9 @@ from http_server import HttpServer
 from local_engine import BLOCK, BLOCKS
 from tiny_model import words
 
+from kvcustody.errors import ConfigError
+from kvcustody.integrations.vllm.message_kinds import mark_messages
+
 EVICTION = "eviction: {policy: priority, priority: 40, kinds: {system_prompt: 90, tool_result: 0}}"
 KINDS = "message_kinds: {system: system_prompt, tool: tool_result, tools: tool_schema}\n"
 HOT = 4 * BLOCK
@@ -41,6 +44,14 @@ def chat(server: HttpServer, tenant: str, *messages: tuple[str, object], **more)
     )
     assert reply.status == 200, reply.text
     return reply.cached_tokens
+
+
+def respond(server: HttpServer, tenant: str, items: list[dict[str, object]], **more) -> int:
+    """One answer of `/v1/responses`; returns the tokens that were found."""
+    body = {"model": "tiny", "input": items, "max_output_tokens": 2, "temperature": 0, "store": False}
+    reply = server.post("/v1/responses", body | more, tenant=tenant)
+    assert reply.status == 200, reply.text
+    return reply.json["usage"]["input_tokens_details"]["cached_tokens"]
 
 
 def crowd(server: HttpServer, tenant: str, first: int) -> None:
@@ -88,3 +99,77 @@ def test_requests_that_ask_for_offsets_or_have_none_to_mark_are_served(server: H
     assert chat(server, "alpha", ("user", text(5, 20)), return_token_offsets=True) == 0
     assert chat(server, "alpha", ("system", text(6, 20)), ("user", "w40"), truncate_prompt_tokens=8) == 0
     assert chat(server, "alpha", ("system", ""), ("user", "w41")) == 0
+
+
+def test_instructions_and_results_of_tools_are_marked_in_responses(server: HttpServer) -> None:
+    """Instructions are a system prompt and outlast newer prompts; what a function gave leaves before older prompts.
+
+    The control: the same words as a user's item, as old, are gone; and as a user's item, as new, are kept.
+    """
+    said = {"role": "user", "content": [{"type": "input_text", "text": text(910, 5)}]}
+    ruled = {"instructions": text(11, HOT + 1)}
+    assert [respond(server, "alpha", [said], **ruled) for _ in range(2)][1] >= HOT - BLOCK
+    item = {"role": "system", "content": [{"type": "input_text", "text": text(12, HOT + 1)}]}
+    assert [respond(server, "alpha", [item, said]) for _ in range(2)][1] >= HOT - BLOCK
+    plain = {"role": "user", "content": text(13, HOT + 1)}
+    assert [respond(server, "alpha", [plain]) for _ in range(2)][1] >= HOT - BLOCK
+    crowd(server, "alpha", 300)
+    assert respond(server, "alpha", [said], **ruled) >= HOT - BLOCK
+    assert respond(server, "alpha", [item, said]) >= HOT - BLOCK
+    assert respond(server, "alpha", [plain]) == 0
+
+
+def leaves_first(server: HttpServer, tenant: str, items: list[dict[str, object]], first: int) -> bool:
+    """Whether what is used again after every new prompt goes before the prompts that were used once."""
+    whole = [respond(server, tenant, items) for _ in range(2)][1]
+    assert whole >= 7 * BLOCK
+    for seed in range(first, first + BLOCKS):
+        respond(server, tenant, [{"role": "user", "content": text(seed, 2 * BLOCK)}])
+        if respond(server, tenant, items) < whole:
+            return True
+    return False
+
+
+def test_what_a_function_gave_leaves_first(server: HttpServer) -> None:
+    """The control: the same words as a user's item stay."""
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    gave = {"type": "function_call_output", "call_id": "c1", "output": text(21, 6 * BLOCK)}
+    asks = {"role": "user", "content": text(22, 2 * BLOCK)}
+    said = {"role": "user", "content": text(23, 6 * BLOCK)}
+    assert leaves_first(server, "beta", [asks, call, gave], 400)
+    assert not leaves_first(server, "gamma", [asks, said], 600)
+
+
+def test_messages_of_the_other_api_are_marked_too(server: HttpServer) -> None:
+    def ask(tenant: str, system: str | None, user: str) -> int:
+        body = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": user}]}
+        reply = server.post("/v1/messages", body | ({"system": system} if system else {}), tenant=tenant)
+        assert reply.status == 200, reply.text
+        return reply.json["usage"].get("cache_read_input_tokens") or 0
+
+    system, user = text(31, HOT + 1), text(32, HOT + 1)
+    ask("gamma", system, "w40")
+    ask("gamma", None, user)
+    crowd(server, "gamma", 500)
+    chat(server, "gamma", ("user", "w41"))
+    assert chat(server, "gamma", ("system", system), ("user", "w40")) >= HOT - BLOCK
+    assert chat(server, "gamma", ("user", user)) == 0, "the control"
+
+
+def test_a_release_that_renders_elsewhere_is_refused_with_kinds_of_messages(monkeypatch) -> None:
+    """Nothing is marked by guess: as before 0.32, where there is no such renderer, or with other arguments."""
+    from vllm.renderers.online_renderer import OnlineRenderer
+
+    before = OnlineRenderer.preprocess_chat
+
+    async def preprocess_chat(self, messages, request):
+        """Arguments in another order."""
+
+    monkeypatch.setattr(OnlineRenderer, "preprocess_chat", preprocess_chat)
+    with pytest.raises(ConfigError, match="preprocess_chat"):
+        mark_messages({"system": "system_prompt"})
+    assert OnlineRenderer.preprocess_chat is preprocess_chat
+    monkeypatch.delattr(OnlineRenderer, "preprocess_chat")
+    with pytest.raises(ConfigError, match="preprocess_chat"):
+        mark_messages({"system": "system_prompt"})
+    assert before is not None
