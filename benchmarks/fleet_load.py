@@ -56,6 +56,7 @@ SIDES = {"one": 1, "two": 2, "two_apart": 2}  # control planes
 SERVER = {
     "shared_buffers": "2GB",
     "max_wal_size": "8GB",
+    "checkpoint_timeout": "30min",
     "max_connections": "200",
     "track_io_timing": "off",
 }

@@ -58,11 +58,12 @@ def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
     taken = connection.execute(
         taking.returning(column.scraped, column.hour_us, column.log, column.figures)
     ).all()
-    sums: dict[_Place, _Sum] = {}
+    by_hour: dict[_Place, _Sum] = {}
     for scraped, hour_us, log, packed in taken:
-        figures = unpack_hour(hour_us, packed)
-        for place in ((scraped, hour_us, log), (scraped, ALL_HOURS, log)):
-            _add(sums, place, figures.items())
+        _add(by_hour, (scraped, hour_us, log), unpack_hour(hour_us, packed).items())
+    sums = dict(by_hour)
+    for (scraped, hour_us, log), figures in by_hour.items():
+        _add(sums, (scraped, ALL_HOURS, log), figures.items())
         _add(sums, (scraped, hour_us, ALL_LOGS), shared_by_logs(figures))
     add_to_sums(connection, sums)
     return len(taken)
@@ -96,8 +97,9 @@ def _add(sums: dict[_Place, _Sum], place: _Place, figures: Iterable[tuple[HourFi
     known = sums.get(place)
     if known is None:
         known = sums[place] = {}
+    get = known.get
     for figure, value in figures:
-        known[figure] = known.get(figure, 0) + value
+        known[figure] = get(figure, 0) + value
 
 
 _NOTHING = pack_hour({})

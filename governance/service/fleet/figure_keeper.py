@@ -3,8 +3,8 @@
 1. Nobody waits for it. Until its first pass there are no verdicts, and a reader is told so; a pass that fails leaves
    those that are there, with their age.
 2. A pass costs what coverage of the new leaves costs, so the pause after it grows with it: it takes at most a twentieth
-   of the time, and a fifth of it while it is behind and no worker waits. Folding takes a fifth at most: the deltas of
-   a tenant that come together meanwhile change its sums once.
+   of the time, and a fifth of it while it is behind and no worker waits. Folding takes a fifth at most, and a tenth
+   while workers wait: the deltas of a tenant that come together meanwhile change its sums once.
 3. Any number of control planes may do this over one ledger (`counters.fold`, `counters.judge_hours`): verdicts are one
    plane's to make for as long as it goes on.
 """
@@ -23,7 +23,7 @@ from kvcustody.audit.counters.judge_hours import HourlyJudge
 from kvcustody.clock import Clock
 
 _TURNS_MAX = 64  # between two looks at whether the service ends
-_REST, _REST_BEHIND, _REST_FOLDED = 20, 4, 4  # a pass rests so many times as long as it took
+_REST, _REST_BEHIND, _REST_FOLDED, _REST_FOLDED_WAITED = 20, 4, 4, 9  # a pass rests so many times as long as it took
 
 _log = structlog.get_logger(__name__)
 
@@ -58,7 +58,8 @@ class FigureKeeper:
                 if fold(self._engine) < DELTAS_MAX or self._ending.is_set():
                     break
             now = time.monotonic()
-            self._fold_at = now + _REST_FOLDED * (now - started)
+            rest = _REST_FOLDED_WAITED if self._waited() else _REST_FOLDED
+            self._fold_at = now + rest * (now - started)
         if time.monotonic() >= self._judge_at and self._judging.leads():
             started = time.monotonic()
             self._judging.judge(now_us=self._clock.utc_us())
