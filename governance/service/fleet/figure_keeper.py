@@ -23,7 +23,12 @@ from kvcustody.audit.counters.judge_hours import HourlyJudge
 from kvcustody.clock import Clock
 
 _TURNS_MAX = 64  # between two looks at whether the service ends
-_REST, _REST_BEHIND, _REST_FOLDED, _REST_FOLDED_WAITED = 20, 4, 4, 9  # a pass rests so many times as long as it took
+_REST, _REST_BEHIND, _REST_FOLDED, _REST_FOLDED_WAITED = (
+    20,
+    4,
+    4,
+    9,
+)  # a pass rests so many times as long as it took
 
 _log = structlog.get_logger(__name__)
 

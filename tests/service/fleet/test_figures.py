@@ -247,11 +247,11 @@ def test_batches_that_wait_for_their_commit_hold_no_other_request(lived: Any) ->
     committing, goes_on, first = threading.Event(), threading.Event(), list[int]()
     commit = service.ingest._commit
 
-    def held(group: Any) -> None:
+    def held(group: Any) -> bool:
         first.append(len(group))  # whoever was there by then: one, or a few
         committing.set()
         goes_on.wait(60)
-        commit(group)
+        return bool(commit(group))
 
     service.ingest._commit = held
 
