@@ -134,7 +134,7 @@ def main(case: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         master, address = _master(folder)
-        tenants = []
+        tenants: list[Tenant] = []
         try:
             tenants.extend(Tenant(address, name, folder) for name in ("acme", "beta"))
             acme, beta = tenants
