@@ -312,6 +312,9 @@ class SealedTier:
                 while at < count:
                     depth = run.depth + at
                     blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
+                    if before is not None and not self._has_room_beside(before.size, blocks, label.tenant):
+                        written, before = before, None
+                        stored += self._complete(written)
                     part = _Part(
                         label,
                         run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
@@ -511,6 +514,13 @@ class SealedTier:
             self._store.abandon_store(name)
         self._waiting.setdefault(name, None)
 
+    def _has_room_beside(self, coming: int, blocks: int, tenant: str) -> bool:
+        """Whether a tenant may have an object of so many blocks beside one of its own that is no copy yet."""
+        store = self._store
+        size = object_bytes(blocks * self._terms.block_bytes, enclosed=self._encloses, checked=False)
+        most = int(self._terms.share(tenant).cap * store.capacity_bytes)
+        return store.taken(size) + store.taken(coming) <= most
+
     def _room(self, name: bytes, size: int, tenant: str, coming: int = 0) -> memoryview | None:
         """Memory of the store, where need be in place of what was used least.
 
@@ -522,8 +532,6 @@ class SealedTier:
             return None
         if coming:
             taken += store.taken(coming)
-            if taken > most:
-                return None
         while self._held.get(tenant, 0) + taken > most:
             self._evict_from(tenant)
         into = store.prepare_store(name, size)

@@ -53,7 +53,7 @@ MUTANTS = [
         "revived without leaving the queue",
         PrefixTree,
         "_reactivate",
-        "self.queues[account].remove(node)",
+        "queue.remove(node)",
         "pass",
     ),
     Mutant(
