@@ -313,8 +313,8 @@ class SealedTier:
                     depth = run.depth + at
                     blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
                     if before is not None and not self._has_room_beside(before.size, blocks, label.tenant):
-                        written, before = before, None
-                        stored += self._complete(written)
+                        alone, before = before, None
+                        stored += self._complete(alone)
                     part = _Part(
                         label,
                         run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],

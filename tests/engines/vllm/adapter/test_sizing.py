@@ -17,6 +17,7 @@ pytest.importorskip("vllm")
 
 import torch
 from sizing_models import MODELS, folder_of
+from vllm import envs
 from vllm.config import get_layers_from_vllm_config, set_current_vllm_config
 from vllm.distributed import (
     destroy_distributed_environment,
@@ -154,6 +155,7 @@ def without_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setenv("VLLM_KIMI_K3_GEMM_AR", "0")
     monkeypatch.setenv("VLLM_ENABLE_GEMM_RS", "0")
+    envs.disable_envs_cache()  # an engine before this one may have had it on
     monkeypatch.setattr(torch.cuda, "Stream", _Nothing)
     monkeypatch.setattr(torch.cuda, "Event", _Nothing)
     monkeypatch.setattr(CpuPlatform, "_check_aligned_block_size", classmethod(lambda *_: None))
