@@ -14,6 +14,7 @@ from kvcustody.errors import DeviceError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
@@ -489,6 +490,17 @@ def test_a_tenant_takes_no_room_that_is_another_s(tmp_path: Path) -> None:
     )
     assert sum(place.bring(acme, f"p{number}", 4) == 4 for number in range(12)) == 4
     place.tier.close()
+
+
+def test_who_has_room_for_one_object_has_each_of_a_run_in_turn(tmp_path: Path) -> None:
+    """One is not refused because the one before it, which would make room, is still being written."""
+    place = Place(tmp_path, "host")
+    acme, capacity = place.label("acme"), place.store.capacity_bytes
+    one = place.store.taken(object_bytes(STEP * BLOCK, enclosed=False, checked=False))
+    place.shares = {"acme": TierShare(0.0, 1.5 * one / capacity)}
+    assert place.keep(acme, "p", 3 * STEP) == 3 * STEP
+    assert len(place.tier) == 1 and place.tier.counts.refused == 0
+    assert place.bring(acme, "p", 3 * STEP, 2 * STEP) == STEP, "the last one is there"
 
 
 @pytest.mark.parametrize("operations", [1500, pytest.param(100_000, marks=pytest.mark.soak)])
