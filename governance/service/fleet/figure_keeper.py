@@ -3,8 +3,8 @@
 1. Nobody waits for it. Until its first pass there are no verdicts, and a reader is told so; a pass that fails leaves
    those that are there, with their age.
 2. A pass costs what coverage of the new leaves costs, so the pause after it grows with it: it takes at most a twentieth
-   of the time, and a fifth of it while it is behind and no worker waits. Folding takes a fifth at most, and a tenth
-   while workers wait: the deltas of a tenant that come together meanwhile change its sums once.
+   of the time, and a fifth of it while it is behind and no worker waits. Folding takes half of it while it is behind
+   and no worker waits, else a tenth: the deltas of a tenant that come together meanwhile change its sums once.
 3. Any number of control planes may do this over one ledger (`counters.fold`, `counters.judge_hours`): verdicts are one
    plane's to make for as long as it goes on.
 """
@@ -22,13 +22,10 @@ from kvcustody.audit.counters.fold import DELTAS_MAX, fold
 from kvcustody.audit.counters.judge_hours import HourlyJudge
 from kvcustody.clock import Clock
 
-_TURNS_MAX = 64  # between two looks at whether the service ends
-_REST, _REST_BEHIND, _REST_FOLDED, _REST_FOLDED_WAITED = (
-    20,
-    4,
-    4,
-    9,
-)  # a pass rests so many times as long as it took
+_TURNS_MAX = 16  # of a pass; what is left then is for the next
+# A pass rests so many times as long as it took.
+_REST, _REST_BEHIND = 20, 4
+_REST_FOLDED, _REST_FOLDED_BEHIND = 9, 1
 
 _log = structlog.get_logger(__name__)
 
@@ -50,21 +47,21 @@ class FigureKeeper:
         self._seconds = seconds
         self._ending = threading.Event()
         self._waited = waited
-        self._fold_at = self._judge_at = 0.0
+        self._judge_at = self._folded_at = self._fold_seconds = 0.0
+        self._fold_behind = False  # there was more than one pass takes
         self._judging = HourlyJudge(reader, engine)
         self._thread = threading.Thread(target=self._run, name="kvcustody-figures", daemon=True)
         self._thread.start()
 
     def keep(self) -> None:
         """Fold what there is, and judge; raises what the databases raise."""
-        started = time.monotonic()
-        if started >= self._fold_at:
-            for _ in range(_TURNS_MAX):
-                if fold(self._engine) < DELTAS_MAX or self._ending.is_set():
-                    break
-            now = time.monotonic()
-            rest = _REST_FOLDED_WAITED if self._waited() else _REST_FOLDED
-            self._fold_at = now + rest * (now - started)
+        if time.monotonic() >= self._fold_at:
+            started = time.monotonic()
+            self._fold_behind = all(
+                fold(self._engine) >= DELTAS_MAX and not self._ending.is_set() for _ in range(_TURNS_MAX)
+            )
+            self._folded_at = time.monotonic()
+            self._fold_seconds = self._folded_at - started
         if time.monotonic() >= self._judge_at and self._judging.leads():
             started = time.monotonic()
             self._judging.judge(now_us=self._clock.utc_us())
@@ -72,9 +69,17 @@ class FigureKeeper:
             hurried = self._judging.behind and not self._waited()
             self._judge_at = now + (_REST_BEHIND if hurried else _REST) * (now - started)
 
+    @property
+    def _fold_at(self) -> float:
+        """When folding may go on; sooner once nobody waits."""
+        rest = _REST_FOLDED_BEHIND if self._fold_behind and not self._waited() else _REST_FOLDED
+        return self._folded_at + rest * self._fold_seconds
+
     def _pause_seconds(self) -> float:
-        """Until the next step, where there is more to judge."""
-        return max(0.1, self._judge_at - time.monotonic()) if self._judging.behind else self._seconds
+        """Until the next step, where there is more to judge or to fold."""
+        until = [self._judge_at] if self._judging.behind else []
+        until += [self._fold_at] if self._fold_behind else []
+        return max(0.1, min(until) - time.monotonic()) if until else self._seconds
 
     def close(self) -> None:
         """End the thread once its turn is over; may be called again."""
