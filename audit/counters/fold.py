@@ -97,9 +97,8 @@ def _add(sums: dict[_Place, _Sum], place: _Place, figures: Iterable[tuple[HourFi
     known = sums.get(place)
     if known is None:
         known = sums[place] = {}
-    get = known.get
     for figure, value in figures:
-        known[figure] = get(figure, 0) + value
+        known[figure] = known.get(figure, 0) + value
 
 
 _NOTHING = pack_hour({})

@@ -15,7 +15,9 @@ import time
 TURN = 7_215_413  # the number of the lock
 PATIENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.01
-_REST_SECONDS = 0.012  # after a turn: who polls comes before who just had one
+_REST_SHARE = (
+    8  # of what a commit took, after it: who polls, slowly where all is busy, comes before who had the turn
+)
 _TURNS, _TURNS_MOST = 64, 4096
 
 
@@ -26,6 +28,7 @@ class CommitTurns:
         self._turns = _TURNS
         self._left = 0  # commits in turn until one without is tried
         self._since: float | None = None  # that the turn has been waited for
+        self._rest_seconds = 0.0
 
     @property
     def needed(self) -> bool:
@@ -39,9 +42,10 @@ class CommitTurns:
             self._since = time.monotonic()
         time.sleep(_POLL_SECONDS)
 
-    def committed(self, added: int, wanted: int) -> None:
-        """So many leaves were committed, of so many that were to be."""
+    def committed(self, added: int, wanted: int, seconds: float) -> None:
+        """So many leaves were committed, of so many that were to be, and how long that took."""
         self._since = None
+        self._rest_seconds = max(2 * _POLL_SECONDS, seconds / _REST_SHARE)
         if self._left:
             self._left -= 1
         elif 4 * added < 3 * wanted:
@@ -52,4 +56,4 @@ class CommitTurns:
     def rest(self) -> None:
         """After a commit: returns when the others had a chance to have the turn."""
         if self._left:
-            time.sleep(_REST_SECONDS)
+            time.sleep(self._rest_seconds)

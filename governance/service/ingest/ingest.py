@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -296,7 +297,7 @@ class Ingest:
         batches = [waiting.left for waiting in group]
         patience = 1 if self._waits else _PATIENT_ROUNDS
         waits_for = {waiting.stopped_by for waiting in group if waiting.stops >= patience}
-        turn = TURN if self._turns.needed else None
+        turn, began = TURN if self._turns.needed else None, time.monotonic()
         found = self._committer.write_free(batches, waits_for, names, turn=turn)
         if found is None:
             return False
@@ -308,7 +309,7 @@ class Ingest:
             if count:
                 self._note_highest(waiting.incarnation, max(waiting.left.sequences[:count]))
             waiting.note(count, 0, stopped_by)
-        self._turns.committed(added, wanted)
+        self._turns.committed(added, wanted, time.monotonic() - began)
         return True
 
     def _measure(self, added: int, wanted: int) -> None:

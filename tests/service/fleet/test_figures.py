@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from service_world import OFFSET_US, Worker, register, ship
 from sqlalchemy import Engine, event
 
+from kvcustody.audit.counters.fold import DELTAS_MAX
 from kvcustody.audit.counters.judge_hours import HourlyJudge, judge
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.fleet import metrics_collector, metrics_samples
@@ -133,6 +135,34 @@ def test_the_keeper_folds_and_judges_and_goes_on_after_a_failure(
         pass
     keeper.close()
     assert made[:3] == ["fold", "fold", "judge"]
+
+
+def test_what_is_left_is_folded_sooner_once_nobody_waits(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the time while there is more and no worker waits, else a tenth; judged when the time has come."""
+    service, _, _ = lived
+    left, waits = [DELTAS_MAX], [True]
+
+    def folded(*_: Any) -> int:
+        time.sleep(0.001)
+        return left[0]
+
+    monkeypatch.setattr("kvcustody.governance.service.fleet.figure_keeper.fold", folded)
+    keeper = FigureKeeper(service.engine, service.reader, service.clock, seconds=60, waited=lambda: waits[0])
+    keeper.close()
+
+    def rests() -> float:
+        return round((keeper._fold_at - keeper._folded_at) / keeper._fold_seconds)
+
+    keeper._ending.clear()
+    keeper._folded_at = keeper._fold_seconds = 0.0
+    keeper.keep()
+    assert rests() == 9, "workers wait"
+    waits[0] = False
+    assert rests() == 1, "there is more, and nobody waits any more"
+    left[0], keeper._folded_at = 0, 0.0
+    keeper.keep()
+    assert rests() == 9, "nothing is left"
+    keeper.close()
 
 
 class Reading:

@@ -248,7 +248,7 @@ def test_two_planes_of_the_same_tenants(make_plane: Any, postgres_store: Engine)
 def turns_of(plane: Any) -> CommitTurns:
     """A plane's turns, begun."""
     found: CommitTurns = plane.ingest._turns
-    found.committed(0, 8)
+    found.committed(0, 8, 0.0)
     return found
 
 
@@ -304,20 +304,35 @@ def test_turns_begin_where_others_leave_less_than_three_quarters_and_end_where_a
     None
 ):
     turns = CommitTurns()
-    turns.committed(6, 8)
+    turns.committed(6, 8, 0.0)
     assert not turns.needed
-    turns.committed(5, 8)
+    turns.committed(5, 8, 0.0)
     for _ in range(64):
         assert turns.needed
-        turns.committed(8, 8)
+        turns.committed(8, 8, 0.0)
     assert not turns.needed, "one is tried without"
-    turns.committed(1, 8)
+    turns.committed(1, 8, 0.0)
     for _ in range(128):
         assert turns.needed, "twice as many until the next trial"
-        turns.committed(8, 8)
-    turns.committed(8, 8)
+        turns.committed(8, 8, 0.0)
+    turns.committed(8, 8, 0.0)
     assert not turns.needed
-    turns.committed(1, 8)
+    turns.committed(1, 8, 0.0)
     for _ in range(64):
-        turns.committed(8, 8)
+        turns.committed(8, 8, 0.0)
     assert not turns.needed, "who found all begins with few again"
+
+
+def test_who_had_a_turn_rests_longer_than_the_others_take_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In proportion to its commit: where all is busy, looking is slow too."""
+    slept = list[float]()
+    monkeypatch.setattr(commit_turns.time, "sleep", slept.append)
+    turns = CommitTurns()
+    turns.rest()
+    assert not slept, "no turns, no rest"
+    turns.committed(0, 8, 0.0)
+    turns.rest()
+    turns.missed()
+    turns.committed(8, 8, 4.0)
+    turns.rest()
+    assert slept[0] > slept[1] and slept[2] == 0.5
