@@ -6,8 +6,10 @@
 
 - After it retires, target `i` equals source `i` byte for byte and nothing else has changed.
 - Targets are distinct and none is also a source, so the order of the copies cannot matter.
-- Between a device and the host one launch moves every piece of the listed blocks, and one transfer their bytes. What
-  stood between them on the device is zeroed behind it, on the same stream, before anything else can be given it.
+- Between a device and the host one launch moves every piece of the listed blocks. Up to `DIRECT_BYTES` the kernel
+  itself reads or writes pinned memory of the host, and nothing stands between; more than that, and memory that is not
+  pinned, goes in one transfer of the copy engine, which leaves the processors to the serving. What stood between is
+  then zeroed behind it, on the same stream, before anything else can be given it.
 """
 
 # ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals
@@ -22,10 +24,11 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.errors import DeviceError
-from kvcustody.kernels.launch import HAS_TRITON, launch, to_device, uses_triton
+from kvcustody.kernels.launch import HAS_TRITON, launch, reached, to_device, uses_triton
 from kvcustody.kernels.segment import BlockIndices, SegmentTable, ascending, block_list
 
 GATHER_BYTES = 4 << 20  # bytes in flight between source and target on the torch path
+DIRECT_BYTES = 2 << 20  # what the kernel itself moves over the bus; beyond it the copy engine was as fast
 
 
 def copy(table: SegmentTable, source: BlockIndices, target: BlockIndices) -> int:
@@ -70,6 +73,9 @@ def copy_out(table: SegmentTable, blocks: BlockIndices, into: memoryview) -> Non
             for row, block in zip(part, listed.tolist(), strict=True):
                 row[:] = piece[block]
         return
+    if _is_direct(table, rows):
+        _exchange_directly(table, listed, rows, out=True)
+        return
     with _between(table, rows) as held:
         exchange(table, to_device(listed, table.device), held, out=True)
         rows.copy_(held)
@@ -78,7 +84,7 @@ def copy_out(table: SegmentTable, blocks: BlockIndices, into: memoryview) -> Non
 def copy_in(table: SegmentTable, blocks: BlockIndices, data: memoryview) -> None:
     """Copy host memory that `copy_out` filled into `blocks`, each listed once; `data` was read when this returns.
 
-    On a device the blocks are written in the current stream's order, not waited for. Raises `DeviceError` as
+    On a device the blocks are written in the current stream's order. Raises `DeviceError` as
     `copy_out`, and where a block is listed twice.
     """
     listed, rows = _checked(table, blocks, data)
@@ -89,6 +95,9 @@ def copy_in(table: SegmentTable, blocks: BlockIndices, data: memoryview) -> None
         for piece, part in _host_pieces(table, rows):
             piece[listed] = part
         return
+    if _is_direct(table, rows):
+        _exchange_directly(table, listed, rows, out=False)
+        return
     with _between(table, rows) as held:
         held.copy_(rows)
         exchange(table, to_device(listed, table.device), held, out=False)
@@ -97,7 +106,7 @@ def copy_in(table: SegmentTable, blocks: BlockIndices, data: memoryview) -> None
 def exchange(table: SegmentTable, index: torch.Tensor, rows: torch.Tensor, *, out: bool) -> None:
     """Move the blocks of `index` (int64 [listed]) out into `rows`, or in from them; it only launches.
 
-    rows: uint8 [listed, bytes_per_block] on the table's device, each block segment by segment.
+    rows: uint8 [listed, bytes_per_block], each block segment by segment; both where the table's device reaches them.
     """
     if uses_triton(table):
         launch(
@@ -114,6 +123,23 @@ def exchange(table: SegmentTable, index: torch.Tensor, rows: torch.Tensor, *, ou
             else:
                 piece.copy_(row)
         at += size
+
+
+def _is_direct(table: SegmentTable, rows: torch.Tensor) -> bool:
+    """Whether the kernel moves these rows of the host itself: few, pinned, and aligned as the pieces are."""
+    if not uses_triton(table) or rows.numel() > DIRECT_BYTES or rows.data_ptr() % table.alignment_bytes:
+        return False
+    return table.device.type == "cpu" or rows.is_pinned()
+
+
+def _exchange_directly(
+    table: SegmentTable, listed: NDArray[np.int64], rows: torch.Tensor, *, out: bool
+) -> None:
+    """The kernel reads the list and moves the rows where the host has them; waits for the current stream's work."""
+    index = reached(listed, table.device)
+    exchange(table, index, rows, out=out)
+    if table.device.type == "cuda":
+        torch.cuda.current_stream(table.device).synchronize()
 
 
 @contextmanager

@@ -110,11 +110,16 @@ def launch(
 
 def to_device(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
     """`array` on `device`; on CUDA by way of pinned memory, so that the host waits for nothing."""
+    return reached(array, device).to(device, non_blocking=True)
+
+
+def reached(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """`array` in memory of the host that a kernel on `device` can read; kept until that has run."""
     if device.type != "cuda":
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(array)
     pinned = torch.empty(array.shape, dtype=torch.int64, pin_memory=True)
     pinned.numpy()[...] = array
-    return pinned.to(device, non_blocking=True)
+    return pinned
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

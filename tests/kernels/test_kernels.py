@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from kvcustody.errors import ConfigError, DeviceError
 from kvcustody.kernels.checksum import ChecksumKeys, checksum, checksum_kernel, word_bytes
-from kvcustody.kernels.copy import copy, copy_in, copy_out, exchange
+from kvcustody.kernels.copy import DIRECT_BYTES, copy, copy_in, copy_out, exchange
 from kvcustody.kernels.entry import FAULT, IDLE, POSITION_SHIFT, READ_BACK, blocks_of, entries_of, position_of
 from kvcustody.kernels.launch import launch, uses_triton
 from kvcustody.kernels.scrub import launch_scrub, scrub, scrub_kernel
@@ -173,17 +174,18 @@ def test_copy_moves_blocks_and_nothing_else(shape, data):
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(shape=shapes, data=st.data())
-def test_what_is_copied_out_comes_back_into_other_blocks(shape, data):
-    """Through memory of the host, in any order; nothing but the targets changes."""
+@given(shape=shapes, data=st.data(), direct=st.sampled_from((0, DIRECT_BYTES)))
+def test_what_is_copied_out_comes_back_into_other_blocks(shape, data, direct):
+    """Through memory of the host, in any order, by the kernel itself or not; nothing but the targets changes."""
     table, views, source, target = random_copy(shape, data)
     before = [view.clone() for view in views]
     memory = memoryview(bytearray(len(source) * table.bytes_per_block))
-    copy_out(table, source, memory)
-    for view in views:
-        for block in source:
-            view[block] = 0
-    copy_in(table, target, memory)
+    with mock.patch("kvcustody.kernels.copy.DIRECT_BYTES", direct):
+        copy_out(table, source, memory)
+        for view in views:
+            for block in source:
+                view[block] = 0
+        copy_in(table, target, memory)
     for view, old in zip(views, before, strict=True):
         for one, other in zip(source, target, strict=True):
             old[other] = old[one]

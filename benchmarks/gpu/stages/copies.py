@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,19 +15,23 @@ import torch
 from gpu.report import Reason, Report
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.governance.tiers.staging import Staging
+from kvcustody.kernels import copy as copies
 from kvcustody.kernels.copy import copy_in, copy_out
 from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.segment import SegmentTable
 
 MARK = 0xA7  # a byte that nobody else writes
+WAYS = {"direct": 1 << 40, "by the copy engine": 0}  # the most that the kernel moves itself
 SHAPES = {"32 KiB pieces of 64 layers": (64, 32 << 10), "odd pieces": (3, 41), "one latent": (1, 18432)}
 
 
 def run(report: Report, lab: Any) -> None:
     """On the host torch's path is asked, whose bytes are the same."""
     with lab.by_torch():
-        for name, (layers, piece) in SHAPES.items():
-            comes_back(report, lab, name, layers, piece)
+        for way, at_most in WAYS.items():
+            for name, (layers, piece) in SHAPES.items():
+                with mock.patch.object(copies, "DIRECT_BYTES", at_most):
+                    comes_back(report, lab, f"{name}, {way}", layers, piece)
         if lab.rehearsal:
             for check in ("nothing is left on the device", "rates"):
                 report.skip(check, Reason.REHEARSAL, "the host's memory is not a device's")
@@ -89,9 +94,9 @@ def nothing_is_left(report: Report, lab: Any) -> None:
 
 
 def rates(report: Report, lab: Any) -> None:
-    """GB/s of an object of 1 MiB and 8 MiB, against one transfer of as many bytes between pinned memory and device."""
+    """GB/s by the size of an object, either way, against one transfer of as many bytes to and from pinned memory."""
     table = table_of(lab, 512, 64, 1 << 10)
-    for blocks in (16, 128):
+    for blocks in (4, 16, 32, 64, 128):
         size = blocks * table.bytes_per_block
         staging = Staging(1, size)
         staging.pin(TensorMemory([table]).pin)
@@ -106,11 +111,13 @@ def rates(report: Report, lab: Any) -> None:
                 "in": partial(copy_in, table, listed, view),
                 "plain in": partial(there.copy_, plain),
             }
-            took = {name: [timed(lab, act) for _ in range(60)][10:] for name, act in ways.items()}
+            for way, at_most in {"as served": copies.DIRECT_BYTES, **WAYS}.items():
+                with mock.patch.object(copies, "DIRECT_BYTES", at_most):
+                    took = {name: [timed(lab, act) for _ in range(60)][10:] for name, act in ways.items()}
+                gbps = {name: round(size / median(each) / 1e9, 2) for name, each in took.items()}
+                ratios = {f"{to}_ratio": round(gbps[to] / gbps[f"plain {to}"], 3) for to in ("out", "in")}
+                report.measured(f"{size >> 10} KiB, {blocks} blocks of 64 pieces, {way}", **gbps, **ratios)
         staging.close()
-        gbps = {name: round(size / median(each) / 1e9, 2) for name, each in took.items()}
-        ratios = {f"{way}_ratio": round(gbps[way] / gbps[f"plain {way}"], 3) for way in ("out", "in")}
-        report.measured(f"{size >> 20} MiB, {blocks} blocks of 64 pieces", **gbps, **ratios)
 
 
 def timed(lab: Any, act: Callable[[], Any]) -> float:
