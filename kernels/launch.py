@@ -90,19 +90,20 @@ def launch(
         compiled_in = {"ALIGNMENT": table.alignment_bytes, "TILE_BYTES": tiles.bytes_max, **(choice or {})}
         variant = table.variants[name] = Variant(kernel, compiled_in, warps(tiles.bytes_max))
     step = max(1, pairs_max // tiles.count)
+    output = [one for one in (rows, flags) if one is not None]
     with on_device(table.device):
         for start in range(0, listed, step):
             end = min(listed, start + step)
-            output = [one[start:end] for one in (rows, flags) if one is not None]
+            is_whole = step >= listed  # the rule
             variant.launch(
                 (end - start) * tiles.count,
                 None,
-                *(one[start:end] for one in lists),
+                *(one if is_whole else one[start:end] for one in lists),
                 tiles.address,
                 tiles.stride,
                 tiles.bytes,
                 *constants,
-                *output,
+                *(one if is_whole else one[start:end] for one in output),
                 table.blocks,
                 tiles.count,
             )
@@ -124,4 +125,6 @@ def reached(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Launch on `device`, which need not be the current one."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -66,6 +66,25 @@ OUTCOMES = {
     ORPHANS: "orphan",
     "observed-removed": "cause",
 }
+COUNTED_KEYS = frozenset(
+    {
+        *(
+            "at_us",
+            "part",
+            "classification",
+            "log",
+            "reader",
+            "tenant",
+            "requests",
+            "blocks",
+            "tokens",
+            "rule",
+        ),
+        *("reasons", "owner", "revision", "level", "result", "bytes", "own", "tier", "numbers"),
+        *("blocks_each", "bytes_each", *MONITORED_TOKENS, *OUTCOMES.values()),
+    }
+)
+"""The keys of leaves that figures are made of."""
 _ACTING = {"decision": "reader", "hit-counters": "tenant"}
 _RUNS = "runs"
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.counters.count_events import count_events
+from kvcustody.audit.counters.count_events import COUNTED_KEYS, count_events
 from kvcustody.audit.counters.fold import write_deltas
 from kvcustody.audit.counters.hourly_coverage import drop_verdicts
 from kvcustody.audit.database.bulk_insert import Inserts
@@ -35,7 +35,7 @@ def uncount_runs(connection: Connection, runs: Sequence[DroppedRun]) -> None:
     if not leaves:
         return
     with gc_paused():
-        batch = read_leaves(leaves, hashed=False)
+        batch = read_leaves(leaves, hashed=False, keys=COUNTED_KEYS)
         found = count_events(batch, [run.log for run in runs for _ in run.leaves])
     inserts = Inserts(connection)
     # No other delta has this name: a size is above 0, and a leaf is dropped once.

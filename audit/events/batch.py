@@ -23,7 +23,7 @@ from msgspec import UNSET
 from msgspec.structs import astuple
 
 from kvcustody.audit.events.block_run_text import Extents
-from kvcustody.audit.events.block_runs import EXACT, UNNAMED, is_plain
+from kvcustody.audit.events.block_runs import EXACT, UNNAMED, encoded_blocks, is_plain
 from kvcustody.audit.events.leaf_schema import (
     DECODE,
     FOLDED,
@@ -90,13 +90,21 @@ _KIND = re.compile(rb',"kind":"([^"]*)"')
 _WHERE = re.compile(r"at `\$[^`]*`$")
 
 
-def read_leaves(lines: Sequence[bytes], *, canonical: bool = False, hashed: bool = True) -> LeafBatch:
+def read_leaves(
+    lines: Sequence[bytes],
+    *,
+    canonical: bool = False,
+    hashed: bool = True,
+    keys: frozenset[str] | None = None,
+) -> LeafBatch:
     """The batch of leaves that are there already; raises `LedgerError` where one is not what its kind is.
 
     `canonical`: each must be the canonical bytes of what was read of it, so that no byte says anything else.
     `hashed` False: nobody asks for their hashes, and the batch has none.
+    `keys`: groups have no other columns, and of run lists only how many blocks they have: for leaves that a ledger has
+    taken, whose runs were looked at then.
     """
-    reading = _Reading()
+    reading = _Reading(keys)
     try:
         for start in range(0, len(lines), _CHUNK):
             some = lines[start : start + _CHUNK]
@@ -133,7 +141,8 @@ class _Kind(NamedTuple):
 class _Reading:
     """The leaves of a batch on their way into columns, some at a time (rule 3)."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: frozenset[str] | None) -> None:
+        self._keys = keys
         self._head: list[list[Any]] = [[] for _ in range(8)]
         self._kinds: dict[str, _Kind] = {}
         self._texts: dict[Any, Any] = {}
@@ -191,7 +200,7 @@ class _Reading:
                 zip(item.keys, zip(*map(astuple, items), strict=True), strict=True)
             )
             said["boot_us"] = _moments([moments[owner] for owner in owners], said["boot_us"])
-            for name in item.moments - {"boot_us"}:
+            for name in item.moments - {"boot_us"} if self._keys is None else ():
                 said[name] = _moments(said["boot_us"], said[name])
             said["at_us"] = [
                 moment + offsets[owner] for owner, moment in zip(owners, said["boot_us"], strict=True)
@@ -212,13 +221,14 @@ class _Reading:
         """Add to the columns of a kind what leaves, or items, say."""
         known = self._kinds.get(schema.name)
         if known is None:
-            columns: dict[str, list[Any]] = {key: [] for key in schema.order if key not in UNREAD}
-            if schema.name in LIST_OF_KIND:
-                columns["item"] = []
+            asked = [*schema.order, *(["item"] if schema.name in LIST_OF_KIND else ())]
+            columns: dict[str, list[Any]] = {
+                key: [] for key in asked if key not in UNREAD and (self._keys is None or key in self._keys)
+            }
             nothing = {key: Extents([], [], []) for key in schema.lists}
             known = self._kinds[schema.name] = _Kind(schema, [], columns, nothing)
         known.places.extend(places)
-        found = {key: extents(said[key]) for key in schema.lists}
+        found = {key: extents(said[key]) if self._keys is None else _sizes(said[key]) for key in schema.lists}
         for key in schema.lists:
             said.setdefault(TOTALS[key], found[key].blocks)
         for key, whole in known.columns.items():
@@ -307,6 +317,11 @@ def part_of_batch(batch: LeafBatch, first: int, below: int) -> LeafBatch:
                 )
             )
     return LeafBatch._make([*rows, groups, batch.founders, batch.hashes[first:below]])
+
+
+def _sizes(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
+    """The blocks of every list of encoded runs, and nothing of where they are."""
+    return Extents([sum(map(encoded_blocks, runs)) if runs else 0 for runs in lists], [], [])
 
 
 def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:

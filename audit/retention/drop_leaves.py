@@ -23,7 +23,7 @@ from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.bulk_insert import insert_rows
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import fetch_all
-from kvcustody.audit.retention.truncate_month import ExpiredLeaves
+from kvcustody.audit.retention.counted_months import ExpiredLeaves
 from kvcustody.audit.schema.all_tables import projections
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.schema.trees import tree_nodes

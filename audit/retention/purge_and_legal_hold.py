@@ -33,9 +33,10 @@ from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, lo
 from kvcustody.audit.exports.manifest import MANIFEST
 from kvcustody.audit.processes.open_processes import may_hold_custody
 from kvcustody.audit.processes.work_periods import ENDS, RETURNED, LifeLeaf, about, life_leaves
+from kvcustody.audit.retention.counted_months import CountedMonths, ExpiredLeaves
 from kvcustody.audit.retention.drop_leaves import drop_leaves, thin_tiles, tiles_to_thin
 from kvcustody.audit.retention.free_space import free_space
-from kvcustody.audit.retention.truncate_month import ExpiredLeaves, empty_old_months
+from kvcustody.audit.retention.truncate_month import empty_months, old_months
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.schema.retention import legal_holds
 from kvcustody.audit.schema.trees import checkpoints
@@ -205,14 +206,16 @@ def purge(
     Raises `RetentionError` where the export does not hold it, or where one person is both actor and approver.
     """
     check_people(actor, approver)
-    verdict, facts = read_back(engine, export, keys, (actor, approver, reason))
     with engine.connect() as connection:
         plans = [plan for plan in plan_purge(connection, before_us) if plan.leaves]
-    for plan in plans:
-        check_exported(plan, verdict)
-    if plans:
-        record_purges(engine, plans, facts, clock)
-    _purge_months(engine, plans, before_us)
+    going = expired_leaves(engine, plans)
+    with CountedMonths(old_months(engine, before_us), going, export.parent) as counted:
+        verdict, facts = read_back(engine, export, keys, (actor, approver, reason), counted)
+        for plan in plans:
+            check_exported(plan, verdict)
+        if plans:
+            record_purges(engine, plans, facts, clock)
+        purge_months(engine, going, counted)
     for plan in plans:
         _purge_log(engine, plan, progress)
     thin_dropped(engine)
@@ -236,13 +239,28 @@ class PurgeFacts(NamedTuple):
     reason: str
 
 
+def expired_leaves(engine: Engine, plans: Sequence[LogPlan]) -> dict[str, ExpiredLeaves]:
+    """What plans let go, by name of the log."""
+    with engine.connect() as connection:
+        ids = {row.name: row.id for row in connection.execute(select(logs.c.name, logs.c.id))}
+    return {plan.log: ExpiredLeaves(ids[plan.log], plan.first, plan.below) for plan in plans}
+
+
 def read_back(
-    engine: Engine, export: Path, keys: Sequence[str], people: tuple[str, str, str]
+    engine: Engine,
+    export: Path,
+    keys: Sequence[str],
+    people: tuple[str, str, str],
+    counted: CountedMonths,
 ) -> tuple[ExportVerdict, PurgeFacts]:
-    """The verdict on a sound export of this very ledger, and what is recorded of it; else raises `RetentionError`."""
+    """The verdict on a sound export of this very ledger, and what is recorded of it; else raises `RetentionError`.
+
+    What it holds of what goes is counted on the way.
+    """
     manifest = export / MANIFEST
     digest = hashlib.sha256(manifest.read_bytes() if manifest.is_file() else b"").hexdigest()
-    verdict = verify_export(export, keys)
+    verdict = verify_export(export, keys, seen=counted.take)
+    counted.flush()
     if not verdict.ok:
         raise RetentionError(f"export `{export}` is not sound: {verdict.problems[0]}", path=export)
     mine = select(checkpoints.c.root).where(checkpoints.c.size == verdict.root.size)
@@ -263,16 +281,13 @@ def record_purges(
     )
 
 
-def _purge_months(engine: Engine, plans: Sequence[LogPlan], before_us: int) -> None:
-    """Whole months of a partitioned ledger, of all logs at once."""
-    with engine.connect() as connection:
-        ids = {row.name: row.id for row in connection.execute(select(logs.c.name, logs.c.id))}
-    going = [ExpiredLeaves(ids[plan.log], plan.first, plan.below) for plan in plans]
+def purge_months(engine: Engine, going: Mapping[str, ExpiredLeaves], counted: CountedMonths) -> int:
+    """Whole months of a partitioned ledger, of all logs at once; how many leaves that were."""
 
     def allowed(connection: Connection) -> None:
-        check_no_holds(connection, [plan.log for plan in plans])
+        check_no_holds(connection, going)
 
-    empty_old_months(engine, going, before_us, allowed)
+    return empty_months(engine, list(going.values()), allowed, counted)
 
 
 def _purge_log(engine: Engine, plan: LogPlan, progress: Callable[[str, int, int], None] | None) -> None:
@@ -294,6 +309,18 @@ def _next_there(engine: Engine, log: int, at: int, below: int) -> int | None:
         first = select(func.min(column)).where(events.c.log == log, column >= at, column < below)
         found: int | None = connection.scalar(first)
     return found
+
+
+def is_any_there(engine: Engine, runs: Sequence[ExpiredLeaves]) -> bool:
+    """Whether a leaf of these runs, on a server, is there still."""
+    statement = (
+        "SELECT EXISTS (SELECT FROM unnest(%s::int4[], %s::int8[], %s::int8[]) AS run (log, first, below)"
+        " JOIN events AS e ON e.log = run.log AND e.idx >= run.first AND e.idx < run.below)"
+    )
+    columns = tuple(list(column) for column in zip(*runs, strict=True))
+    with engine.connect() as connection:
+        dialect_of(connection).look_up_by_index(connection)
+        return bool(connection.exec_driver_sql(statement, columns).scalar())
 
 
 def drop_runs(engine: Engine, runs: Mapping[str, ExpiredLeaves]) -> None:

@@ -6,7 +6,8 @@
    checkpoint. Together they hold exactly what goes. A part is durable and was read back whole and verified by the
    caller's keys before `RetentionPurged` names its manifest; that is committed before anything of it is dropped.
 2. Memory and what is read a second time are bounded by a part, however large the ledger is. Parts run beside each
-   other; those of one log drop their leaves in order, from the log's beginning.
+   other; those of one log drop their leaves in order, from the log's beginning. Where there are whole months to empty,
+   that comes when all parts are on record, and each part then drops what is left of it.
 3. Whatever is cut off is finished by asking again with the same folder: a part that is there is verified again, put on
    record where it is not, and what of it is left is dropped; a part that was not whole is written anew.
 4. What may go is what `purge_and_legal_hold` says, rules 1 and 5: holds win, and are asked for again in each
@@ -18,11 +19,11 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Engine, select
 
@@ -31,6 +32,7 @@ from kvcustody.audit.exports.export_writer import ExportSelection, LeafRange, wr
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
 from kvcustody.audit.exports.range_source import CheckpointContents
+from kvcustody.audit.retention.counted_months import CountedMonths, ExpiredLeaves
 from kvcustody.audit.retention.free_space import free_space
 from kvcustody.audit.retention.purge_and_legal_hold import (
     LogPlan,
@@ -39,12 +41,15 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
     check_exported,
     check_people,
     drop_runs,
+    expired_leaves,
+    is_any_there,
     plan_purge,
+    purge_months,
     read_back,
     record_purges,
     thin_dropped,
 )
-from kvcustody.audit.retention.truncate_month import ExpiredLeaves
+from kvcustody.audit.retention.truncate_month import old_months
 from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.tlog.tiles import read_plain_file
@@ -62,6 +67,7 @@ _DROP_LOGS = 512
 _PART = re.compile(r"part-\d{6,}")
 _PARTIAL = re.compile(r"\.part-\d{6,}\.partial")
 
+_Made = TypeVar("_Made")
 Progress = Callable[[str, int, int], None]  # "written", "verified" or "dropped", leaves done, leaves in all
 
 
@@ -87,12 +93,18 @@ class _Part:
     path: Path
     runs: dict[str, LeafRange]
     is_there: bool
+    facts: PurgeFacts | None = None  # when it was verified
     after: list[_Part] = field(default_factory=list)
     dropped: threading.Event = field(default_factory=threading.Event)
 
     @property
     def leaves(self) -> int:
         return sum(run.end - run.first for run in self.runs.values())
+
+    @property
+    def verified(self) -> PurgeFacts:
+        assert self.facts is not None
+        return self.facts
 
 
 def purge_to(
@@ -116,6 +128,7 @@ def purge_to(
     numbers = _parts_there(folder)
     with engine.connect() as connection:
         plans = [plan for plan in plan_purge(connection, before_us) if plan.leaves]
+    going = expired_leaves(engine, plans)
     jobs = 1 if dialect_of(engine).one_writer else max(1, jobs)
     fair = sum(plan.leaves for plan in plans) // (_TURNS * jobs)
     parts = _plan_parts(folder, numbers, plans, min(PART_LEAVES_MAX, max(PART_LEAVES_MIN, fair)))
@@ -125,8 +138,9 @@ def purge_to(
         for draft in folder.glob(".part-*.partial"):  # of a try that was killed; nothing reads it
             shutil.rmtree(draft)
         people = (actor, approver, reason)
-        purge = _Purge(engine, contents, keys, people, parts, progress, clock or SystemClock())
-        made = purge.run(jobs)
+        with CountedMonths(old_months(engine, before_us), going, folder.parent) as counted:
+            purge = _Purge(engine, contents, keys, people, parts, counted, progress, clock or SystemClock())
+            made = purge.run(jobs, going)
     else:
         made = []
     thin_dropped(engine)
@@ -220,9 +234,11 @@ class _Purge:
         keys: Sequence[str],
         people: tuple[str, str, str],
         parts: Sequence[_Part],
+        counted: CountedMonths,
         progress: Progress | None,
         clock: Clock,
     ) -> None:
+        self._counted = counted
         self._engine = engine
         self._contents = contents
         self._keys = keys
@@ -234,10 +250,19 @@ class _Purge:
         self._done = dict.fromkeys(("written", "verified", "dropped"), 0)
         self._stop = threading.Event()
 
-    def run(self, jobs: int) -> list[PurgedPart]:
+    def run(self, jobs: int, going: Mapping[str, ExpiredLeaves]) -> list[PurgedPart]:
         """Work through all parts; raises what the first one that failed raised."""
+        if not self._counted.months:
+            return self._each(jobs, self._whole)
+        self._each(jobs, self._prepare)
+        for part in self._parts:
+            self._record(part)
+        purge_months(self._engine, going, self._counted)
+        return self._each(jobs, self._drop)
+
+    def _each(self, jobs: int, work: Callable[[_Part], _Made]) -> list[_Made]:
         with ThreadPoolExecutor(jobs) as pool:
-            futures = [pool.submit(self._work, part) for part in self._parts]
+            futures = [pool.submit(self._guarded, work, part) for part in self._parts]
             try:
                 return [future.result() for future in futures]
             except BaseException:
@@ -251,24 +276,32 @@ class _Purge:
                     raise cause from None
                 raise
 
-    def _work(self, part: _Part) -> PurgedPart:
+    def _guarded(self, work: Callable[[_Part], _Made], part: _Part) -> _Made:
         try:
             self._check_going_on()
-            if not part.is_there:
-                self._write(part)
-            self._tell("written", part.leaves)
-            facts = self._verify(part)
-            self._tell("verified", part.leaves)
-            for before in part.after:
-                while not before.dropped.wait(0.1):
-                    self._check_going_on()
-            self._record(part, facts)
-            self._drop(part)
+            return work(part)
         except BaseException:
             self._stop.set()
             raise
-        part.dropped.set()
-        return PurgedPart(part.path.name, facts.digest, part.leaves)
+
+    def _whole(self, part: _Part) -> PurgedPart:
+        self._prepare(part)
+        self._wait(part)
+        self._record(part)
+        return self._drop(part)
+
+    def _prepare(self, part: _Part) -> None:
+        """Have it written and verified."""
+        if not part.is_there:
+            self._write(part)
+        self._tell("written", part.leaves)
+        part.facts = self._verify(part)
+        self._tell("verified", part.leaves)
+
+    def _wait(self, part: _Part) -> None:
+        for before in part.after:
+            while not before.dropped.wait(0.1):
+                self._check_going_on()
 
     def _check_going_on(self) -> None:
         if self._stop.is_set():
@@ -294,13 +327,14 @@ class _Purge:
 
     def _verify(self, part: _Part) -> PurgeFacts:
         """Read the part back, by the caller's keys (rule 1); raises `RetentionError`."""
-        verdict, facts = read_back(self._engine, part.path, self._keys, self._people)
+        verdict, facts = read_back(self._engine, part.path, self._keys, self._people, self._counted)
         for run in part.runs.values():
             check_exported(LogPlan(run.log, run.first, run.end, ""), verdict)
         return facts
 
-    def _record(self, part: _Part, facts: PurgeFacts) -> None:
+    def _record(self, part: _Part) -> None:
         """Put on record what goes, but for what an interrupted purge already did (rule 3)."""
+        facts = part.verified
         column = retention_purges.c
         known: dict[str, int] = {}
         if part.is_there:
@@ -315,7 +349,9 @@ class _Purge:
         if plans:
             record_purges(self._engine, plans, facts, self._clock)
 
-    def _drop(self, part: _Part) -> None:
+    def _drop(self, part: _Part) -> PurgedPart:
+        """Drop what is there of it, after those that come before it."""
+        self._wait(part)
         group: dict[str, ExpiredLeaves] = {}
         leaves = 0
         for run in part.runs.values():
@@ -329,9 +365,12 @@ class _Purge:
                 leaves += end - first
                 first = end
         self._drop_group(group)
+        part.dropped.set()
+        return PurgedPart(part.path.name, part.verified.digest, part.leaves)
 
     def _drop_group(self, group: dict[str, ExpiredLeaves]) -> None:
         self._check_going_on()
         if group:
-            drop_runs(self._engine, group)
+            if not self._counted.months or is_any_there(self._engine, list(group.values())):
+                drop_runs(self._engine, group)
             self._tell("dropped", sum(run.below - run.first for run in group.values()))

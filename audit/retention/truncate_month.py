@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby, islice
-from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
@@ -27,41 +26,40 @@ from kvcustody.audit.database.monthly_partitions import (
     partitioned,
     partitions,
 )
+from kvcustody.audit.retention.counted_months import CountedMonths, ExpiredLeaves
 from kvcustody.audit.schema.all_tables import projections
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 
 _AT_ONCE = 4096
 
 
-class ExpiredLeaves(NamedTuple):
-    """Leaves of a log from `first` up to and without `below`, which may lose their content."""
+def old_months(engine: Engine, before_us: int) -> tuple[MonthPartition, ...]:
+    """The months that lie before an instant, in order; none where this login may not empty one."""
+    with engine.connect() as connection:
+        months = tuple(
+            part
+            for part in partitions(connection)
+            if part.name != REST and part.below_us is not None and part.below_us <= before_us
+        )
+        return months if months and owns_tables(connection) else ()
 
-    log: int
-    first: int
-    below: int
 
-
-def empty_old_months(
-    engine: Engine, going: Sequence[ExpiredLeaves], before_us: int, allowed: Callable[[Connection], None]
+def empty_months(
+    engine: Engine,
+    going: Sequence[ExpiredLeaves],
+    allowed: Callable[[Connection], None],
+    counted: CountedMonths,
 ) -> int:
-    """Empty every month that lies before an instant and mostly goes; how many leaves lost their content.
+    """Empty those of the counted months that mostly go; how many leaves lost their content.
 
     `allowed` is asked in each transaction and raises where something must stay after all. What is left of `going`
     (other months, months that mostly stay or that somebody reads) is the caller's to delete row by row.
     """
-    with engine.connect() as connection:
-        months = [
-            part
-            for part in partitions(connection)
-            if part.name != REST and part.below_us is not None and part.below_us <= before_us
-        ]
-        if not months or not going or not owns_tables(connection):
-            return 0
     gone = 0
-    for month in months:
+    for month in counted.months if going else ():
         try:
             with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-                gone += _empty(connection, month, going, allowed)
+                gone += _empty(connection, month, going, allowed, counted)
         except OperationalError:  # a reader is in the way (rule 2)
             continue
     return gone
@@ -72,13 +70,20 @@ def _empty(
     part: MonthPartition,
     going: Sequence[ExpiredLeaves],
     allowed: Callable[[Connection], None],
+    counted: CountedMonths,
 ) -> int:
     run, month = connection.exec_driver_sql, part.of("events")
     tables = {table: part.of(table) for table in partitioned(connection)}
     run("SET LOCAL statement_timeout = 0")
     run(f"LOCK TABLE {', '.join(tables.values())} IN SHARE ROW EXCLUSIVE MODE")
     allowed(connection)
-    plan = f"(VALUES {', '.join(str(tuple(each)) for each in going)}) AS plan (log, first, below)"
+    run(
+        "CREATE TEMP TABLE going ON COMMIT DROP AS"
+        " SELECT * FROM unnest(%s::int4[], %s::int8[], %s::int8[]) AS run (log, first, below)",
+        tuple(list(column) for column in zip(*going, strict=True)),
+    )
+    run("ANALYZE going")
+    plan = "going AS plan"
     inside = "plan.log = leaf.log AND leaf.idx >= plan.first AND leaf.idx < plan.below"
     dropped = f"FROM {month} AS leaf JOIN {plan} ON {inside}"
     leaves = int(run(f"SELECT count(*) FROM {month}").scalar() or 0)  # noqa: S608 - our own names and numbers
@@ -91,7 +96,10 @@ def _empty(
         f" count(*) OVER (PARTITION BY leaf.log, leaf.idx / {TILE_WIDTH}) AS of_tile {dropped}) AS going"
         f" WHERE of_tile < {TILE_WIDTH}"
     )
-    _uncount(connection, dropped)
+    if counted.leaves(part.name) == gone:  # else some went before
+        counted.take_off(connection, part.name)
+    else:
+        _uncount(connection, dropped)
     for derived in projections():
         if derived.name not in tables:
             run(

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
+from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.processes.marked_processes import read_marked
 from kvcustody.audit.schema.ledger import events, incarnations, logs, outages
@@ -32,6 +33,9 @@ AHEAD, EARLY, LATE = "ahead", "early", "late"
 APART_US = 300 * SECOND_US  # as `worker_clock_seconds` is by default
 SPILL_US = 7 * 86_400 * SECOND_US  # as `worker_silence_days` is by default
 _AT_ONCE = 20_000
+_STATED = (
+    f"SELECT idx, at_us FROM events WHERE log = ? AND idx >= ? AND idx < ? ORDER BY idx LIMIT {_AT_ONCE}"  # noqa: S608 - our own number
+)
 _NEVER_US = np.iinfo(np.int64).min // 2
 
 
@@ -89,7 +93,7 @@ class LedgerTimes:
         """Those of a log, by its id."""
         column = root_leaves.c
         query = select(column.idx, column.size).where(column.log == log).order_by(column.idx)
-        found = np.array(self._connection.execute(query).all(), np.int64).reshape(-1, 2)
+        found = np.array([tuple(row) for row in self._connection.execute(query)], np.int64).reshape(-1, 2)
         if not len(found) or not len(self._sizes):
             nothing = np.empty(0, np.int64)
             return LogTimes(nothing, nothing, nothing)
@@ -127,13 +131,16 @@ class LedgerTimes:
         """The first leaf in [since, below) of a log that is early."""
         below = min(below, times.size)
         while since < below:
-            rows = self._rows(log, since, below)
-            if not rows:
+            stated = fetch_all(self._connection, _STATED, (log, since, below))
+            if not stated:
                 return None
-            since = rows[-1][0] + 1
-            found = next((odd.idx for odd in self._odd("", times, rows) if odd.why == EARLY), None)
-            if found is not None:
-                return found
+            idx, at_us = np.array([tuple(row) for row in stated], np.int64).T
+            if (at_us < times.bracket(idx)[0] - SPILL_US).any():
+                rows = self._rows(log, since, int(idx[-1]) + 1)
+                found = next((odd.idx for odd in self._odd("", times, rows) if odd.why == EARLY), None)
+                if found is not None:
+                    return found
+            since = int(idx[-1]) + 1
         return None
 
     def _rows(self, log: int, since: int, end: int) -> list[tuple[int, int, int, int, str]]:

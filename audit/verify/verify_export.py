@@ -82,6 +82,8 @@ NOT_RECORDED = "whether everything was recorded: see conservation and coverage"
 NOT_TRUE = "whether what was recorded is true: a leaf proves what was written, and no more"
 
 Progress = Callable[[str, int, int], None]
+Seen = Callable[[str, int, Sequence[bytes]], None]
+"""Given leaves of a log, the first of them at a place."""
 
 
 class KeptHead(NamedTuple):
@@ -200,8 +202,11 @@ def verify_export(
     kept: Sequence[KeptHead] = (),
     authorities: Sequence[StampAuthority] = (),
     progress: Progress | None = None,
+    seen: Seen | None = None,
 ) -> ExportVerdict:
     """Check every byte of an export by these vkeys (rule 1, rule 2).
+
+    `seen` is given the leaves on the way: they are what was signed only where the verdict is sound.
 
     Raises `NoteError` for a malformed key of yours, `CannotCheckError` where what it takes is not installed.
 
@@ -211,7 +216,7 @@ def verify_export(
     trusted, cosigners = [parse_vkey(key) for key in keys], [parse_vkey(key) for key in witnesses]
     verdict = ExportVerdict()
     try:
-        _Check(folder, verdict, kept, progress).run(trusted, cosigners, witness_threshold, authorities)
+        _Check(folder, verdict, kept, progress, seen).run(trusted, cosigners, witness_threshold, authorities)
     except CannotCheckError:
         raise
     except LedgerError as problem:
@@ -241,8 +246,14 @@ def verify_leaf(
 
 class _Check:
     def __init__(
-        self, folder: Path, verdict: ExportVerdict, kept: Sequence[KeptHead], progress: Progress | None
+        self,
+        folder: Path,
+        verdict: ExportVerdict,
+        kept: Sequence[KeptHead],
+        progress: Progress | None,
+        seen: Seen | None,
     ) -> None:
+        self._seen = seen
         self._folder = folder
         self._verdict = verdict
         self._kept = kept
@@ -433,6 +444,8 @@ class _Check:
                 frontier = frontier.extend(hashes).frontier
                 digest.update(b"".join(leaf + b"\n" for leaf in leaves))
                 self._lives += _take_leaves(found, leaves, frontier.size - len(leaves))
+                if self._seen is not None:
+                    self._seen(log.name, frontier.size - len(leaves), leaves)
                 if self._progress is not None:
                     self._progress(log.name, frontier.size - log.range.first, log.leaves)
             if frontier.size - file.first != file.leaves:

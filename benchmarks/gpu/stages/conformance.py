@@ -6,7 +6,7 @@ from typing import Any
 
 from gpu.report import Reason, Report, missing
 
-NEEDS = ("sqlalchemy", "cryptography", "pydantic", "orjson", "structlog", "yaml")
+NEEDS = ("sqlalchemy", "cryptography", "pydantic", "orjson", "structlog", "yaml", "alembic")
 
 
 def run(report: Report, lab: Any) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from kvcustody.audit.counters.count_events import COUNTED_KEYS, count_events
 from kvcustody.audit.events import KINDS, Context, Event, leaves
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.block_runs import Run
@@ -92,6 +93,18 @@ def test_every_kind_that_has_a_leaf_is_recorded_with_every_field_and_without() -
         needed, every = ({field.name for field in fields if field.required or full} for full in (False, True))
         assert (needed in given and every in given) or name == "hit-counted"
     assert len(OLDER) > 10
+
+
+def test_keys_that_figures_are_made_of_are_enough() -> None:
+    """Of every kind and version of leaf that was recorded. With its control: one key less is seen."""
+    data = [made.data for each in WRITTEN for made in leaves(event_of(each), CONTEXT, each["sequence"])]
+    data += [each["leaf"].encode() for each in OLDER]
+    whole = count_events(read_leaves(data), range(len(data)))
+    assert count_events(read_leaves(data, keys=COUNTED_KEYS), range(len(data))) == whole
+    for key in ("at_us", "part", "classification", "reader", "revision", "level", "tier", "cause", "numbers"):
+        with pytest.raises((KeyError, AssertionError)):
+            fewer = read_leaves(data, keys=COUNTED_KEYS - {key})
+            assert count_events(fewer, range(len(data))) == whole
 
 
 if __name__ == "__main__":

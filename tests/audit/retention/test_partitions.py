@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -30,7 +30,21 @@ from kvcustody.audit.events import ResidencyOpened, WorkerStarted, WorkerStopped
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.query.events import EventFilter, find_events
-from kvcustody.audit.retention.purge_and_legal_hold import LogPlan, lift_hold, place_hold, purge
+from kvcustody.audit.retention import streamed_purge, truncate_month
+from kvcustody.audit.retention.counted_months import CountedMonths
+from kvcustody.audit.retention.purge_and_legal_hold import (
+    LogPlan,
+    drop_runs,
+    expired_leaves,
+    lift_hold,
+    place_hold,
+    plan_purge,
+    purge,
+    purge_months,
+    read_back,
+    record_purges,
+)
+from kvcustody.audit.retention.streamed_purge import purge_to
 from kvcustody.audit.schema.all_tables import MONTHLY, every_table
 from kvcustody.audit.schema.ledger import events, logs, residencies
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -383,6 +397,78 @@ def test_a_month_goes_at_once_and_every_proof_stays(half_a_year: Lived, lived: E
         now = {log.name: log.head for log in after.logs()}
         assert now["tenant/acme"] == heads["tenant/acme"]  # the others were told of the hold
         assert after.inclusion("tenant/acme", 170, as_of=size) == kept
+
+
+PEOPLE = {"actor": "operator", "approver": "dpo", "reason": "schedule"}
+
+
+@pytest.mark.parametrize("cut", [None, "purge_months", "_empty"])
+def test_a_purge_that_writes_its_own_export_empties_months_too(
+    lived: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str | None
+) -> None:
+    """What goes was counted while it was verified: no leaf of it is read again. Cut off, it is finished by asking."""
+    monkeypatch.setattr(streamed_purge, "PART_LEAVES_MIN", 256)
+    monkeypatch.setattr(streamed_purge, "PART_LEAVES_MAX", 256)
+    dropped: list[int] = []
+
+    def tell(what: str, done: int, total: int) -> None:
+        if what == "dropped":
+            dropped.append(done)
+
+    def go() -> None:
+        purge_to(lived, instant(2026, 5, 15), tmp_path / "out", [str(KEY.verifier)], progress=tell, **PEOPLE)
+
+    if cut:
+        module = streamed_purge if cut == "purge_months" else truncate_month
+        real, calls = getattr(module, cut), [0]
+
+        def killed(*given: Any) -> Any:
+            calls[0] += 1
+            if module is streamed_purge or calls[0] == 3:
+                raise KeyboardInterrupt
+            return real(*given)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(module, cut, killed)
+            go()
+        with lived.connect() as connection:
+            assert fsck(connection, keys=[KEY.verifier]).problems == []
+            assert count(connection, "events_2026_01") == (86 if module is streamed_purge else 2)
+            assert count(connection, "events_2026_03") == 86
+    assert dropped == []
+    with monkeypatch.context() as patch:
+        patch.setattr(truncate_month, "_uncount", None)
+        go()
+    assert dropped == sorted(dropped) and dropped[-1] == (4 if cut != "_empty" else 2) * 84
+    with lived.connect() as connection:
+        report = fsck(connection, keys=[KEY.verifier])
+        assert report.problems == [] and report.purged == 4 * 84
+        assert count(connection, "events_first") == 2 * 4
+        assert connection.scalar(select(func.count()).select_from(residencies)) == 2 * 84
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_month_of_which_some_went_before_is_taken_off_by_what_is_there(
+    half_a_year: Lived, lived: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    """With its control: what was counted before cannot be taken off beside what went of it."""
+    with lived.connect() as connection:
+        plans = [plan for plan in plan_purge(connection, instant(2026, 2, 1)) if plan.leaves]
+    going = expired_leaves(lived, plans)
+    with CountedMonths(truncate_month.old_months(lived, instant(2026, 2, 1)), going, tmp_path) as counted:
+        people = ("operator", "dpo", "schedule")
+        _, facts = read_back(lived, half_a_year.export, [str(KEY.verifier)], people, counted)
+        assert counted.leaves("2026_01") == 84 and counted.leaves("2026_02") == 0
+        record_purges(lived, plans, facts)
+        drop_runs(lived, {"tenant/acme": going["tenant/acme"]._replace(below=10)})
+        if not is_asked:
+            monkeypatch.setattr(counted, "leaves", lambda month: 74)
+            with pytest.raises(IntegrityError):
+                purge_months(lived, going, counted)
+            return
+        assert purge_months(lived, going, counted) == 74
+    with lived.connect() as connection:
+        assert fsck(connection, keys=[KEY.verifier]).problems == []
 
 
 def test_a_reader_in_the_way_costs_rows_and_no_failure(half_a_year: Lived, lived: Engine) -> None:
