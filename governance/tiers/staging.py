@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
@@ -46,6 +47,8 @@ class Staging:
         self._free: list[tuple[mmap.mmap, int]] = []
         self._unpin: dict[int, Callable[[], None]] = {}
         self._zeroed, self._bytes, self._refused = 0, 0, 0
+        # Memory that is gone must not stay pinned: the next at its address could not be, and a device could write it.
+        weakref.finalize(self, _unpin_all, self._unpin).atexit = False
         for _ in range(buffers):
             self._free.append(self._made())
 
@@ -118,3 +121,9 @@ class Staging:
                 "or have fewer or smaller buffers"
             )
         return memory, address
+
+
+def _unpin_all(undo: dict[int, Callable[[], None]]) -> None:
+    """What nobody has closed."""
+    while undo:
+        undo.popitem()[1]()

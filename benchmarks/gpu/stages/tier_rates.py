@@ -91,6 +91,7 @@ def one_size(report: Report, lab: Any) -> None:
         else:
             rates(report, lab, name, sides, total)
         sides.tier.close()
+        sides.tier.staging.close()
 
 
 def rates(report: Report, lab: Any, name: str, sides: OnDevice, total: int) -> None:

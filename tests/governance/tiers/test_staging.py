@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -167,3 +168,17 @@ def test_every_buffer_is_pinned_once_and_let_go_when_it_is_zero() -> None:
     addresses = {address for word, address, _ in log if word == "pinned"}
     assert len(addresses) == 2 and [word for word, *_ in log] == ["pinned"] * 2 + ["let go"] * 2
     assert {address for word, address, rest in log if word == "let go" and not any(rest)} == addresses
+
+
+def test_buffers_that_nobody_closed_are_let_go_before_their_memory_is() -> None:
+    """A driver that kept them pinned would refuse the next memory at their addresses."""
+    let_go: list[bytes] = []
+
+    def pin(address: int, size: int) -> Callable[[], None]:
+        return lambda: let_go.append(ctypes.string_at(address, size))
+
+    staging = Staging(2, 4096)
+    staging.pin(pin)
+    del staging
+    gc.collect()
+    assert [len(each) for each in let_go] == [4096, 4096]
