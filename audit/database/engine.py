@@ -27,7 +27,7 @@ from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
-SCHEMA_REVISION = "0040"
+SCHEMA_REVISION = "0041"
 VERSION_TABLE = "kvcustody_schema"
 STATEMENT_SECONDS = 300.0  # of a reader's statement, unless the opener says otherwise
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)

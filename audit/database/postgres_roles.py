@@ -98,6 +98,8 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {figures} TO {WRITER}"
     yield f"GRANT SELECT ON {figures} TO {AUDITOR}, {SIGNER}, {RETENTION}"
     yield f"GRANT INSERT ON counter_deltas TO {RETENTION}"
+    yield f"GRANT SELECT ON sequence_spans TO {AUDITOR}, {SIGNER}"
+    yield f"GRANT SELECT, INSERT, DELETE ON sequence_spans TO {WRITER}, {RETENTION}"
     yield f"GRANT DELETE ON coverage_hours, coverage_pass TO {RETENTION}"
     yield f"GRANT INSERT ON signed_checkpoints TO {SIGNER}"
     yield f"GRANT INSERT ON tree_nodes TO {RETENTION}"

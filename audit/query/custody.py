@@ -1,8 +1,7 @@
-"""What reports ask of the ledger: a subject's custody, a block's history, findings, gaps.
+"""What reports ask of the ledger: a subject's custody, a block's history, findings.
 
 1. Every answer is a function of ledger rows and arguments: no clock is read, so a report repeats.
 2. A subject is asked for by tenant and pseudonym; `subject_rows.names_of` is the only way from a name to it.
-3. Where an incarnation has as many sequences as lie between its lowest and highest, none is looked at by itself.
 """
 
 from __future__ import annotations
@@ -24,33 +23,11 @@ from kvcustody.audit.schema.ledger import (
     incarnations,
     logs,
     orphan_findings,
-    outages,
     receipts,
     releases,
     residencies,
 )
 from kvcustody.audit.subjects.subject_filter import of_tenant
-
-Span = tuple[int, int]
-"""First and last of consecutive sequences."""
-
-
-def recorded_sequences(connection: Connection, incarnation: int) -> list[Span]:
-    """Every range of consecutive sequences with a leaf, ascending; an event of several leaves counts once."""
-    there = select(events.c.sequence).where(events.c.incarnation == incarnation).distinct().subquery()
-    sequence = there.c.sequence
-    count, first, last = connection.execute(
-        select(func.count(), func.min(sequence), func.max(sequence)).select_from(there)
-    ).one()
-    if not count:
-        return []
-    if count == last - first + 1:
-        return [(first, last)]
-    before = func.lag(sequence).over(order_by=sequence).label("before")
-    steps = select(before, sequence).subquery()
-    jumps = select(steps).where(steps.c.sequence > steps.c.before + 1).order_by(steps.c.sequence)
-    ends, starts = zip(*connection.execute(jumps).all(), strict=True)
-    return list(zip((first, *starts), (*ends, last), strict=True))
 
 
 class SubjectResidency(NamedTuple):
@@ -92,15 +69,6 @@ class OrphanFinding(NamedTuple):
     action: str
     outcome: str
     at_us: int
-
-
-class Gap(NamedTuple):
-    """Evidence that is missing and known to be: an incomplete leaf set, or a recorded loss."""
-
-    incarnation: str
-    first_sequence: int
-    last_sequence: int
-    cause: str
 
 
 def classifications_held(connection: Connection, tenant: str, since: int = 0) -> tuple[set[str], int]:
@@ -201,46 +169,6 @@ def findings(connection: Connection, *, tenant: str | None = None) -> tuple[Orph
     if tenant is not None:
         query = query.where(column.tenant == tenant)
     return tuple(OrphanFinding(*row) for row in connection.execute(query))
-
-
-def gaps(connection: Connection) -> tuple[Gap, ...]:
-    """Leaf sets that lack a part, sequences that are nowhere, and losses that the writer recorded."""
-    column = events.c
-    torn = (
-        select(incarnations.c.uuid, column.sequence)
-        .join(incarnations, incarnations.c.id == column.incarnation)
-        .where(column.parts > 1)
-        .group_by(incarnations.c.uuid, column.sequence, column.log, column.parts)
-        .having(func.count() != column.parts)
-    )
-    found = [
-        Gap(row.uuid, row.sequence, row.sequence, "a continuation leaf is missing")
-        for row in connection.execute(torn)
-    ]
-    lost = (
-        select(incarnations.c.uuid, outages.c.first_sequence, outages.c.last_sequence, outages.c.cause)
-        .join(incarnations, incarnations.c.id == outages.c.incarnation)
-        .where(outages.c.kind.in_(("gap", "withdrawn")))
-    )
-    known = [Gap(*row) for row in connection.execute(lost)]
-    found += [gap for gap in known if gap.cause != "refused"]
-    found += _holes(connection, known)
-    return tuple(sorted(found))
-
-
-def _holes(connection: Connection, known: list[Gap]) -> list[Gap]:
-    """Ranges of sequences below an incarnation's highest that no leaf and no recorded loss accounts for."""
-    made = []
-    query = select(incarnations.c.id, incarnations.c.uuid).order_by(incarnations.c.id)
-    for life in connection.execute(query).all():
-        spans = recorded_sequences(connection, life.id)
-        spans += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == life.uuid]
-        reached = 0
-        for first, last in sorted(spans):
-            if first > reached + 1:
-                made.append(Gap(life.uuid, reached + 1, first - 1, "no leaf has these sequences"))
-            reached = max(reached, last)
-    return made
 
 
 def _over_parts(table: Table, column: str) -> ColumnElement[Any]:

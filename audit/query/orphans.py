@@ -15,8 +15,8 @@ import numpy as np
 from sqlalchemy import Connection, and_, func, literal_column, select
 
 from kvcustody.audit.events.block_runs import Int64s
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.processes.work_periods import at_work, read_work_periods
-from kvcustody.audit.query.custody import gaps
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
 from kvcustody.audit.schema.ledger import (
     custody_ends,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.processes.sequence_gaps import dropped_spans
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.ledger import events, incarnations
 
@@ -102,6 +103,7 @@ def _holes_of(
     here = select(events.c.sequence).where(events.c.incarnation == life, as_of.has(events)).distinct()
     spans = [(number, number) for number in connection.scalars(here)]
     spans += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == uuid]
+    spans += dropped_spans(connection, int(life or 0))
     made, reached = [], 0
     for first, last in sorted(spans):
         if first > reached + 1:

@@ -14,7 +14,8 @@
    what it may hand in yet is judged by them.
 6. How old a leaf is, and when a process ended, is what its leaf states within the times of the signatures that bracket
    it (`stated_times`): a wrong clock neither stops a purge nor hastens one.
-7. An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
+7. Which sequences were whole is kept before anything of them goes, so what was dropped is not taken for lost.
+8. An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
    in the transaction that deletes.
 """
 
@@ -32,6 +33,7 @@ from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
 from kvcustody.audit.exports.manifest import MANIFEST
 from kvcustody.audit.processes.open_processes import may_hold_custody
+from kvcustody.audit.processes.sequence_gaps import keep_spans
 from kvcustody.audit.processes.work_periods import ENDS, RETURNED, LifeLeaf, about, life_leaves
 from kvcustody.audit.retention.counted_months import CountedMonths, ExpiredLeaves
 from kvcustody.audit.retention.drop_leaves import drop_leaves, thin_tiles, tiles_to_thin
@@ -208,6 +210,8 @@ def purge(
     check_people(actor, approver)
     with engine.connect() as connection:
         plans = [plan for plan in plan_purge(connection, before_us) if plan.leaves]
+    if plans:
+        keep_spans(engine)
     going = expired_leaves(engine, plans)
     with CountedMonths(old_months(engine, before_us), going, export.parent) as counted:
         verdict, facts = read_back(engine, export, keys, (actor, approver, reason), counted)

@@ -32,6 +32,7 @@ from kvcustody.audit.exports.export_writer import ExportSelection, LeafRange, wr
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
 from kvcustody.audit.exports.range_source import CheckpointContents
+from kvcustody.audit.processes.sequence_gaps import keep_spans
 from kvcustody.audit.retention.counted_months import CountedMonths, ExpiredLeaves
 from kvcustody.audit.retention.free_space import free_space
 from kvcustody.audit.retention.purge_and_legal_hold import (
@@ -133,6 +134,7 @@ def purge_to(
     fair = sum(plan.leaves for plan in plans) // (_TURNS * jobs)
     parts = _plan_parts(folder, numbers, plans, min(PART_LEAVES_MAX, max(PART_LEAVES_MIN, fair)))
     if parts:
+        keep_spans(engine)  # all that goes is there: it is under a signed checkpoint
         contents = CheckpointContents(LedgerSource(engine))
         evidence_folder(folder)
         for draft in folder.glob(".part-*.partial"):  # of a try that was killed; nothing reads it

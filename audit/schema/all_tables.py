@@ -10,6 +10,7 @@ from kvcustody.audit.schema import counters as counter_schema
 from kvcustody.audit.schema import erasures as erasure_schema
 from kvcustody.audit.schema import releases as release_schema
 from kvcustody.audit.schema import retention as keeping_schema
+from kvcustody.audit.schema import sequences as sequence_schema
 from kvcustody.audit.schema import service as service_schema
 from kvcustody.audit.schema import traces as trace_schema
 from kvcustody.audit.schema import trees as tree_schema
@@ -21,6 +22,7 @@ ROOMS = (
     counter_schema,
     erasure_schema,
     keeping_schema,
+    sequence_schema,
     release_schema,
     service_schema,
     trace_schema,

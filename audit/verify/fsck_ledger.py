@@ -49,6 +49,7 @@ from kvcustody.audit.verify.figure_rows import strange_figures, wrong_sums_over_
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
 from kvcustody.audit.verify.life_rows import silent_processes
 from kvcustody.audit.verify.register_rows import check_registers
+from kvcustody.audit.verify.sequence_rows import wrong_spans
 from kvcustody.audit.verify.stated_times import AHEAD, EARLY, LATE, LedgerTimes
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import readable
@@ -156,7 +157,7 @@ def fsck(
         )
     heads = _check_root(connection, report, {row.id: row.name for row in rows}, sealed_us)
     _check_notes(connection, report, heads, keys, kept)
-    figures = [*strange_figures(connection), *wrong_sums_over_logs(connection)]
+    figures = [*strange_figures(connection), *wrong_sums_over_logs(connection), *wrong_spans(connection)]
     figures += [] if report.problems else wrong_verdicts(connection)
     if report.problems:
         report.unproved.append("verdicts by hour were not judged again: what they are judged from is wrong")

@@ -65,6 +65,12 @@ NOT_EVIDENCE = (
         "the name of a delta until it is folded; it counts by its other columns, whose sums are re-derived",
     ),
     NotEvidence(
+        "sequence_spans",
+        ("first_sequence", ROWS),
+        "a range less, or a shorter one, says less: what is there is looked at again; what a purge dropped is then "
+        "called missing, and its export has it",
+    ),
+    NotEvidence(
         "coverage_pass",
         ("at_us",),
         "when coverage was judged last, by the clock of who judged: the verdicts are re-derived as of that moment",

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from crash_content import check_content, unknown_operations
 
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import (
     events,
     incarnations,

@@ -107,7 +107,7 @@ def test_a_populated_ledger_moves_forward_without_loss(empty: Engine) -> None:
     nouns += ["report_schedules", "reports", "report_deliveries"]
     service = {f"service_{noun}" for noun in nouns}
     keeping = {"cosignatures", "timestamps", "retention_purges", "legal_holds"}
-    figures = {"counters", "counter_deltas", "coverage_hours", "coverage_pass"}
+    figures = {"counters", "counter_deltas", "coverage_hours", "coverage_pass", "sequence_spans"}
     assert (
         after.keys() - before.keys()
         == {"attachments", "event_traces", "policy_release", "subject_unlinkings"}

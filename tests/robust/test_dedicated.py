@@ -14,7 +14,7 @@ from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import WorkerStarted
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import residencies
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.admission_outcome import Admission

@@ -23,7 +23,7 @@ from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import PROCESS_DEATH
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.query.evidence_columns import read, read_opened, unit_keys
 from kvcustody.audit.schema.ledger import (
     custody_ends,

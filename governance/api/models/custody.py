@@ -16,6 +16,7 @@ from kvcustody.audit.copies.transfers import (
 )
 from kvcustody.audit.counters import hourly_coverage, read_figures
 from kvcustody.audit.coverage.summary import CoverageRow
+from kvcustody.audit.processes import sequence_gaps
 from kvcustody.audit.processes.enforcement import NotEnforced
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.live_residencies import Live
@@ -58,7 +59,7 @@ LiveResidency = shown(
 )
 Totals = page_of(shown(read_figures.TenantTotals), "Totals")
 Denials = page_of(shown(read_figures.Denials, "Denial"), "Denials")
-Gaps = page_of(shown(queries.Gap), "Gaps")
+Gaps = page_of(shown(sequence_gaps.Gap), "Gaps")
 Findings = page_of(shown(queries.OrphanFinding), "Findings")
 BlockHistory = page_of(shown(queries.BlockLeaf), "BlockHistory")
 CoverageRows = shown(CoverageRow)

@@ -16,6 +16,7 @@ from kvcustody.audit.counters.hourly_coverage import by_hour, judged_state
 from kvcustody.audit.counters.read_figures import denials_by_rule, event_counts, tenant_totals
 from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.processes import sequence_gaps
 from kvcustody.audit.processes.enforcement import (
     monitored_periods,
     qualification,
@@ -287,7 +288,7 @@ def gaps(
 ) -> dict[str, Any]:
     """Evidence that is missing and known to be: of all tenants together, so for those who see all."""
     with service.reading() as connection:
-        found = queries.gaps(connection)
+        found = sequence_gaps.gaps(connection)
     return page(service, CursorBinding("listGaps", caller.name, {}), facts(found), cursor, limit)
 
 

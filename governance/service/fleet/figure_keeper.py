@@ -1,4 +1,4 @@
-"""Keeps the ledger's figures ready in the background: folds deltas, and judges coverage by hour.
+"""Keeps the ledger's figures ready in the background: folds deltas, judges coverage by hour, keeps whole sequences.
 
 1. Nobody waits for it. Until its first pass there are no verdicts, and a reader is told so; a pass that fails leaves
    those that are there, with their age.
@@ -20,11 +20,13 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.counters.fold import DELTAS_MAX, fold
 from kvcustody.audit.counters.judge_hours import HourlyJudge
+from kvcustody.audit.processes.sequence_gaps import keep_spans
 from kvcustody.clock import Clock
 
 _TURNS_MAX = 16  # of a pass; what is left then is for the next
 # A pass rests so many times as long as it took.
 _REST, _REST_BEHIND = 20, 4
+_SPANS_SECONDS = 30.0
 _REST_FOLDED, _REST_FOLDED_BEHIND = 9, 1
 
 _log = structlog.get_logger(__name__)
@@ -47,7 +49,7 @@ class FigureKeeper:
         self._seconds = seconds
         self._ending = threading.Event()
         self._waited = waited
-        self._judge_at = self._folded_at = self._fold_seconds = 0.0
+        self._judge_at = self._spans_at = self._folded_at = self._fold_seconds = 0.0
         self._fold_behind = False  # there was more than one pass takes
         self._judging = HourlyJudge(reader, engine)
         self._thread = threading.Thread(target=self._run, name="kvcustody-figures", daemon=True)
@@ -68,6 +70,12 @@ class FigureKeeper:
             now = time.monotonic()
             hurried = self._judging.behind and not self._waited()
             self._judge_at = now + (_REST_BEHIND if hurried else _REST) * (now - started)
+
+        if time.monotonic() >= self._spans_at:
+            started = time.monotonic()
+            keep_spans(self._engine)
+            now = time.monotonic()
+            self._spans_at = now + max(_SPANS_SECONDS, _REST * (now - started))
 
     @property
     def _fold_at(self) -> float:

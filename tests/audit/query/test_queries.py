@@ -25,6 +25,7 @@ from kvcustody.audit.events import (
     WorkerStarted,
 )
 from kvcustody.audit.events.block_runs import Run, decode, flatten
+from kvcustody.audit.processes import sequence_gaps
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.schema.ledger import (
     erasure_results,
@@ -75,7 +76,7 @@ def test_totals_and_history_of_a_world(any_store: Engine, make_writer: Any, worl
         }
         assert [kinds[item.kind] for item in history] == expected and "CustodyEnded" in expected
         assert queries.block_history(connection, writer.incarnation, block + 1, generation) == ()
-        assert queries.gaps(connection) == ()
+        assert sequence_gaps.gaps(connection) == ()
 
         whole = coverage(connection).total
         start, end = writer.offset_us, writer.offset_us + played.now + 1
@@ -127,15 +128,15 @@ def test_a_missing_continuation_and_a_missing_sequence_are_gaps(
     )
     assert writer.flush()
     with any_store.connect() as connection:
-        assert queries.gaps(connection) == ()
+        assert sequence_gaps.gaps(connection) == ()
         parts = connection.scalars(select(releases.c.written_blocks).order_by(releases.c.part)).all()
         assert len(parts) > 5 and sum(parts) == 20_000
         unguarded(connection)
         connection.execute(delete(events).where(events.c.part == 3))
-        (gap,) = queries.gaps(connection)
+        (gap,) = sequence_gaps.gaps(connection)
         assert (gap.first_sequence, gap.cause) == (2, "a continuation leaf is missing")
         connection.execute(delete(events).where(events.c.sequence == 2))
-        (gap,) = queries.gaps(connection)
+        (gap,) = sequence_gaps.gaps(connection)
         assert (gap.first_sequence, gap.last_sequence, gap.cause) == (2, 2, "no leaf has these sequences")
         connection.rollback()
 
@@ -191,9 +192,9 @@ def test_a_million_tokens_in_scattered_blocks_are_recorded_exactly(
         assert 10 < len(leaves) < 100 and max(map(len, leaves)) <= LEAF_BYTES_MAX
         assert np.array_equal(np.concatenate([run.blocks for run in runs]), blocks)
         assert [run.generation for run in runs] == [1, *np.cumsum([len(run.blocks) for run in runs[:-1]]) + 1]
-        assert queries.gaps(connection) == ()
+        assert sequence_gaps.gaps(connection) == ()
         unguarded(connection)
         connection.execute(delete(events).where(events.c.part == len(leaves) // 2))
-        (gap,) = queries.gaps(connection)
+        (gap,) = sequence_gaps.gaps(connection)
         assert gap.cause == "a continuation leaf is missing"
         connection.rollback()

@@ -29,6 +29,7 @@ from kvcustody.audit.database.postgres_roles import READER, RETENTION, WRITER, s
 from kvcustody.audit.events import ResidencyOpened, WorkerStarted, WorkerStopped
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.processes.sequence_gaps import dropped_spans, gaps, kept_spans
 from kvcustody.audit.query.events import EventFilter, find_events
 from kvcustody.audit.retention import streamed_purge, truncate_month
 from kvcustody.audit.retention.counted_months import CountedMonths
@@ -252,6 +253,7 @@ BOUNDED = {
     "timestamps": "one row for each checkpoint that was timestamped",
     "counters": "rows for each hour and log, one a figure, however many leaves it counts",
     "counter_deltas": "what waits to be folded",
+    "sequence_spans": "one row for each process, and one more for each range that it lacks",
     "coverage_hours": "one row for each hour, log and classification",
     "coverage_pass": "one row",
     "service_principals": "one row for each principal",
@@ -443,6 +445,8 @@ def test_a_purge_that_writes_its_own_export_empties_months_too(
     with lived.connect() as connection:
         report = fsck(connection, keys=[KEY.verifier])
         assert report.problems == [] and report.purged == 4 * 84
+        assert gaps(connection) == ()
+        assert bool(dropped_spans(connection, 1)) and kept_spans(connection, 1) == [(1, 86)]
         assert count(connection, "events_first") == 2 * 4
         assert connection.scalar(select(func.count()).select_from(residencies)) == 2 * 84
 

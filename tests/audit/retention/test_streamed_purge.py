@@ -24,6 +24,7 @@ from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.file_formats import LeafFormat, leaves_of
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.manifest import MANIFEST, VERIFIER, parse_manifest
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.retention import purge_and_legal_hold, streamed_purge
 from kvcustody.audit.retention.purge_and_legal_hold import (
     LogPlan,
@@ -160,6 +161,7 @@ def check_purged(aged: Aged, folder: Path, old: dict[str, int] | None = None) ->
     }
     assert all(held[log][idx] == aged.leaves[log][idx] for log in old for idx in range(old[log]))
     with aged.store.connect() as connection:
+        assert gaps(connection) == ()  # what went was whole
         for log, gone in old.items():
             assert _leaves(connection, log)[:NEW] == aged.leaves[log][gone:]  # later ones are about holds
             tiles = gone // 256

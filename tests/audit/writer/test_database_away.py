@@ -19,7 +19,7 @@ from sqlalchemy import Engine, func, select
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import HitCounted, KeyEvent, ReceiptRecorded, ResidencyReleased
 from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import events, hit_counters, outages, receipts, releases
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import WriterSettings

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import events, incarnations, logs, releases
 from kvcustody.audit.verify.fsck_ledger import fsck
 

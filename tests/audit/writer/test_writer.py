@@ -34,7 +34,7 @@ from kvcustody.audit.events import (
     WorkerStopped,
 )
 from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import (
     events,
     hit_counters,

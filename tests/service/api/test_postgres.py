@@ -14,7 +14,7 @@ from builders import postgres_server
 from service_world import Worker, register, ship
 from sqlalchemy import select
 
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service

@@ -22,7 +22,7 @@ from kvcustody.audit.events import (
     WorkerStarted,
 )
 from kvcustody.audit.events.change_items import plain_bodies
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.writer import database_sink
 from kvcustody.audit.writer.committer import Committer

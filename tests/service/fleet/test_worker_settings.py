@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events.change_items import plain_bodies
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, CustodyError, ServiceError

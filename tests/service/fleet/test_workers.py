@@ -29,7 +29,8 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.batch import LeafBatch, merge_batches, part_of_batch, read_leaves
 from kvcustody.audit.events.change_items import plain_bodies
-from kvcustody.audit.query.custody import custody_of, gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
+from kvcustody.audit.query.custody import custody_of
 from kvcustody.audit.schema.ledger import events, incarnations, releases, subjects
 from kvcustody.audit.subjects import pseudonym_directory
 from kvcustody.audit.subjects.subject_table import names_of

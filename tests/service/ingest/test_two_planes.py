@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, select
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.events import DecisionRecorded, Event
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.append_leaves import FreeLeaves, register

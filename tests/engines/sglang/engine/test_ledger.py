@@ -8,7 +8,7 @@ from sqlalchemy import select
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import PROCESS_DEATH
-from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import custody_ends, incarnations, releases, residencies
 from kvcustody.audit.verify.fsck_ledger import fsck
 

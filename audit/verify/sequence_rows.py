@@ -1,0 +1,27 @@
+"""Rows of `sequence_spans` against the leaves: what was found whole has leaves, or retention dropped them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import Connection, func, select
+
+from kvcustody.audit.processes.sequence_gaps import dropped_spans
+from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.schema.retention import retention_purges
+from kvcustody.audit.schema.sequences import sequence_spans
+
+
+def wrong_spans(connection: Connection) -> Iterator[str]:
+    """Ranges that no leaf has; of a process that ended, in a ledger that was purged, nobody can say so any more."""
+    is_purged = bool(connection.scalar(select(func.count()).select_from(retention_purges)))
+    column, known = incarnations.c, set()
+    for row in connection.execute(select(column.id, column.uuid, column.end).order_by(column.id)).all():
+        known.add(row.id)
+        if is_purged and row.end is not None:
+            continue
+        for first, last in dropped_spans(connection, row.id):
+            yield f"`sequence_spans` has sequences `{first}` to `{last}` of `{row.uuid}`, and no leaf has them"
+    for life in connection.scalars(select(sequence_spans.c.incarnation).distinct()):
+        if life not in known:
+            yield f"`sequence_spans` has sequences of process `{life}`, which no row is of"
