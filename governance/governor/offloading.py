@@ -147,7 +147,9 @@ class Offloading:
     def _store(
         self, way: _Way, run: PublishedRun, label: DomainLabel, blocks: int, memory: Memory, read: _Read
     ) -> bool:
-        """Whether the tier has the run now."""
+        """Whether the tier has the run now. Of what is there already nothing is decided, and nothing moves."""
+        if way.tier.has_run(label, run.keys, run.depth):
+            return True
         if not way.tier.admits(label):
             return False
         size = blocks * memory.bytes_per_block * memory.shards

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 
 from kvcustody.errors import KeyringError, SealError
 from kvcustody.governance.identity.domain_spec import DomainSpec
@@ -82,9 +83,18 @@ class SealKeys:
 
     def name(self, spec: DomainSpec, last: bytes, *, shard: int, layout: bytes) -> bytes:
         """The name of the object of `spec` whose last block has the key `last`, of one shard and layout."""
-        named = self._naming(spec).copy()
-        named.update(last + shard.to_bytes(2, "little") + layout)
-        return named.digest()
+        return self.namer(spec, shard=shard, layout=layout)(last)
+
+    def namer(self, spec: DomainSpec, *, shard: int, layout: bytes) -> Callable[[bytes], bytes]:
+        """Makes the names of several objects of `spec`, each of its last block's key; to be used and not kept."""
+        copied, behind = self._naming(spec).copy, shard.to_bytes(2, "little") + layout
+
+        def name(last: bytes) -> bytes:
+            named = copied()
+            named.update(last + behind)
+            return named.digest()
+
+        return name
 
     def domain(self, spec: DomainSpec) -> bytes:
         """What facts call the domain: 32 bytes that nobody without its key can relate to it."""

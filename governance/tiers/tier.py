@@ -267,11 +267,24 @@ class SealedTier:
 
     def has(self, label: DomainLabel, last: bytes) -> bool:
         """Whether a copy that ends with this block can be found."""
-        if label.spec not in self._domains or self._terms.withholds(label):
+        return self._index.may_end(last) and self._has_each(label, (last,))
+
+    def has_run(self, label: DomainLabel, keys: bytes, depth: int) -> bool:
+        """Whether every object that `store` would make of these blocks, of which the first is at `depth`, is here."""
+        step, count = self._terms.object_blocks, len(keys) // KEY_BYTES
+        ends = [*range(step - depth % step, count, step), count]
+        lasts = [keys[KEY_BYTES * (end - 1) : KEY_BYTES * end] for end in ends]
+        return all(map(self._index.may_end, lasts)) and self._has_each(label, lasts)
+
+    def _has_each(self, label: DomainLabel, lasts: Iterable[bytes]) -> bool:
+        spec = label.spec
+        if spec is None or spec not in self._domains or self._terms.withholds(label):
             return False
-        with suppress(KeyringError):
-            return self._index.find(self._name(label.spec, last)) >= 0
-        return False
+        try:
+            name = self._namer(spec)
+        except KeyringError:
+            return False
+        return all(self._index.find(name(last)) >= 0 for last in lasts)
 
     def probe(self) -> int:
         """Read one object as a load does, and drop it; its bytes, 0 where there is none or it does not answer."""
@@ -339,32 +352,35 @@ class SealedTier:
 
         `keys` are those of the whole prompt, from depth 0 of the chain.
         """
+        index, spec, step = self._index, label.spec, self._terms.object_blocks
+        if not len(index) or spec is None or self._terms.withholds(label):
+            return []
+        try:
+            if not self._is_known(label, spec):
+                return []
+            ends = index.ends_among(keys)
+            if not ends or ends[-1] <= depth:
+                return []
+            name = self._namer(spec)
+        except KeyringError:  # an epoch that was destroyed: nothing of it is found
+            return []
         found: list[Found] = []
-        count, step = len(keys) // KEY_BYTES, self._terms.object_blocks
-        if not len(self._index) or label.spec is None or self._terms.withholds(label):
-            return found
-        with suppress(KeyringError):  # an epoch that was destroyed: nothing of it is found
-            if not self._is_known(label, label.spec):
-                return found
-            ends = self._index.ends_among(keys)
-            while depth < count:
-                last = bisect_right(ends, min(count, depth - depth % step + step))
-                one = self._farthest(label.spec, keys, depth, ends[bisect_right(ends, depth) : last])
-                if one is None:
+        domain, now_us = self._domains[spec], self._clock.now_us()
+        first = bisect_right(ends, depth)
+        while first < len(ends):
+            at = bisect_right(ends, depth - depth % step + step, first) - 1
+            while at >= first:  # the one that comes farthest
+                end = ends[at]
+                one = name(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
+                row = index.find(one)
+                if row >= 0 and index.reaches(row, domain, depth, end, now_us):
                     break
-                found.append(one)
-                depth += one.blocks
+                at -= 1
+            if at < first:
+                break
+            found.append(Found(one, end - depth, index.value("size", row)))
+            depth, first = end, at + 1
         return found
-
-    def _farthest(self, spec: DomainSpec, keys: bytes, depth: int, ends: list[int]) -> Found | None:
-        """The object that comes farthest; `ends` are the depths at which one may end."""
-        now_us = self._clock.now_us()
-        for at in reversed(ends):
-            name = self._name(spec, keys[KEY_BYTES * (at - 1) : KEY_BYTES * at])
-            row = self._index.find(name)
-            if row >= 0 and self._is_usable(row, spec, depth, at, now_us):
-                return Found(name, at - depth, self._index.value("size", row))
-        return None
 
     def load(
         self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write
@@ -384,8 +400,8 @@ class SealedTier:
                 for at, (name, blocks, _) in enumerate(found):
                     following = found[at + 1].name if at + 1 < len(found) else b""
                     end = depth + blocks
-                    row = self._index.find(name)
-                    if row < 0 or not self._is_usable(row, spec, depth, end, self._clock.now_us()):
+                    row, now_us = self._index.find(name), self._clock.now_us()
+                    if row < 0 or not self._index.reaches(row, self._domains[spec], depth, end, now_us):
                         self._store.abandon_load(name)
                         break
                     times = (self._index.value("born_us", row), self._index.value("ceiling_us", row))
@@ -416,7 +432,7 @@ class SealedTier:
         label = part.label
         blocks = len(part.keys) // KEY_BYTES
         try:
-            name = self._name(spec, part.keys[-KEY_BYTES:])
+            name = self._namer(spec)(part.keys[-KEY_BYTES:])
             known = self._is_known(label, spec)
         except KeyringError:  # the epoch was destroyed
             return None
@@ -967,8 +983,8 @@ class SealedTier:
 
     # -- what things are called -----------------------------------------------------------------------------------
 
-    def _name(self, spec: DomainSpec, last: bytes) -> bytes:
-        return self._keys.name(spec, last, shard=self._terms.shard, layout=self._terms.layout)
+    def _namer(self, spec: DomainSpec) -> Callable[[bytes], bytes]:
+        return self._keys.namer(spec, shard=self._terms.shard, layout=self._terms.layout)
 
     def _facts(self, spec: DomainSpec, part: _Part, subject: bytes, bucket: bytes) -> ObjectFacts:
         terms, blocks = self._terms, len(part.keys) // KEY_BYTES
@@ -992,16 +1008,6 @@ class SealedTier:
             bucket,
             part.due_us,
             self._shred.pseudonym(part.label.tenant.encode()),
-        )
-
-    def _is_usable(self, row: int, spec: DomainSpec, depth: int, end: int, now_us: int) -> bool:
-        index = self._index
-        begin = index.value("depth", row)
-        return (
-            index.value("due_us", row) > now_us
-            and index.value("domain", row) == self._domains.get(spec, -1)
-            and begin <= depth
-            and begin + index.value("blocks", row) == end
         )
 
     def _is_known(self, label: DomainLabel, spec: DomainSpec) -> bool:
