@@ -43,6 +43,7 @@ class Node:
         "level",
         "newer",
         "next_sibling",
+        "note",
         "older",
         "parent",
         "pause_us",
@@ -82,6 +83,7 @@ class Node:
         self.priority = 35
         self.demote_us = 0  # how long after its release the priority counts; 0: always
         self.demote_at_us = 0  # when that ends; 0: not waiting
+        self.note: object = None  # of what is told of evictions; where the node is split, the tail keeps it
         self.level = 0
         self.first_child: Node | None = None
         self.next_sibling: Node | None = None

@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -76,6 +76,14 @@ class _Way:
         self.link = TierLink(always=always)
 
 
+class _Kept(NamedTuple):
+    """A node's note: from the depth `begin` on it was offered already, and `tier` has had no end since."""
+
+    tier: SealedTier
+    ended: int
+    begin: int
+
+
 class Offloading:
     """The tiers of one Governor, in the order in which they are asked. Called on the owning thread."""
 
@@ -95,6 +103,7 @@ class Offloading:
         self._clock = clock
         self._block_tokens = block_tokens
         self._step_bytes = self._left = step_bytes
+        self._object_blocks = min((tier.object_blocks for tier in tiers), default=1)
         self._decisions: list[TransferDecided] = []
 
     @property
@@ -118,31 +127,35 @@ class Offloading:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def _demote(self, manager: BlockManager, node: Node, keep: int) -> None:
-        """`node` is about to lose its blocks from `keep` on."""
+        """`node` is about to lose its blocks from `keep` on: those of the object that they begin in go with them."""
+        begin, until = node.start + keep, node.length
+        if isinstance(kept := node.note, _Kept) and kept.tier.ended == kept.ended:
+            if begin >= kept.begin:
+                return
+            until = min(until, kept.begin - node.start)
         domain, now_us = node.domain, self._clock.now_us()
         due_us = min(node.deadline_us, node.ceiling_us)
         if not (node.keys and domain.may_be_copied and due_us > now_us):
             return
-        if label_of(domain).is_monitored:
+        label = label_of(domain)
+        if label.is_monitored:
             return  # a copy is kept under the policy's keys, or not at all
+        begin = max(node.start, begin - begin % self._object_blocks)
+        keep = begin - node.start
         memory = cast(CopyableMemory, manager.pool.memory)
-        label, blocks = label_of(domain), node.blocks[keep:]
-        run = PublishedRun(
-            label,
-            node.keys[KEY_BYTES * keep :],
-            _key_before(node, keep),
-            node.start + keep,
-            node.born_us,
-            node.ceiling_us,
-            due_us,
-        )
+        blocks, keys = node.blocks[keep:until], node.keys[KEY_BYTES * keep : KEY_BYTES * until]
+        times = (node.born_us, node.ceiling_us, due_us)
+        run = PublishedRun(label, keys, _key_before(node, keep), begin, *times)
 
         def read(first: int, count: int, into: memoryview) -> None:
             _read(memory, blocks[first : first + count], into)
 
+        taker = self._ways[-1]
         for way in self._ways:
             if self._store(way, run, label, len(blocks), memory, read):
-                return
+                taker = way
+                break
+        node.note = _Kept(taker.tier, taker.tier.ended, begin)
 
     def _store(
         self, way: _Way, run: PublishedRun, label: DomainLabel, blocks: int, memory: Memory, read: _Read
@@ -222,6 +235,9 @@ class Offloading:
                 manager.publish_restored(
                     sequence, span.first + one.blocks, one.born_us, one.ceiling_us, now_us
                 )
+                leaf = sequence.leaf
+                if way is self._ways[0] and leaf is not None and leaf.start >= start + come:
+                    leaf.note = _Kept(way.tier, way.tier.ended, leaf.start)
                 come += one.blocks
             if span.start != start + come:
                 break  # a key is taken by a node that cannot be attached: what comes is this request's alone

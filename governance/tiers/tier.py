@@ -228,6 +228,16 @@ class SealedTier:
         return self._store.capacity_bytes
 
     @property
+    def object_blocks(self) -> int:
+        """The most that an object has; one ends at each multiple of it."""
+        return self._terms.object_blocks
+
+    @property
+    def ended(self) -> int:
+        """Copies that nothing finds any more: as long as it stays, what was found is found again."""
+        return self._ended
+
+    @property
     def counts(self) -> CopyCounts:
         """Since the start, and now."""
         waiting = [one for one in self._unproven() if not one.is_destroyed]
