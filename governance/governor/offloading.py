@@ -221,12 +221,14 @@ class Offloading:
         label, start = label_of(span.domain), span.start
         if not any(way.tier.admits(label) for way in self._ways):
             return 0
-        keys = _chain_before(sequence, span) + span.keys[: KEY_BYTES * wanted]
-        if len(keys) != KEY_BYTES * (start + wanted):
+        before = _chain_before(sequence, span)
+        if len(before) != KEY_BYTES * start:
             return 0
+        most = start + wanted
+        keys = before + span.keys[: KEY_BYTES * (wanted + self._object_blocks)]  # the last may have more of the prompt
         come, tried = 0, set[_Way]()
         while come < wanted:
-            way, found = self._best(label, keys, start + come, tried)
+            way, found = self._best(label, keys, start + come, most, tried)
             if way is None:
                 break
             came = self._load(way, manager, sequence, label, keys, start + come, found, latency)
@@ -244,16 +246,16 @@ class Offloading:
         return come
 
     def _best(
-        self, label: DomainLabel, keys: bytes, depth: int, tried: set[_Way]
+        self, label: DomainLabel, keys: bytes, depth: int, most: int, tried: set[_Way]
     ) -> tuple[_Way | None, list[Found]]:
         """Whoever brings most; of those alike, whoever is asked first."""
         best: tuple[_Way | None, list[Found]] = (None, [])
-        most = 0
-        for way in [way for way in self._ways if way not in tried]:
-            found = way.tier.lookup(label, keys, depth)
-            blocks = sum(one.blocks for one in found)
-            if blocks > most:
-                best, most = (way, found), blocks
+        farthest = 0
+        for way in self._ways:
+            found = way.tier.lookup(label, keys, depth, most) if way not in tried else []
+            blocks = sum([one.blocks for one in found])
+            if blocks > farthest:
+                best, farthest = (way, found), blocks
         return best
 
     def _load(
@@ -345,7 +347,7 @@ class Offloading:
         label = label_of(span.domain)
         if len(keys) != KEY_BYTES * (span.start + 1):
             return 0
-        way, found = self._best(label, keys, span.start, set())
+        way, found = self._best(label, keys, span.start, span.start + 1, set())
         came = (
             [] if way is None else self._load(way, manager, sequence, label, keys, span.start, found, latency)
         )
@@ -478,9 +480,9 @@ def _read(memory: CopyableMemory, blocks: Blocks, into: memoryview) -> None:
 
 
 def _write(memory: CopyableMemory, blocks: Blocks, skip: int, data: memoryview) -> None:
-    """What `_read` made of `skip` blocks and these, without the first."""
-    size, whole = memory.bytes_per_block, (skip + len(blocks)) * memory.bytes_per_block
+    """Of what `_read` made of more blocks, those behind the first `skip`."""
+    whole, part = len(data) // memory.shards, len(blocks) * memory.bytes_per_block
     targets = np.ascontiguousarray(blocks)
     for shard in range(memory.shards):
-        begin = shard * whole + skip * size
-        memory.write(shard, targets, data[begin : (shard + 1) * whole])
+        begin = shard * whole + skip * memory.bytes_per_block
+        memory.write(shard, targets, data[begin : begin + part])

@@ -25,7 +25,6 @@ Called on the owning thread. Times that come in and go out are boot time, in mic
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -121,11 +120,15 @@ class PublishedRun(NamedTuple):
 
 
 class Found(NamedTuple):
-    """An object that goes on from where the one before it ended, with so many blocks of so many bytes, sealed."""
+    """An object that goes on from where the one before it ended, with so many blocks of so many bytes, sealed.
+
+    `spare`: so many behind those are in it too, and nobody wants them.
+    """
 
     name: bytes
     blocks: int
     size: int
+    spare: int = 0
 
 
 class Restored(NamedTuple):
@@ -212,6 +215,7 @@ class SealedTier:
         self._adopted: set[bytes] = set()  # of what is here, what an earlier process stored
         self._erased: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._held: dict[str, int] = {}  # bytes of the store by tenant
+        self._pseudonyms: dict[str, bytes] = {}
         self._numbered = self._ended = self._destroyed = self._evidence = 0
         self._refused = 0
         self._due_us, self._ask_again_us, self._shreds_seen = _NEVER_US, 0, shred.changes()
@@ -281,10 +285,11 @@ class SealedTier:
 
     def has_run(self, label: DomainLabel, keys: bytes, depth: int) -> bool:
         """Whether every object that `store` would make of these blocks, of which the first is at `depth`, is here."""
-        step, count = self._terms.object_blocks, len(keys) // KEY_BYTES
-        ends = [*range(step - depth % step, count, step), count]
-        lasts = [keys[KEY_BYTES * (end - 1) : KEY_BYTES * end] for end in ends]
-        return all(map(self._index.may_end, lasts)) and self._has_each(label, lasts)
+        step, may_end = self._terms.object_blocks, self._index.may_end
+        lasts = [keys[-KEY_BYTES:]]
+        for end in range(KEY_BYTES * (step - depth % step), len(keys), KEY_BYTES * step):
+            lasts.append(keys[end - KEY_BYTES : end])
+        return all(map(may_end, lasts)) and self._has_each(label, lasts)
 
     def _has_each(self, label: DomainLabel, lasts: Iterable[bytes]) -> bool:
         spec = label.spec
@@ -357,77 +362,82 @@ class SealedTier:
             stored += self._complete(before)
         return stored
 
-    def lookup(self, label: DomainLabel, keys: bytes, depth: int) -> list[Found]:
+    def lookup(self, label: DomainLabel, keys: bytes, depth: int, most: int | None = None) -> list[Found]:
         """Each object that goes on from `depth`; the sum of their blocks is how far a load would come.
 
-        `keys` are those of the whole prompt, from depth 0 of the chain.
+        `keys` are those of the whole prompt, from depth 0 of the chain; `most`: how many of its blocks are wanted.
         """
-        index, spec, step = self._index, label.spec, self._terms.object_blocks
+        found: list[Found] = []
+        index, spec = self._index, label.spec
         if not len(index) or spec is None or self._terms.withholds(label):
-            return []
+            return found
         try:
             if not self._is_known(label, spec):
-                return []
-            ends = index.ends_among(keys)
-            if not ends or ends[-1] <= depth:
-                return []
+                return found
             name = self._namer(spec)
         except KeyringError:  # an epoch that was destroyed: nothing of it is found
-            return []
-        found: list[Found] = []
-        domain, now_us = self._domains[spec], self._clock.now_us()
-        first = bisect_right(ends, depth)
-        while first < len(ends):
-            at = bisect_right(ends, depth - depth % step + step, first) - 1
-            while at >= first:  # the one that comes farthest
-                end = ends[at]
+            return found
+        step, count = self._terms.object_blocks, len(keys) // KEY_BYTES
+        most, domain, now_us = count if most is None else most, self._domains[spec], self._clock.now_us()
+        while depth < most:
+            first = depth
+            for end in self._ends(keys, depth, min(count, depth - depth % step + step)):
                 one = name(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
                 row = index.find(one)
                 if row >= 0 and index.reaches(row, domain, depth, end, now_us):
+                    spare = max(0, end - most)
+                    found.append(Found(one, end - spare - depth, index.value("size", row), spare))
+                    depth = end
                     break
-                at -= 1
-            if at < first:
+            if depth == first:
                 break
-            found.append(Found(one, end - depth, index.value("size", row)))
-            depth, first = end, at + 1
         return found
+
+    def _ends(self, keys: bytes, depth: int, last: int) -> Iterator[int]:
+        """Where objects that begin at `depth` or before may end, up to `last`: most end there, so that is asked first."""
+        if self._index.may_end(keys[KEY_BYTES * (last - 1) : KEY_BYTES * last]):
+            yield last
+        for at in reversed(self._index.ends_among(keys[KEY_BYTES * depth : KEY_BYTES * (last - 1)])):
+            yield depth + at
 
     def load(
         self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write
     ) -> list[Restored]:
         """Bring those objects back: `write(depth, count, skip, data)` puts blocks from that depth on the device.
 
-        `data` are the blocks of a whole object, of which the first `skip` are there already. Returns what came, in
-        order, those that live alike together; the first object that does not open ends it, and is ended.
+        `data` are the blocks of a whole object, of which the first `skip` are there already, and what is behind the
+        `count` is spare. Returns what came, in order, those that live alike together; the first object that does not
+        open ends it, and is ended.
         """
         spec, come = label.spec, list[Restored]()
         assert spec is not None
+        index = self._index
         following = b""  # it is read while the one before it is opened
         whole = self._terms.object_blocks * self._terms.block_bytes
         largest = min(whole, max((one.size for one in found), default=0))
+        domain = self._domains.get(spec, -1)
         try:
             with self.staging.take_for_many(largest) as staged:
-                for at, (name, blocks, _) in enumerate(found):
+                for at, (name, blocks, _, spare) in enumerate(found):
                     following = found[at + 1].name if at + 1 < len(found) else b""
-                    end = depth + blocks
-                    row, now_us = self._index.find(name), self._clock.now_us()
-                    if row < 0 or not self._index.reaches(row, self._domains[spec], depth, end, now_us):
+                    end, row = depth + blocks + spare, index.find(name)
+                    if row < 0 or not index.reaches(row, domain, depth, end, self._clock.now_us()):
                         self._store.abandon_load(name)
                         break
-                    times = (self._index.value("born_us", row), self._index.value("ceiling_us", row))
-                    wanted = _Wanted(name, label, keys, depth, end, following)
-                    if not self._load_object(wanted, row, write, staged):
+                    known = index.row(row)
+                    wanted = _Wanted(name, label, keys, depth, end, blocks, following)
+                    if not self._load_object(wanted, row, known, write, staged):
                         break
-                    self._index.note_use(row)
-                    one = Restored(blocks, *map(self._clock.to_boot, times))
-                    if come and come[-1][1:] == one[1:]:
-                        one = Restored(come.pop().blocks + blocks, *one[1:])
-                    come.append(one)
+                    index.note_use(row)
                     depth = end
+                    if come and come[-1][1:] == (known.born_us, known.ceiling_us):
+                        blocks += come.pop().blocks
+                    come.append(Restored(blocks, known.born_us, known.ceiling_us))
         finally:
             if following:
                 self._store.abandon_load(following)
-        return come
+        to_boot = self._clock.to_boot
+        return [Restored(one.blocks, to_boot(one.born_us), to_boot(one.ceiling_us)) for one in come]
 
     def _seal_object(
         self,
@@ -639,13 +649,13 @@ class SealedTier:
         self,
         wanted: _Wanted,
         row: int,
+        known: IndexRow,
         write: Write,
         staged: Staged,
     ) -> bool:
-        name, label, keys, depth, end, following = wanted
-        index, spec = self._index, label.spec
+        name, label, keys, depth, end, count, following = wanted
+        spec = label.spec
         assert spec is not None
-        known = index.row(row)
         begin, blocks = known.depth, known.blocks
         subject, bucket = self._shreds[known.subject], self._shreds[known.bucket]
         part = _Part(
@@ -680,7 +690,7 @@ class SealedTier:
         except StoreError:
             self._refused += 1
             return False
-        write(depth, end - depth, depth - begin, plain)
+        write(depth, count, depth - begin, plain)
         return True
 
     # -- ends -----------------------------------------------------------------------------------------------------
@@ -765,6 +775,7 @@ class SealedTier:
 
     def _forget_unused(self) -> None:
         """Domains and shred keys of which nothing is here any more are not kept."""
+        self._pseudonyms.clear()
         old = self._index.renumber("domain")
         self._owners = [self._owners[number] for number in old]
         new = {number: at for at, number in enumerate(old)}
@@ -935,7 +946,7 @@ class SealedTier:
     def _find_what_is_there(self) -> tuple[int, int]:
         """Index what may stay, end the rest; how many of each."""
         found, after = 0, b""
-        tenants = {self._shred.pseudonym(name.encode()): name for name in self._terms.tenants}
+        tenants = {self._pseudonym(name): name for name in self._terms.tenants}
         while page := self._store.page(after, 1000):
             for one in page:
                 facts = self._facts_of(one.name, one.size)
@@ -1017,8 +1028,14 @@ class SealedTier:
             subject,
             bucket,
             part.due_us,
-            self._shred.pseudonym(part.label.tenant.encode()),
+            self._pseudonym(part.label.tenant),
         )
+
+    def _pseudonym(self, tenant: str) -> bytes:
+        known = self._pseudonyms.get(tenant)
+        if known is None:
+            known = self._pseudonyms[tenant] = self._shred.pseudonym(tenant.encode())
+        return known
 
     def _is_known(self, label: DomainLabel, spec: DomainSpec) -> bool:
         """Whether copies of the domain may be here; those of an earlier process get their label."""
@@ -1081,13 +1098,14 @@ class _Sealed(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """An object of which the blocks from `depth` to `end` are wanted, and the name of the one after it."""
+    """An object that ends at `end`, of which `count` blocks from `depth` on are wanted, and the name of the next."""
 
     name: bytes
     label: DomainLabel
     keys: bytes
     depth: int
     end: int
+    count: int
     following: bytes
 
 
