@@ -340,9 +340,9 @@ class SealedTier:
                 while at < count:
                     depth = run.depth + at
                     blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
-                    if before is not None and not self._has_room_beside(before.size, blocks, label.tenant):
+                    if before is not None and not self._fits(before.size, blocks, label.tenant):
                         alone, before = before, None
-                        stored += self._complete(alone)
+                        stored += self._complete(alone)  # what gives way for the next does not wait behind it
                     part = _Part(
                         label,
                         run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
@@ -353,7 +353,7 @@ class SealedTier:
                         due_us,
                     )
                     sealed = self._seal_object(
-                        part, label.spec, limit.bucket_us, partial(read, at, blocks), before, staged
+                        part, label.spec, limit.bucket_us, partial(read, at, blocks), staged
                     )
                     written, before = before, sealed
                     stored += self._complete(written)
@@ -445,10 +445,9 @@ class SealedTier:
         spec: DomainSpec,
         bucket_us: int,
         read: Callable[[memoryview], None],
-        before: _Sealed | None,
         staged: Staged,
     ) -> _Sealed | None:
-        """Seal it into memory of the store, which writes the one before meanwhile; None: it is not kept."""
+        """Seal it into memory of the store, which writes it from then on; None: it is not kept."""
         label = part.label
         blocks = len(part.keys) // KEY_BYTES
         try:
@@ -475,17 +474,16 @@ class SealedTier:
             self._refused += 1
             return None
         try:
-            into = self._room(name, size, label.tenant, 0 if before is None else before.size)
+            into = self._room(name, size, label.tenant)
             if into is None:
                 self._refused += 1
                 return None
-            if before is not None:
-                self._store.start_store(before.name)
             read(plain)
             facts = self._facts(spec, part, subject, bucket)
             enclosing = self._keys.catalogue() if self._encloses else None
             seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing)
             into.release()
+            self._store.start_store(name)
         except (StoreError, KeyringError):
             self._give_up(name)
             self._refused += 1
@@ -550,24 +548,26 @@ class SealedTier:
             self._store.abandon_store(name)
         self._waiting.setdefault(name, None)
 
-    def _has_room_beside(self, coming: int, blocks: int, tenant: str) -> bool:
-        """Whether a tenant may have an object of so many blocks beside one of its own that is no copy yet."""
+    def _fits(self, coming: int, blocks: int, tenant: str) -> bool:
+        """Whether an object of so many blocks fits, where `coming` bytes of the tenant's are no copy yet."""
         store = self._store
         size = object_bytes(blocks * self._terms.block_bytes, enclosed=self._encloses, checked=False)
-        most = int(self._terms.share(tenant).cap * store.capacity_bytes)
-        return store.taken(size) + store.taken(coming) <= most
+        taken = store.taken(size)
+        return (
+            self._held.get(tenant, 0) + taken + store.taken(coming) <= self._most(tenant)
+            and store.used_bytes + taken <= store.capacity_bytes
+        )
 
-    def _room(self, name: bytes, size: int, tenant: str, coming: int = 0) -> memoryview | None:
-        """Memory of the store, where need be in place of what was used least.
+    def _most(self, tenant: str) -> int:
+        """What a tenant may have of the store."""
+        return int(self._terms.share(tenant).cap * self._store.capacity_bytes)
 
-        `coming`: so many bytes of the tenant's are sealed, and no copy yet.
-        """
-        store, share = self._store, self._terms.share(tenant)
-        most, taken = int(share.cap * store.capacity_bytes), store.taken(size)
+    def _room(self, name: bytes, size: int, tenant: str) -> memoryview | None:
+        """Memory of the store, where need be in place of what was used least."""
+        store, most = self._store, self._most(tenant)
+        taken = store.taken(size)
         if taken > most:
             return None
-        if coming:
-            taken += store.taken(coming)
         while self._held.get(tenant, 0) + taken > most:
             self._evict_from(tenant)
         into = store.prepare_store(name, size)

@@ -3,7 +3,8 @@
     store = GuardedStore(FileStore(folder, capacity), seconds=0.5, clock=clock)
 
 1. Calls run on a thread of the guard's own, one at a time. One that does not answer in time raises `StoreError`; until
-   it has answered, every other is refused at once. What is started runs there while the caller does something else.
+   it has answered, every other is refused at once. What is started runs there while the caller does something else. A
+   store that prepares in memory is asked for that on the caller's thread: nothing waits behind what is written.
 2. Whether a call that did not answer took effect is not known. `SealedTier` asks for the deletion of what may have come
    of it; a load that answers late is over at once.
 3. After `failures` in a row the store is not asked for `pause_seconds`, then once; each further failure doubles the
@@ -35,6 +36,7 @@ class GuardedStore:
         self.capacity_bytes = store.capacity_bytes
         self.late = self.refused = 0  # calls that did not answer in time, and that were not made
         self._store = store
+        self._prepares_in_memory = getattr(store, "prepares_in_memory", False)
         self._seconds = seconds
         self._clock = clock
         self._failures = failures
@@ -66,6 +68,8 @@ class GuardedStore:
 
     def prepare_store(self, name: bytes, size: int) -> memoryview | None:
         """As the store's."""
+        if self._prepares_in_memory and self.is_open:
+            return self._store.prepare_store(name, size)
         return self._ask(lambda: self._store.prepare_store(name, size))
 
     def start_store(self, name: bytes) -> None:
@@ -144,7 +148,7 @@ class GuardedStore:
             raise StoreError(f"{self.kind} tier: is not asked now, it failed or does not answer")
         asked = self._thread.submit(call) if started is None else started
         try:
-            answer = asked.result(self._seconds)
+            answer = asked.result(self._seconds if self._answers else 0.0)  # behind one that is late nobody waits
         except concurrent.futures.TimeoutError:
             self.late += 1
             self._late = asked  # type: ignore[assignment]  # of whatever it answers
