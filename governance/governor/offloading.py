@@ -225,7 +225,9 @@ class Offloading:
         if len(before) != KEY_BYTES * start:
             return 0
         most = start + wanted
-        keys = before + span.keys[: KEY_BYTES * (wanted + self._object_blocks)]  # the last may have more of the prompt
+        keys = (
+            before + span.keys[: KEY_BYTES * (wanted + self._object_blocks)]
+        )  # the last may have more of the prompt
         come, tried = 0, set[_Way]()
         while come < wanted:
             way, found = self._best(label, keys, start + come, most, tried)

@@ -286,9 +286,8 @@ class SealedTier:
     def has_run(self, label: DomainLabel, keys: bytes, depth: int) -> bool:
         """Whether every object that `store` would make of these blocks, of which the first is at `depth`, is here."""
         step, may_end = self._terms.object_blocks, self._index.may_end
-        lasts = [keys[-KEY_BYTES:]]
-        for end in range(KEY_BYTES * (step - depth % step), len(keys), KEY_BYTES * step):
-            lasts.append(keys[end - KEY_BYTES : end])
+        ends = range(KEY_BYTES * (step - depth % step), len(keys), KEY_BYTES * step)
+        lasts = [keys[-KEY_BYTES:], *[keys[end - KEY_BYTES : end] for end in ends]]
         return all(map(may_end, lasts)) and self._has_each(label, lasts)
 
     def _has_each(self, label: DomainLabel, lasts: Iterable[bytes]) -> bool:
@@ -394,7 +393,7 @@ class SealedTier:
         return found
 
     def _ends(self, keys: bytes, depth: int, last: int) -> Iterator[int]:
-        """Where objects that begin at `depth` or before may end, up to `last`: most end there, so that is asked first."""
+        """Where objects that begin at `depth` or before may end, up to `last`: most end there, so it comes first."""
         if self._index.may_end(keys[KEY_BYTES * (last - 1) : KEY_BYTES * last]):
             yield last
         for at in reversed(self._index.ends_among(keys[KEY_BYTES * depth : KEY_BYTES * (last - 1)])):
@@ -430,9 +429,9 @@ class SealedTier:
                         break
                     index.note_use(row)
                     depth = end
-                    if come and come[-1][1:] == (known.born_us, known.ceiling_us):
-                        blocks += come.pop().blocks
-                    come.append(Restored(blocks, known.born_us, known.ceiling_us))
+                    alike = come and come[-1][1:] == (known.born_us, known.ceiling_us)
+                    before = come.pop().blocks if alike else 0
+                    come.append(Restored(before + blocks, known.born_us, known.ceiling_us))
         finally:
             if following:
                 self._store.abandon_load(following)
@@ -653,7 +652,7 @@ class SealedTier:
         write: Write,
         staged: Staged,
     ) -> bool:
-        name, label, keys, depth, end, count, following = wanted
+        name, label, keys, depth, end, wanted_blocks, following = wanted
         spec = label.spec
         assert spec is not None
         begin, blocks = known.depth, known.blocks
@@ -690,7 +689,7 @@ class SealedTier:
         except StoreError:
             self._refused += 1
             return False
-        write(depth, count, depth - begin, plain)
+        write(depth, wanted_blocks, depth - begin, plain)
         return True
 
     # -- ends -----------------------------------------------------------------------------------------------------
@@ -1098,14 +1097,14 @@ class _Sealed(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """An object that ends at `end`, of which `count` blocks from `depth` on are wanted, and the name of the next."""
+    """An object that ends at `end`, of which `blocks` from `depth` on are wanted, and the name of the next."""
 
     name: bytes
     label: DomainLabel
     keys: bytes
     depth: int
     end: int
-    count: int
+    blocks: int
     following: bytes
 
 

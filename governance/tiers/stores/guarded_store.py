@@ -36,7 +36,8 @@ class GuardedStore:
         self.capacity_bytes = store.capacity_bytes
         self.late = self.refused = 0  # calls that did not answer in time, and that were not made
         self._store = store
-        self._prepares_in_memory = getattr(store, "prepares_in_memory", False)
+        self._prepares_in_memory: bool = getattr(store, "prepares_in_memory", False)
+        self._ready: bytes | None = None  # to be completed, when memory for the next was had
         self._seconds = seconds
         self._clock = clock
         self._failures = failures
@@ -70,19 +71,33 @@ class GuardedStore:
         """As the store's."""
         if self._prepares_in_memory and self.is_open:
             return self._store.prepare_store(name, size)
-        return self._ask(lambda: self._store.prepare_store(name, size))
+        try:
+            return self._ask(
+                lambda: self._store.prepare_store(name, size), undo=lambda: self._store.abandon_store(name)
+            )
+        finally:
+            self._start()
 
     def start_store(self, name: bytes) -> None:
-        """The thread completes it from now on."""
-        if self.is_open:
+        """The thread completes it, at once or behind what is asked next to prepare."""
+        self._start()
+        self._ready = name
+        if self._prepares_in_memory:
+            self._start()
+
+    def _start(self) -> None:
+        name, self._ready = self._ready, None
+        if name is not None and self.is_open:
             self._storing[name] = self._thread.submit(self._store.complete_store, name)
 
     def complete_store(self, name: bytes) -> None:
         """As the store's, or what came of what was started."""
+        self._ready = None if self._ready == name else self._ready
         self._ask(lambda: self._store.complete_store(name), started=self._storing.pop(name, None))
 
     def abandon_store(self, name: bytes) -> None:
         """As the store's."""
+        self._ready = None if self._ready == name else self._ready
         self._storing.pop(name, None)
         self._ask(lambda: self._store.abandon_store(name))
 
@@ -148,7 +163,9 @@ class GuardedStore:
             raise StoreError(f"{self.kind} tier: is not asked now, it failed or does not answer")
         asked = self._thread.submit(call) if started is None else started
         try:
-            answer = asked.result(self._seconds if self._answers else 0.0)  # behind one that is late nobody waits
+            answer = asked.result(
+                self._seconds if self._answers else 0.0
+            )  # behind one that is late nobody waits
         except concurrent.futures.TimeoutError:
             self.late += 1
             self._late = asked  # type: ignore[assignment]  # of whatever it answers
