@@ -39,7 +39,7 @@ class FileStore:
     """`capacity_bytes` of files in `folder`. Raises `ConfigError`, which names the folder and what to do."""
 
     kind, ends_by, outlives = "nvme", "unlinked", True
-    prepares_in_memory = True  # on any thread, and without asking the disk
+    prepares_in_memory = True  # memory is handed out and given back on any thread, and no disk is asked
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class FileStore:
         self._prepared: dict[bytes, mmap.mmap] = {}
         self._prepared_sizes: dict[bytes, int] = {}
         self._preparing = 0  # their sum
-        self._lock = threading.Lock()  # of what is prepared, and of the spares
+        self._lock = threading.Lock()  # of what is prepared, what is being read, and the spares
         self._loading: dict[bytes, list[mmap.mmap]] = {}
         self._spares: list[mmap.mmap] = []
         self._allocates = True
@@ -151,15 +151,18 @@ class FileStore:
             raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
         finally:
             os.close(descriptor)
-        self._loading.setdefault(name, []).append(data)
+        with self._lock:
+            self._loading.setdefault(name, []).append(data)
         return memoryview(data)[:read].toreadonly()
 
     def complete_load(self, name: bytes) -> None:
         """Their memory is for the next."""
-        loading = self._loading[name]
-        self._spare(loading.pop())
-        if not loading:
-            del self._loading[name]
+        with self._lock:
+            loading = self._loading[name]
+            data = loading.pop()
+            if not loading:
+                del self._loading[name]
+        self._spare(data)
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """The file's first bytes."""

@@ -4,7 +4,8 @@
 
 1. Calls run on a thread of the guard's own, one at a time. One that does not answer in time raises `StoreError`; until
    it has answered, every other is refused at once. What is started runs there while the caller does something else. A
-   store that prepares in memory is asked for that on the caller's thread: nothing waits behind what is written.
+   store that prepares in memory is asked for it, and given it back, on the caller's thread: behind no write, and
+   waking nobody.
 2. Whether a call that did not answer took effect is not known. `SealedTier` asks for the deletion of what may have come
    of it; a load that answers late is over at once.
 3. After `failures` in a row the store is not asked for `pause_seconds`, then once; each further failure doubles the
@@ -122,6 +123,9 @@ class GuardedStore:
 
     def complete_load(self, name: bytes) -> None:
         """As the store's; nobody waits for it."""
+        if self._prepares_in_memory:
+            self._store.complete_load(name)
+            return
         self._thread.submit(self._store.complete_load, name)
 
     def peek(self, name: bytes, size: int) -> bytes | None:
