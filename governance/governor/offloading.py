@@ -12,6 +12,8 @@
 4. A tier that is slower than computing is left alone; between steps, now and then, one read says whether it still is.
 5. A request that is preempted by swap leaves also its last block, which is not full, and comes back with it.
 6. In one step of the engine no more than `step_bytes` leave the device: the rest of what is evicted is not kept.
+7. The first block that leaves takes those before it along that an object has room for, so that each is stored once,
+   whole. What a tier has already is not decided about; what came from the first and is there still is not offered.
 """
 
 from __future__ import annotations
