@@ -22,7 +22,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.prefix.longest_prefix import Prompt
-from kvcustody.allocator.prefix.node import KEY_BYTES, Node
+from kvcustody.allocator.prefix.node import KEY_BYTES, Node, Offered
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
 from kvcustody.audit.coverage.conservation import TierCounts
 from kvcustody.audit.events import Event, TransferDecided
@@ -78,14 +78,6 @@ class _Way:
         self.link = TierLink(always=always)
 
 
-class _Kept(NamedTuple):
-    """A node's note: from the depth `begin` on it was offered already, and `tier` has had no end since."""
-
-    tier: SealedTier
-    ended: int
-    begin: int
-
-
 class Offloading:
     """The tiers of one Governor, in the order in which they are asked. Called on the owning thread."""
 
@@ -131,10 +123,11 @@ class Offloading:
     def _demote(self, manager: BlockManager, node: Node, keep: int) -> None:
         """`node` is about to lose its blocks from `keep` on: those of the object that they begin in go with them."""
         begin, until = node.start + keep, node.length
-        if isinstance(kept := node.note, _Kept) and kept.tier.ended == kept.ended:
-            if begin >= kept.begin:
+        before = node.offered
+        if before is not None and self._ways[before.taker].tier.ended == before.ended:
+            if begin >= before.begin:
                 return
-            until = min(until, kept.begin - node.start)
+            until = min(until, before.begin - node.start)
         domain, now_us = node.domain, self._clock.now_us()
         due_us = min(node.deadline_us, node.ceiling_us)
         if not (node.keys and domain.may_be_copied and due_us > now_us):
@@ -142,7 +135,7 @@ class Offloading:
         label = label_of(domain)
         if label.is_monitored:
             return  # a copy is kept under the policy's keys, or not at all
-        begin = max(node.start, begin - begin % self._object_blocks)
+        stays, begin = keep > 0, max(node.start, begin - begin % self._object_blocks)
         keep = begin - node.start
         memory = cast(CopyableMemory, manager.pool.memory)
         blocks, keys = node.blocks[keep:until], node.keys[KEY_BYTES * keep : KEY_BYTES * until]
@@ -152,12 +145,13 @@ class Offloading:
         def read(first: int, count: int, into: memoryview) -> None:
             _read(memory, blocks[first : first + count], into)
 
-        taker = self._ways[-1]
-        for way in self._ways:
+        taker = -1
+        for number, way in enumerate(self._ways):
             if self._store(way, run, label, len(blocks), memory, read):
-                taker = way
+                taker = number
                 break
-        node.note = _Kept(taker.tier, taker.tier.ended, begin)
+        if stays or taker >= 0:  # what nobody took is not offered again block by block
+            node.offered = Offered(begin, taker, self._ways[taker].tier.ended)
 
     def _store(
         self, way: _Way, run: PublishedRun, label: DomainLabel, blocks: int, memory: Memory, read: _Read
@@ -243,7 +237,7 @@ class Offloading:
                 )
                 leaf = sequence.leaf
                 if way is self._ways[0] and leaf is not None and leaf.start >= start + come:
-                    leaf.note = _Kept(way.tier, way.tier.ended, leaf.start)
+                    leaf.offered = Offered(leaf.start, 0, way.tier.ended)
                 come += one.blocks
             if span.start != start + come:
                 break  # a key is taken by a node that cannot be attached: what comes is this request's alone
