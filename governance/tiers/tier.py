@@ -377,7 +377,11 @@ class SealedTier:
         except KeyringError:  # an epoch that was destroyed: nothing of it is found
             return found
         step, count = self._terms.object_blocks, len(keys) // KEY_BYTES
-        most, domain, now_us = count if most is None else most, self._domains[spec], self._clock.now_us()
+        most, domain, now_us = (
+            count if most is None else most,
+            self._domains.get(spec, -1),
+            self._clock.now_us(),
+        )
         while depth < most:
             first = depth
             for end in self._ends(keys, depth, min(count, depth - depth % step + step)):
