@@ -12,12 +12,21 @@ Requests that share a prefix share the nodes of it; where they diverge inside a 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 from kvcustody.allocator.pool.accounting import Account, Domain, OwnerData
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.residency import Residency
 
 KEY_BYTES = 32
+
+
+class Offered(NamedTuple):
+    """What is told of evictions had the run's blocks from the depth `begin` on before: by number who took them."""
+
+    begin: int
+    taker: int
+    ended: int  # how much had ended there: as long as that stays, what was taken is there
 
 
 class Node:
@@ -43,6 +52,7 @@ class Node:
         "level",
         "newer",
         "next_sibling",
+        "offered",
         "older",
         "parent",
         "pause_us",
@@ -82,6 +92,7 @@ class Node:
         self.priority = 35
         self.demote_us = 0  # how long after its release the priority counts; 0: always
         self.demote_at_us = 0  # when that ends; 0: not waiting
+        self.offered: Offered | None = None  # where the node is split, the tail keeps it
         self.level = 0
         self.first_child: Node | None = None
         self.next_sibling: Node | None = None

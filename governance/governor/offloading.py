@@ -12,6 +12,8 @@
 4. A tier that is slower than computing is left alone; between steps, now and then, one read says whether it still is.
 5. A request that is preempted by swap leaves also its last block, which is not full, and comes back with it.
 6. In one step of the engine no more than `step_bytes` leave the device: the rest of what is evicted is not kept.
+7. The first block that leaves takes those before it along that an object has room for, so that each is stored once,
+   whole. What a tier has already is not decided about; what came from the first and is there still is not offered.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.prefix.longest_prefix import Prompt
-from kvcustody.allocator.prefix.node import KEY_BYTES, Node
+from kvcustody.allocator.prefix.node import KEY_BYTES, Node, Offered
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
 from kvcustody.audit.coverage.conservation import TierCounts
 from kvcustody.audit.events import Event, TransferDecided
@@ -95,6 +97,7 @@ class Offloading:
         self._clock = clock
         self._block_tokens = block_tokens
         self._step_bytes = self._left = step_bytes
+        self._object_blocks = min((tier.object_blocks for tier in tiers), default=1)
         self._decisions: list[TransferDecided] = []
 
     @property
@@ -118,36 +121,44 @@ class Offloading:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def _demote(self, manager: BlockManager, node: Node, keep: int) -> None:
-        """`node` is about to lose its blocks from `keep` on."""
+        """`node` is about to lose its blocks from `keep` on: those of the object that they begin in go with them."""
+        begin, until = node.start + keep, node.length
+        before = node.offered
+        if before is not None and self._ways[before.taker].tier.ended == before.ended:
+            if begin >= before.begin:
+                return
+            until = min(until, before.begin - node.start)
         domain, now_us = node.domain, self._clock.now_us()
         due_us = min(node.deadline_us, node.ceiling_us)
         if not (node.keys and domain.may_be_copied and due_us > now_us):
             return
-        if label_of(domain).is_monitored:
+        label = label_of(domain)
+        if label.is_monitored:
             return  # a copy is kept under the policy's keys, or not at all
+        stays, begin = keep > 0, max(node.start, begin - begin % self._object_blocks)
+        keep = begin - node.start
         memory = cast(CopyableMemory, manager.pool.memory)
-        label, blocks = label_of(domain), node.blocks[keep:]
-        run = PublishedRun(
-            label,
-            node.keys[KEY_BYTES * keep :],
-            _key_before(node, keep),
-            node.start + keep,
-            node.born_us,
-            node.ceiling_us,
-            due_us,
-        )
+        blocks, keys = node.blocks[keep:until], node.keys[KEY_BYTES * keep : KEY_BYTES * until]
+        times = (node.born_us, node.ceiling_us, due_us)
+        run = PublishedRun(label, keys, _key_before(node, keep), begin, *times)
 
         def read(first: int, count: int, into: memoryview) -> None:
             _read(memory, blocks[first : first + count], into)
 
-        for way in self._ways:
+        taker = -1
+        for number, way in enumerate(self._ways):
             if self._store(way, run, label, len(blocks), memory, read):
-                return
+                taker = number
+                break
+        if stays or taker >= 0:  # what nobody took is not offered again block by block
+            node.offered = Offered(begin, taker, self._ways[taker].tier.ended)
 
     def _store(
         self, way: _Way, run: PublishedRun, label: DomainLabel, blocks: int, memory: Memory, read: _Read
     ) -> bool:
-        """Whether the tier has the run now."""
+        """Whether the tier has the run now. Of what is there already nothing is decided, and nothing moves."""
+        if way.tier.has_run(label, run.keys, run.depth):
+            return True
         if not way.tier.admits(label):
             return False
         size = blocks * memory.bytes_per_block * memory.shards
@@ -206,12 +217,16 @@ class Offloading:
         label, start = label_of(span.domain), span.start
         if not any(way.tier.admits(label) for way in self._ways):
             return 0
-        keys = _chain_before(sequence, span) + span.keys[: KEY_BYTES * wanted]
-        if len(keys) != KEY_BYTES * (start + wanted):
+        before = _chain_before(sequence, span)
+        if len(before) != KEY_BYTES * start:
             return 0
+        most = start + wanted
+        keys = (
+            before + span.keys[: KEY_BYTES * (wanted + self._object_blocks)]
+        )  # the last may have more of the prompt
         come, tried = 0, set[_Way]()
         while come < wanted:
-            way, found = self._best(label, keys, start + come, tried)
+            way, found = self._best(label, keys, start + come, most, tried)
             if way is None:
                 break
             came = self._load(way, manager, sequence, label, keys, start + come, found, latency)
@@ -220,22 +235,25 @@ class Offloading:
                 manager.publish_restored(
                     sequence, span.first + one.blocks, one.born_us, one.ceiling_us, now_us
                 )
+                leaf = sequence.leaf
+                if way is self._ways[0] and leaf is not None and leaf.start >= start + come:
+                    leaf.offered = Offered(leaf.start, 0, way.tier.ended)
                 come += one.blocks
             if span.start != start + come:
                 break  # a key is taken by a node that cannot be attached: what comes is this request's alone
         return come
 
     def _best(
-        self, label: DomainLabel, keys: bytes, depth: int, tried: set[_Way]
+        self, label: DomainLabel, keys: bytes, depth: int, most: int, tried: set[_Way]
     ) -> tuple[_Way | None, list[Found]]:
         """Whoever brings most; of those alike, whoever is asked first."""
         best: tuple[_Way | None, list[Found]] = (None, [])
-        most = 0
-        for way in [way for way in self._ways if way not in tried]:
-            found = way.tier.lookup(label, keys, depth)
-            blocks = sum(one.blocks for one in found)
-            if blocks > most:
-                best, most = (way, found), blocks
+        farthest = 0
+        for way in self._ways:
+            found = way.tier.lookup(label, keys, depth, most) if way not in tried else []
+            blocks = sum([one.blocks for one in found])
+            if blocks > farthest:
+                best, farthest = (way, found), blocks
         return best
 
     def _load(
@@ -327,7 +345,7 @@ class Offloading:
         label = label_of(span.domain)
         if len(keys) != KEY_BYTES * (span.start + 1):
             return 0
-        way, found = self._best(label, keys, span.start, set())
+        way, found = self._best(label, keys, span.start, span.start + 1, set())
         came = (
             [] if way is None else self._load(way, manager, sequence, label, keys, span.start, found, latency)
         )
@@ -460,9 +478,9 @@ def _read(memory: CopyableMemory, blocks: Blocks, into: memoryview) -> None:
 
 
 def _write(memory: CopyableMemory, blocks: Blocks, skip: int, data: memoryview) -> None:
-    """What `_read` made of `skip` blocks and these, without the first."""
-    size, whole = memory.bytes_per_block, (skip + len(blocks)) * memory.bytes_per_block
+    """Of what `_read` made of more blocks, those behind the first `skip`."""
+    whole, part = len(data) // memory.shards, len(blocks) * memory.bytes_per_block
     targets = np.ascontiguousarray(blocks)
     for shard in range(memory.shards):
-        begin = shard * whole + skip * size
-        memory.write(shard, targets, data[begin : (shard + 1) * whole])
+        begin = shard * whole + skip * memory.bytes_per_block
+        memory.write(shard, targets, data[begin : begin + part])

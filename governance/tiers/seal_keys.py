@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
 
 from kvcustody.errors import KeyringError, SealError
 from kvcustody.governance.identity.domain_spec import DomainSpec
@@ -31,6 +33,13 @@ _DOMAIN = b"domain"  # shorter than a block's key, so no object has this name
 _Use = tuple[DomainSpec, bytes, bytes]
 
 
+class _Naming(NamedTuple):
+    """What names of a domain's objects begin with, and what facts call the domain."""
+
+    state: hashlib.blake2b
+    domain: bytes
+
+
 class SealKeys:
     """Keys of objects over one keyring and one file of shred keys. Not thread-safe."""
 
@@ -39,7 +48,7 @@ class SealKeys:
         self._shred = shred
         self._kept_max = kept_max
         self._keys: OrderedDict[_Use, ExtendedNonceKey] = OrderedDict()
-        self._names: OrderedDict[DomainSpec, hashlib.blake2b] = OrderedDict()
+        self._names: OrderedDict[DomainSpec, _Naming] = OrderedDict()
         self._catalogue: ExtendedNonceKey | None = None
         self._seen = keyring.changes
         self._shreds_seen = shred.changes()
@@ -82,27 +91,36 @@ class SealKeys:
 
     def name(self, spec: DomainSpec, last: bytes, *, shard: int, layout: bytes) -> bytes:
         """The name of the object of `spec` whose last block has the key `last`, of one shard and layout."""
-        named = self._naming(spec).copy()
-        named.update(last + shard.to_bytes(2, "little") + layout)
-        return named.digest()
+        return self.namer(spec, shard=shard, layout=layout)(last)
+
+    def namer(self, spec: DomainSpec, *, shard: int, layout: bytes) -> Callable[[bytes], bytes]:
+        """Makes the names of several objects of `spec`, each of its last block's key; to be used and not kept."""
+        copied, behind = self._naming(spec).state.copy, shard.to_bytes(2, "little") + layout
+
+        def name(last: bytes) -> bytes:
+            named = copied()
+            named.update(last + behind)
+            return named.digest()
+
+        return name
 
     def domain(self, spec: DomainSpec) -> bytes:
         """What facts call the domain: 32 bytes that nobody without its key can relate to it."""
-        named = self._naming(spec).copy()
-        named.update(_DOMAIN)
-        return named.digest()
+        return self._naming(spec).domain
 
-    def _naming(self, spec: DomainSpec) -> hashlib.blake2b:
+    def _naming(self, spec: DomainSpec) -> _Naming:
         self.look()
-        state = self._names.get(spec)
-        if state is None:
+        naming = self._names.get(spec)
+        if naming is None:
             if len(self._names) >= self._kept_max:
                 self._names.popitem(last=False)
             with self._first as secret:
                 self._keyring.derive(spec.owner, spec.key_epoch, _NAME + spec.info, secret)
                 state = hashlib.blake2b(key=secret.view(), digest_size=NAME_BYTES)
-            self._names[spec] = state
-        return state
+            named = state.copy()
+            named.update(_DOMAIN)
+            naming = self._names[spec] = _Naming(state, named.digest())
+        return naming
 
     def look(self) -> None:
         """Drop what is cached of epochs and shred keys that are destroyed, here or by another process."""

@@ -25,7 +25,6 @@ Called on the owning thread. Times that come in and go out are boot time, in mic
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -121,11 +120,15 @@ class PublishedRun(NamedTuple):
 
 
 class Found(NamedTuple):
-    """An object that goes on from where the one before it ended, with so many blocks of so many bytes, sealed."""
+    """An object that goes on from where the one before it ended, with so many blocks of so many bytes, sealed.
+
+    `spare`: so many behind those are in it too, and nobody wants them.
+    """
 
     name: bytes
     blocks: int
     size: int
+    spare: int = 0
 
 
 class Restored(NamedTuple):
@@ -212,6 +215,7 @@ class SealedTier:
         self._adopted: set[bytes] = set()  # of what is here, what an earlier process stored
         self._erased: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._held: dict[str, int] = {}  # bytes of the store by tenant
+        self._pseudonyms: dict[str, bytes] = {}
         self._numbered = self._ended = self._destroyed = self._evidence = 0
         self._refused = 0
         self._due_us, self._ask_again_us, self._shreds_seen = _NEVER_US, 0, shred.changes()
@@ -226,6 +230,16 @@ class SealedTier:
     def capacity_bytes(self) -> int:
         """The most that the store keeps."""
         return self._store.capacity_bytes
+
+    @property
+    def object_blocks(self) -> int:
+        """The most that an object has; one ends at each multiple of it."""
+        return self._terms.object_blocks
+
+    @property
+    def ended(self) -> int:
+        """Copies that nothing finds any more: as long as it stays, what was found is found again."""
+        return self._ended
 
     @property
     def counts(self) -> CopyCounts:
@@ -267,11 +281,24 @@ class SealedTier:
 
     def has(self, label: DomainLabel, last: bytes) -> bool:
         """Whether a copy that ends with this block can be found."""
-        if label.spec not in self._domains or self._terms.withholds(label):
+        return self._index.may_end(last) and self._has_each(label, (last,))
+
+    def has_run(self, label: DomainLabel, keys: bytes, depth: int) -> bool:
+        """Whether every object that `store` would make of these blocks, of which the first is at `depth`, is here."""
+        step, may_end = self._terms.object_blocks, self._index.may_end
+        ends = range(KEY_BYTES * (step - depth % step), len(keys), KEY_BYTES * step)
+        lasts = [keys[-KEY_BYTES:], *[keys[end - KEY_BYTES : end] for end in ends]]
+        return all(map(may_end, lasts)) and self._has_each(label, lasts)
+
+    def _has_each(self, label: DomainLabel, lasts: Iterable[bytes]) -> bool:
+        spec = label.spec
+        if spec is None or spec not in self._domains or self._terms.withholds(label):
             return False
-        with suppress(KeyringError):
-            return self._index.find(self._name(label.spec, last)) >= 0
-        return False
+        try:
+            name = self._namer(spec)
+        except KeyringError:
+            return False
+        return all(self._index.find(name(last)) >= 0 for last in lasts)
 
     def probe(self) -> int:
         """Read one object as a load does, and drop it; its bytes, 0 where there is none or it does not answer."""
@@ -312,9 +339,9 @@ class SealedTier:
                 while at < count:
                     depth = run.depth + at
                     blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
-                    if before is not None and not self._has_room_beside(before.size, blocks, label.tenant):
+                    if before is not None and not self._fits(before.size, blocks, label.tenant):
                         alone, before = before, None
-                        stored += self._complete(alone)
+                        stored += self._complete(alone)  # what gives way for the next does not wait behind it
                     part = _Part(
                         label,
                         run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
@@ -325,7 +352,7 @@ class SealedTier:
                         due_us,
                     )
                     sealed = self._seal_object(
-                        part, label.spec, limit.bucket_us, partial(read, at, blocks), before, staged
+                        part, label.spec, limit.bucket_us, partial(read, at, blocks), staged
                     )
                     written, before = before, sealed
                     stored += self._complete(written)
@@ -334,74 +361,86 @@ class SealedTier:
             stored += self._complete(before)
         return stored
 
-    def lookup(self, label: DomainLabel, keys: bytes, depth: int) -> list[Found]:
+    def lookup(self, label: DomainLabel, keys: bytes, depth: int, most: int | None = None) -> list[Found]:
         """Each object that goes on from `depth`; the sum of their blocks is how far a load would come.
 
-        `keys` are those of the whole prompt, from depth 0 of the chain.
+        `keys` are those of the whole prompt, from depth 0 of the chain; `most`: how many of its blocks are wanted.
         """
         found: list[Found] = []
-        count, step = len(keys) // KEY_BYTES, self._terms.object_blocks
-        if not len(self._index) or label.spec is None or self._terms.withholds(label):
+        index, spec = self._index, label.spec
+        if not len(index) or spec is None or self._terms.withholds(label):
             return found
-        with suppress(KeyringError):  # an epoch that was destroyed: nothing of it is found
-            if not self._is_known(label, label.spec):
+        try:
+            if not self._is_known(label, spec):
                 return found
-            ends = self._index.ends_among(keys)
-            while depth < count:
-                last = bisect_right(ends, min(count, depth - depth % step + step))
-                one = self._farthest(label.spec, keys, depth, ends[bisect_right(ends, depth) : last])
-                if one is None:
+            name = self._namer(spec)
+        except KeyringError:  # an epoch that was destroyed: nothing of it is found
+            return found
+        step, count = self._terms.object_blocks, len(keys) // KEY_BYTES
+        most, domain, now_us = (
+            count if most is None else most,
+            self._domains.get(spec, -1),
+            self._clock.now_us(),
+        )
+        while depth < most:
+            first = depth
+            for end in self._ends(keys, depth, min(count, depth - depth % step + step)):
+                one = name(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
+                row = index.find(one)
+                if row >= 0 and index.reaches(row, domain, depth, end, now_us):
+                    spare = max(0, end - most)
+                    found.append(Found(one, end - spare - depth, index.value("size", row), spare))
+                    depth = end
                     break
-                found.append(one)
-                depth += one.blocks
+            if depth == first:
+                break
         return found
 
-    def _farthest(self, spec: DomainSpec, keys: bytes, depth: int, ends: list[int]) -> Found | None:
-        """The object that comes farthest; `ends` are the depths at which one may end."""
-        now_us = self._clock.now_us()
-        for at in reversed(ends):
-            name = self._name(spec, keys[KEY_BYTES * (at - 1) : KEY_BYTES * at])
-            row = self._index.find(name)
-            if row >= 0 and self._is_usable(row, spec, depth, at, now_us):
-                return Found(name, at - depth, self._index.value("size", row))
-        return None
+    def _ends(self, keys: bytes, depth: int, last: int) -> Iterator[int]:
+        """Where objects that begin at `depth` or before may end, up to `last`: most end there, so it comes first."""
+        if self._index.may_end(keys[KEY_BYTES * (last - 1) : KEY_BYTES * last]):
+            yield last
+        for at in reversed(self._index.ends_among(keys[KEY_BYTES * depth : KEY_BYTES * (last - 1)])):
+            yield depth + at
 
     def load(
         self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write
     ) -> list[Restored]:
         """Bring those objects back: `write(depth, count, skip, data)` puts blocks from that depth on the device.
 
-        `data` are the blocks of a whole object, of which the first `skip` are there already. Returns what came, in
-        order, those that live alike together; the first object that does not open ends it, and is ended.
+        `data` are the blocks of a whole object, of which the first `skip` are there already, and what is behind the
+        `count` is spare. Returns what came, in order, those that live alike together; the first object that does not
+        open ends it, and is ended.
         """
         spec, come = label.spec, list[Restored]()
         assert spec is not None
+        index = self._index
         following = b""  # it is read while the one before it is opened
         whole = self._terms.object_blocks * self._terms.block_bytes
         largest = min(whole, max((one.size for one in found), default=0))
+        domain = self._domains.get(spec, -1)
         try:
             with self.staging.take_for_many(largest) as staged:
-                for at, (name, blocks, _) in enumerate(found):
+                for at, (name, blocks, _, spare) in enumerate(found):
                     following = found[at + 1].name if at + 1 < len(found) else b""
-                    end = depth + blocks
-                    row = self._index.find(name)
-                    if row < 0 or not self._is_usable(row, spec, depth, end, self._clock.now_us()):
+                    end, row = depth + blocks + spare, index.find(name)
+                    if row < 0 or not index.reaches(row, domain, depth, end, self._clock.now_us()):
                         self._store.abandon_load(name)
                         break
-                    times = (self._index.value("born_us", row), self._index.value("ceiling_us", row))
-                    wanted = _Wanted(name, label, keys, depth, end, following)
-                    if not self._load_object(wanted, row, write, staged):
+                    known = index.row(row)
+                    wanted = _Wanted(name, label, keys, depth, end, blocks, following)
+                    if not self._load_object(wanted, row, known, write, staged):
                         break
-                    self._index.note_use(row)
-                    one = Restored(blocks, *map(self._clock.to_boot, times))
-                    if come and come[-1][1:] == one[1:]:
-                        one = Restored(come.pop().blocks + blocks, *one[1:])
-                    come.append(one)
+                    index.note_use(row)
                     depth = end
+                    alike = come and come[-1][1:] == (known.born_us, known.ceiling_us)
+                    before = come.pop().blocks if alike else 0
+                    come.append(Restored(before + blocks, known.born_us, known.ceiling_us))
         finally:
             if following:
                 self._store.abandon_load(following)
-        return come
+        to_boot = self._clock.to_boot
+        return [Restored(one.blocks, to_boot(one.born_us), to_boot(one.ceiling_us)) for one in come]
 
     def _seal_object(
         self,
@@ -409,14 +448,13 @@ class SealedTier:
         spec: DomainSpec,
         bucket_us: int,
         read: Callable[[memoryview], None],
-        before: _Sealed | None,
         staged: Staged,
     ) -> _Sealed | None:
-        """Seal it into memory of the store, which writes the one before meanwhile; None: it is not kept."""
+        """Seal it into memory of the store, which writes it from then on; None: it is not kept."""
         label = part.label
         blocks = len(part.keys) // KEY_BYTES
         try:
-            name = self._name(spec, part.keys[-KEY_BYTES:])
+            name = self._namer(spec)(part.keys[-KEY_BYTES:])
             known = self._is_known(label, spec)
         except KeyringError:  # the epoch was destroyed
             return None
@@ -439,17 +477,16 @@ class SealedTier:
             self._refused += 1
             return None
         try:
-            into = self._room(name, size, label.tenant, 0 if before is None else before.size)
+            into = self._room(name, size, label.tenant)
             if into is None:
                 self._refused += 1
                 return None
-            if before is not None:
-                self._store.start_store(before.name)
             read(plain)
             facts = self._facts(spec, part, subject, bucket)
             enclosing = self._keys.catalogue() if self._encloses else None
             seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing)
             into.release()
+            self._store.start_store(name)
         except (StoreError, KeyringError):
             self._give_up(name)
             self._refused += 1
@@ -514,24 +551,26 @@ class SealedTier:
             self._store.abandon_store(name)
         self._waiting.setdefault(name, None)
 
-    def _has_room_beside(self, coming: int, blocks: int, tenant: str) -> bool:
-        """Whether a tenant may have an object of so many blocks beside one of its own that is no copy yet."""
+    def _fits(self, coming: int, blocks: int, tenant: str) -> bool:
+        """Whether an object of so many blocks fits, where `coming` bytes of the tenant's are no copy yet."""
         store = self._store
         size = object_bytes(blocks * self._terms.block_bytes, enclosed=self._encloses, checked=False)
-        most = int(self._terms.share(tenant).cap * store.capacity_bytes)
-        return store.taken(size) + store.taken(coming) <= most
+        taken = store.taken(size)
+        return (
+            self._held.get(tenant, 0) + taken + store.taken(coming) <= self._most(tenant)
+            and store.used_bytes + taken <= store.capacity_bytes
+        )
 
-    def _room(self, name: bytes, size: int, tenant: str, coming: int = 0) -> memoryview | None:
-        """Memory of the store, where need be in place of what was used least.
+    def _most(self, tenant: str) -> int:
+        """What a tenant may have of the store."""
+        return int(self._terms.share(tenant).cap * self._store.capacity_bytes)
 
-        `coming`: so many bytes of the tenant's are sealed, and no copy yet.
-        """
-        store, share = self._store, self._terms.share(tenant)
-        most, taken = int(share.cap * store.capacity_bytes), store.taken(size)
+    def _room(self, name: bytes, size: int, tenant: str) -> memoryview | None:
+        """Memory of the store, where need be in place of what was used least."""
+        store, most = self._store, self._most(tenant)
+        taken = store.taken(size)
         if taken > most:
             return None
-        if coming:
-            taken += store.taken(coming)
         while self._held.get(tenant, 0) + taken > most:
             self._evict_from(tenant)
         into = store.prepare_store(name, size)
@@ -613,13 +652,13 @@ class SealedTier:
         self,
         wanted: _Wanted,
         row: int,
+        known: IndexRow,
         write: Write,
         staged: Staged,
     ) -> bool:
-        name, label, keys, depth, end, following = wanted
-        index, spec = self._index, label.spec
+        name, label, keys, depth, end, wanted_blocks, following = wanted
+        spec = label.spec
         assert spec is not None
-        known = index.row(row)
         begin, blocks = known.depth, known.blocks
         subject, bucket = self._shreds[known.subject], self._shreds[known.bucket]
         part = _Part(
@@ -654,7 +693,7 @@ class SealedTier:
         except StoreError:
             self._refused += 1
             return False
-        write(depth, end - depth, depth - begin, plain)
+        write(depth, wanted_blocks, depth - begin, plain)
         return True
 
     # -- ends -----------------------------------------------------------------------------------------------------
@@ -739,6 +778,7 @@ class SealedTier:
 
     def _forget_unused(self) -> None:
         """Domains and shred keys of which nothing is here any more are not kept."""
+        self._pseudonyms.clear()
         old = self._index.renumber("domain")
         self._owners = [self._owners[number] for number in old]
         new = {number: at for at, number in enumerate(old)}
@@ -909,7 +949,7 @@ class SealedTier:
     def _find_what_is_there(self) -> tuple[int, int]:
         """Index what may stay, end the rest; how many of each."""
         found, after = 0, b""
-        tenants = {self._shred.pseudonym(name.encode()): name for name in self._terms.tenants}
+        tenants = {self._pseudonym(name): name for name in self._terms.tenants}
         while page := self._store.page(after, 1000):
             for one in page:
                 facts = self._facts_of(one.name, one.size)
@@ -967,8 +1007,8 @@ class SealedTier:
 
     # -- what things are called -----------------------------------------------------------------------------------
 
-    def _name(self, spec: DomainSpec, last: bytes) -> bytes:
-        return self._keys.name(spec, last, shard=self._terms.shard, layout=self._terms.layout)
+    def _namer(self, spec: DomainSpec) -> Callable[[bytes], bytes]:
+        return self._keys.namer(spec, shard=self._terms.shard, layout=self._terms.layout)
 
     def _facts(self, spec: DomainSpec, part: _Part, subject: bytes, bucket: bytes) -> ObjectFacts:
         terms, blocks = self._terms, len(part.keys) // KEY_BYTES
@@ -991,18 +1031,14 @@ class SealedTier:
             subject,
             bucket,
             part.due_us,
-            self._shred.pseudonym(part.label.tenant.encode()),
+            self._pseudonym(part.label.tenant),
         )
 
-    def _is_usable(self, row: int, spec: DomainSpec, depth: int, end: int, now_us: int) -> bool:
-        index = self._index
-        begin = index.value("depth", row)
-        return (
-            index.value("due_us", row) > now_us
-            and index.value("domain", row) == self._domains.get(spec, -1)
-            and begin <= depth
-            and begin + index.value("blocks", row) == end
-        )
+    def _pseudonym(self, tenant: str) -> bytes:
+        known = self._pseudonyms.get(tenant)
+        if known is None:
+            known = self._pseudonyms[tenant] = self._shred.pseudonym(tenant.encode())
+        return known
 
     def _is_known(self, label: DomainLabel, spec: DomainSpec) -> bool:
         """Whether copies of the domain may be here; those of an earlier process get their label."""
@@ -1065,13 +1101,14 @@ class _Sealed(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """An object of which the blocks from `depth` to `end` are wanted, and the name of the one after it."""
+    """An object that ends at `end`, of which `blocks` from `depth` on are wanted, and the name of the next."""
 
     name: bytes
     label: DomainLabel
     keys: bytes
     depth: int
     end: int
+    blocks: int
     following: bytes
 
 

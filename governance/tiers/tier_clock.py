@@ -18,7 +18,9 @@ class TierClock:
     def now_us(self) -> int:
         """UTC, at least what it was."""
         boot_us = self._clock.now_us()
-        self._offset_us = max(self._offset_us, self._clock.utc_us() - boot_us)
+        offset_us = self._clock.utc_us() - boot_us
+        if offset_us > self._offset_us:
+            self._offset_us = offset_us
         return boot_us + self._offset_us
 
     def boot_us(self) -> int:

@@ -78,8 +78,11 @@ class TierIndex:
     def __init__(self) -> None:
         self._names = bytearray()
         self._columns = {name: array(code) for name, code in _COLUMNS}
+        named = self._columns
+        self._due, self._domain = named["due_us"], named["domain"]
+        self._depth, self._blocks = named["depth"], named["blocks"]
         self._table = array("i", [_EMPTY]) * (2 * _ROWS_MIN)
-        self._ends = np.zeros(_COUNTERS * len(self._table), np.uint8)
+        self._ends = bytearray(_COUNTERS * len(self._table))
         self._filled = 0  # places of the table that are not empty
         self._free: list[int] = []
         self._rows = 0
@@ -102,7 +105,22 @@ class TierIndex:
     def ends_among(self, keys: bytes) -> list[int]:
         """How many of these 32-byte keys each object may span that ends with one of them, in order (rule 3)."""
         lasts = np.frombuffer(keys, "<u4")[::_KEY_WORDS]
-        return (np.flatnonzero(self._ends[lasts & np.uint32(len(self._ends) - 1)]) + 1).tolist()
+        ends = np.frombuffer(self._ends, np.uint8)
+        return (np.flatnonzero(ends[lasts & np.uint32(len(ends) - 1)]) + 1).tolist()
+
+    def may_end(self, key: bytes) -> bool:
+        """Whether an object may be here that ends with the block of this key (rule 3)."""
+        return self._ends[int.from_bytes(key[:_LAST_BYTES], "little") & (len(self._ends) - 1)] > 0
+
+    def reaches(self, row: int, domain: int, depth: int, end: int, now_us: int) -> bool:
+        """Whether an object of the domain that is not due goes from `depth`, or from before it, to `end`."""
+        begin = self._depth[row]
+        return (
+            self._domain[row] == domain
+            and begin <= depth
+            and begin + self._blocks[row] == end
+            and self._due[row] > now_us
+        )
 
     def add(self, name: bytes, what: IndexRow) -> int:
         """A new object, which must not be there; returns its row."""
@@ -222,7 +240,7 @@ class TierIndex:
         while places < 4 * (len(self) + 1):
             places *= 2
         self._table = array("i", [_EMPTY]) * places
-        self._ends = np.zeros(_COUNTERS * places, np.uint8)
+        self._ends = bytearray(_COUNTERS * places)
         self._filled = 0
         for name, row in list(self.names()):
             self._place(name, row)

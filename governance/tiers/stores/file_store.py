@@ -18,6 +18,7 @@ import mmap
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class FileStore:
     """`capacity_bytes` of files in `folder`. Raises `ConfigError`, which names the folder and what to do."""
 
     kind, ends_by, outlives = "nvme", "unlinked", True
+    prepares_in_memory = True  # memory is handed out and given back on any thread, and no disk is asked
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
         self.folder = folder
@@ -47,6 +49,8 @@ class FileStore:
         self._sizes: dict[bytes, int] = {}
         self._prepared: dict[bytes, mmap.mmap] = {}
         self._prepared_sizes: dict[bytes, int] = {}
+        self._preparing = 0  # their sum
+        self._lock = threading.Lock()  # of what is prepared, what is being read, and the spares
         self._loading: dict[bytes, list[mmap.mmap]] = {}
         self._spares: list[mmap.mmap] = []
         self._allocates = True
@@ -60,7 +64,7 @@ class FileStore:
     @property
     def used_bytes(self) -> int:
         """Of the files that are there, and of what is being written."""
-        return self._used + sum(self._prepared_sizes.values())
+        return self._used + self._preparing
 
     def taken(self, size: int) -> int:
         """Its own bytes."""
@@ -71,8 +75,11 @@ class FileStore:
         self.abandon_store(name)
         if self.used_bytes + size > self.capacity_bytes:
             return None
-        self._prepared[name] = made = self._buffer(size)
-        self._prepared_sizes[name] = size
+        made = self._buffer(size)
+        with self._lock:
+            self._prepared[name] = made
+            self._prepared_sizes[name] = size
+            self._preparing += size
         return memoryview(made)[:size]
 
     def start_store(self, name: bytes) -> None:
@@ -80,10 +87,9 @@ class FileStore:
 
     def complete_store(self, name: bytes) -> None:
         """Write and rename. Raises `StoreError` where the medium does not take it: nothing is there then."""
-        data = self._prepared.pop(name, None)
+        data, size = self._take(name)
         if data is None:
             raise StoreError(f"nvme tier `{self.folder}`: object `{name.hex()[:16]}` was not prepared")
-        size = self._prepared_sizes.pop(name)
         file = name.hex()
         draft = file + _DRAFT
         try:
@@ -97,21 +103,25 @@ class FileStore:
             finally:
                 os.close(descriptor)
             os.rename(draft, file, src_dir_fd=fan, dst_dir_fd=fan)
+            self._used += size - self._sizes.get(name, 0)
+            self._sizes[name] = size
         except OSError as error:
             self._discard(draft)
             what = "is full" if error.errno in _FULL else f"cannot be written ({error.strerror})"
             raise StoreError(f"nvme tier `{self.folder}`: {what}") from None
         finally:
-            self._spare(data)
-        self._used += size - self._sizes.get(name, 0)
-        self._sizes[name] = size
+            self._spare(data, size)
 
     def abandon_store(self, name: bytes) -> None:
         """Nothing was written yet."""
-        data = self._prepared.pop(name, None)
+        data, size = self._take(name)
         if data is not None:
-            del self._prepared_sizes[name]
-            self._spare(data)
+            self._spare(data, size)
+
+    def _take(self, name: bytes) -> tuple[mmap.mmap | None, int]:
+        """What was prepared, which is not prepared any more; its bytes count until its memory is a spare."""
+        with self._lock:
+            return self._prepared.pop(name, None), self._prepared_sizes.pop(name, 0)
 
     def start_load(self, name: bytes) -> None:
         """Nothing."""
@@ -141,15 +151,18 @@ class FileStore:
             raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
         finally:
             os.close(descriptor)
-        self._loading.setdefault(name, []).append(data)
+        with self._lock:
+            self._loading.setdefault(name, []).append(data)
         return memoryview(data)[:read].toreadonly()
 
     def complete_load(self, name: bytes) -> None:
         """Their memory is for the next."""
-        loading = self._loading[name]
-        self._spare(loading.pop())
-        if not loading:
-            del self._loading[name]
+        with self._lock:
+            loading = self._loading[name]
+            data = loading.pop()
+            if not loading:
+                del self._loading[name]
+        self._spare(data)
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """The file's first bytes."""
@@ -311,14 +324,17 @@ class FileStore:
 
     def _buffer(self, size: int) -> mmap.mmap:
         """Memory for one object: what another had, where it is large enough."""
-        for at, spare in enumerate(self._spares):
-            if len(spare) >= size:
-                return self._spares.pop(at)
+        with self._lock:
+            for at, spare in enumerate(self._spares):
+                if len(spare) >= size:
+                    return self._spares.pop(at)
         return mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
-    def _spare(self, buffer: mmap.mmap) -> None:
-        if len(self._spares) < _SPARES:
-            self._spares.append(buffer)
+    def _spare(self, buffer: mmap.mmap, prepared: int = 0) -> None:
+        with self._lock:
+            self._preparing -= prepared
+            if len(self._spares) < _SPARES:
+                self._spares.append(buffer)
 
     def _discard(self, draft: str) -> None:
         try:

@@ -3,7 +3,9 @@
     store = GuardedStore(FileStore(folder, capacity), seconds=0.5, clock=clock)
 
 1. Calls run on a thread of the guard's own, one at a time. One that does not answer in time raises `StoreError`; until
-   it has answered, every other is refused at once. What is started runs there while the caller does something else.
+   it has answered, every other is refused at once. What is started runs there while the caller does something else. A
+   store that prepares in memory is asked for it, and given it back, on the caller's thread: behind no write, and
+   waking nobody.
 2. Whether a call that did not answer took effect is not known. `SealedTier` asks for the deletion of what may have come
    of it; a load that answers late is over at once.
 3. After `failures` in a row the store is not asked for `pause_seconds`, then once; each further failure doubles the
@@ -35,6 +37,8 @@ class GuardedStore:
         self.capacity_bytes = store.capacity_bytes
         self.late = self.refused = 0  # calls that did not answer in time, and that were not made
         self._store = store
+        self._prepares_in_memory: bool = getattr(store, "prepares_in_memory", False)
+        self._ready: bytes | None = None  # to be completed, when memory for the next was had
         self._seconds = seconds
         self._clock = clock
         self._failures = failures
@@ -66,19 +70,35 @@ class GuardedStore:
 
     def prepare_store(self, name: bytes, size: int) -> memoryview | None:
         """As the store's."""
-        return self._ask(lambda: self._store.prepare_store(name, size))
+        if self._prepares_in_memory and self.is_open:
+            return self._store.prepare_store(name, size)
+        try:
+            return self._ask(
+                lambda: self._store.prepare_store(name, size), undo=lambda: self._store.abandon_store(name)
+            )
+        finally:
+            self._start()
 
     def start_store(self, name: bytes) -> None:
-        """The thread completes it from now on."""
-        if self.is_open:
+        """The thread completes it, at once or behind what is asked next to prepare."""
+        self._start()
+        self._ready = name
+        if self._prepares_in_memory:
+            self._start()
+
+    def _start(self) -> None:
+        name, self._ready = self._ready, None
+        if name is not None and self.is_open:
             self._storing[name] = self._thread.submit(self._store.complete_store, name)
 
     def complete_store(self, name: bytes) -> None:
         """As the store's, or what came of what was started."""
+        self._ready = None if self._ready == name else self._ready
         self._ask(lambda: self._store.complete_store(name), started=self._storing.pop(name, None))
 
     def abandon_store(self, name: bytes) -> None:
         """As the store's."""
+        self._ready = None if self._ready == name else self._ready
         self._storing.pop(name, None)
         self._ask(lambda: self._store.abandon_store(name))
 
@@ -103,6 +123,9 @@ class GuardedStore:
 
     def complete_load(self, name: bytes) -> None:
         """As the store's; nobody waits for it."""
+        if self._prepares_in_memory:
+            self._store.complete_load(name)
+            return
         self._thread.submit(self._store.complete_load, name)
 
     def peek(self, name: bytes, size: int) -> bytes | None:
@@ -144,7 +167,9 @@ class GuardedStore:
             raise StoreError(f"{self.kind} tier: is not asked now, it failed or does not answer")
         asked = self._thread.submit(call) if started is None else started
         try:
-            answer = asked.result(self._seconds)
+            answer = asked.result(
+                self._seconds if self._answers else 0.0
+            )  # behind one that is late nobody waits
         except concurrent.futures.TimeoutError:
             self.late += 1
             self._late = asked  # type: ignore[assignment]  # of whatever it answers

@@ -41,16 +41,17 @@ class DecidedWorld:
         self._serve(2, 1.0)
         self._cut(None)
         self._serve(3, 1e12)  # no time at all: moving is slower
+        self._serve(2, 1e12, seeds=(3, 4))  # and what is not there yet stays away
         self.offset_us = self.world.clock.utc_us() - self.world.clock.now_us()
         self.incarnation = self.world.worker.writer.incarnation
         self.uses = {use.tier: use for use in offload.uses()}
         self.status = worker_status(self.world.worker.governor.stats(), 16)
         self.world.worker.close()
 
-    def _serve(self, times: int, tokens_a_second: float) -> None:
+    def _serve(self, times: int, tokens_a_second: float, seeds: tuple[int, int] = (1, 2)) -> None:
         self.offload._cost = DeclaredRate(tokens_a_second)
         for number in range(times):
-            for tenant, seed in (("acme", 1), ("beta", 2)):
+            for tenant, seed in zip(("acme", "beta"), seeds, strict=True):
                 self.world.serve(tenant, prompt(seed, 10))
             self.world.clock.advance(1_000_000)
             self.world.crowd(number)

@@ -36,6 +36,37 @@ def test_what_was_evicted_comes_back_to_its_own_and_to_nobody_else(world: World)
     assert sum(use.restored_blocks for use in uses) >= 10
 
 
+def test_what_leaves_bit_by_bit_is_stored_once_and_whole(tmp_path: Path) -> None:
+    """Blocks go one by one from a prompt's end, as requests grow: an object of 4 blocks is one copy, not four."""
+    world = World(tmp_path, "host")
+    (tier,), governor = world.tiers, world.worker.governor
+    manager = governor._pools.managers[0]
+    assert world.serve("acme", prompt(1, 12)) == 0
+    (account,) = [one for one in manager.accounts.values() if one.cached_blocks]
+    copies = []
+    for _ in range(12):
+        assert manager.tree.evict(account, 1, world.clock.now_us(), "pressure") == 1
+        copies.append(len(tier))
+    assert copies == [1] * 4 + [2] * 4 + [3] * 4
+    assert all(copy.blocks == 4 for copy in tier.copies())
+    assert world.serve("acme", prompt(1, 12)) == 12 * 16, "and all of it comes back"
+    before = tier.counts.stored
+    manager.tree.evict(account, 6, world.clock.now_us(), "pressure")
+    assert tier.counts.stored == before, "what came from there is there"
+    tier.destroy(list(tier.index()))
+    manager.tree.evict(account, 6, world.clock.now_us(), "pressure")
+    assert tier.counts.stored > before, "control: it is not there any more, so it is stored again"
+    world.worker.close()
+
+
+def test_a_prompt_of_whole_blocks_comes_back_but_for_its_last(world: World) -> None:
+    """Its last block is computed always; the object that it is in brings the others."""
+    mine = prompt(1, 12, extra=0)
+    assert world.serve("acme", mine) == 0
+    world.crowd()
+    assert world.serve("acme", mine) == 11 * 16
+
+
 def test_without_a_tier_it_is_computed_again(tmp_path: Path) -> None:
     """The control: the same requests, and no tier is set."""
     world = World(tmp_path, "")

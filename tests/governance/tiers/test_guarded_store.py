@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ from test_tier import Place, keys_of
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import DeviceError, StoreError
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.tiers.stores import file_store
+from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
@@ -190,6 +193,69 @@ def test_one_is_written_while_the_next_is_sealed(
     place.store._seconds = 20
     assert place.tier.store(run, read) == 12 and len(place.tier) == 3
     place.tier.close()
+
+
+def test_nobody_waits_for_what_stands_behind_a_write_that_is_late(place: Place, hanging: Hanging) -> None:
+    """The next was given to the store before the one before it was late: one deadline, and neither is a copy."""
+    acme, store = place.label("acme"), place.store
+    assert isinstance(store, GuardedStore)
+    store._seconds, store._prepares_in_memory = 1.0, True
+    hanging.hangs = {"complete_store"}
+    began = time.monotonic()
+    assert place.keep(acme, "p", 12) == 0 and len(place.tier) == 0
+    assert time.monotonic() - began < 1.8, "a second deadline was waited for"
+    assert hanging.asked == 1 and store.late == 2, "void: the second was not given to it"
+    hanging.free.set()
+    hanging.hangs = set()
+    answered(store)
+    place.tier.expire()
+    assert hanging.used_bytes == 0, "what came of them ends"
+    place.tier.close()
+
+
+def test_memory_that_is_had_too_late_is_given_back(
+    place: Place, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme, store, prepare = place.label("acme"), place.store, HostArena.prepare_store
+
+    def slow(name: bytes, size: int) -> memoryview | None:
+        assert hanging.free.wait(30)
+        return prepare(hanging, name, size)
+
+    monkeypatch.setattr(hanging, "prepare_store", slow)
+    assert isinstance(store, GuardedStore)
+    assert place.keep(acme, "p", 4) == 0 and store.late == 1
+    hanging.free.set()
+    answered(store)
+    store.page(b"", 1)  # behind everything that the thread was asked
+    assert hanging.used_bytes == 0 and not hanging._prepared
+    place.tier.close()
+
+
+def test_memory_for_the_next_is_had_while_a_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is being written counts: no more is prepared than there is room for."""
+    files, free, writing = FileStore(tmp_path / "tier", 3000), threading.Event(), threading.Event()
+
+    def slow(descriptor: int, data: memoryview) -> None:
+        writing.set()
+        assert free.wait(10)
+        os.write(descriptor, data)
+
+    monkeypatch.setattr(file_store, "_write_all", slow)
+    store = GuardedStore(files, seconds=20, clock=VirtualClock())
+    first, second, third = (bytes([at]) * 32 for at in range(3))
+    assert store.prepare_store(first, 1000) is not None
+    store.start_store(first)
+    assert writing.wait(10)
+    assert store.prepare_store(second, 1000) is not None and store.used_bytes == 2000
+    assert store.prepare_store(third, 1001) is None
+    free.set()
+    store.complete_store(first)
+    store.abandon_store(second)
+    assert store.used_bytes == 1000
+    store.close()
 
 
 def test_one_is_read_while_the_one_before_is_opened(

@@ -241,6 +241,37 @@ def test_an_erasure_does_not_wait_for_a_store_that_is_away(
     assert place.tier.erase("e1", Selector("acme", "ada"), 0).done and len(place.tier.objects()) == 0
 
 
+def test_a_run_is_here_when_each_of_its_objects_is(place: Place) -> None:
+    """Objects end at 4, 8 and 10: another's, one that is gone, and one that ends elsewhere are no run that is here."""
+    acme, keys = place.label("acme"), keys_of("p", 10)
+    assert not place.tier.has_run(acme, keys, 0)
+    assert place.keep(acme, "p", 10) == 10 and place.tier.has_run(acme, keys, 0)
+    assert place.tier.has_run(acme, keys[32 * 2 :], 2) and place.tier.has_run(acme, keys[32 * 9 :], 9)
+    assert not place.tier.has_run(acme, keys[: 32 * 9], 0), "none ends at 9"
+    assert not place.tier.has_run(place.label("beta"), keys, 0)
+    (middle,) = [one.name for one in place.tier.lookup(acme, keys, 4)[:1]]
+    place.tier.destroy([middle])
+    assert place.tier.has_run(acme, keys[: 32 * 4], 0) and not place.tier.has_run(acme, keys, 0)
+
+
+def test_an_object_with_more_than_is_wanted_is_of_use(place: Place) -> None:
+    """A prompt's last block is computed always: the object that ends with it brings those before it."""
+    acme, keys, wrote = place.label("acme"), keys_of("p", 8), list[int]()
+    assert place.keep(acme, "p", 8) == 8
+    found = place.tier.lookup(acme, keys, 0, 7)
+    assert [(one.blocks, one.spare) for one in found] == [(4, 0), (3, 1)]
+    assert place.tier.lookup(acme, keys[: 32 * 7], 0) == found[:1], "control: what ends behind is not known"
+
+    def write(first: int, count: int, skip: int, data: memoryview) -> None:
+        expected = b"".join(content(keys, first + at) for at in range(count))
+        assert data[BLOCK * skip : BLOCK * (skip + count)] == expected
+        wrote.extend(range(first, first + count))
+
+    came = place.tier.load(acme, keys, 0, found, write)
+    assert wrote == list(range(7)) and sum(one.blocks for one in came) == 7
+    assert place.tier.lookup(acme, keys, 6, 7)[0][1:] == (1, found[1].size, 1)
+
+
 def test_after_an_epoch_nothing_is_found_and_nothing_fails(place: Place) -> None:
     acme, beta = place.label("acme"), place.label("beta")
     assert place.keep(acme, "p", 8) == 8 == place.keep(beta, "p", 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from kvcustody.console.main import app
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import SealedTier
+from kvcustody.governance.tiers.tier_index import TierIndex
 from kvcustody.testkit.conform.comparison import page
 from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, CaseFinding, ConformReport
 from kvcustody.testkit.conform.public_cases import CASES, TARGET_OF, TARGETS
@@ -35,9 +37,9 @@ def test_every_case_holds_here(case: str) -> None:
     assert found["found"] is False and found["evidence"]
 
 
-def _same_name(self: SealKeys, spec: Any, last: bytes, *, shard: int, layout: bytes) -> bytes:
+def _same_name(self: SealKeys, spec: Any, *, shard: int, layout: bytes) -> Callable[[bytes], bytes]:
     """The defence off: an object is named by its chunk alone."""
-    return last
+    return lambda last: last
 
 
 @pytest.mark.parametrize("case", ["salt-dropped", "other-model", "model-revision"])
@@ -45,8 +47,8 @@ def test_a_tier_that_names_by_content_alone_and_asks_nobody_is_found(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The positive control: without names of domains and without what is bound, the same script finds it."""
-    monkeypatch.setattr(SealKeys, "name", _same_name)
-    monkeypatch.setattr(SealedTier, "_is_usable", lambda *_: True)
+    monkeypatch.setattr(SealKeys, "namer", _same_name)
+    monkeypatch.setattr(TierIndex, "reaches", lambda *_: True)
     monkeypatch.setattr(SealedTier, "_is_known", lambda *_: True)
     first: list[Any] = []
     of = SealKeys.of
@@ -100,13 +102,13 @@ def test_a_tier_that_does_not_tell_whose_a_copy_is_is_found(monkeypatch: pytest.
 def test_names_of_tenants_and_namespaces_without_a_frame_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control: a name by the tenant's digest, and a namespace of two texts put together."""
 
-    def by_tenant(self: SealKeys, spec: Any, last: bytes, *, shard: int, layout: bytes) -> bytes:
-        return hashlib.sha256(spec.tenant.encode()).digest()
+    def by_tenant(self: SealKeys, spec: Any, *, shard: int, layout: bytes) -> Callable[[bytes], bytes]:
+        return lambda last: hashlib.sha256(spec.tenant.encode()).digest()
 
     def put_together(self: SealKeys, spec: Any) -> bytes:
         return hashlib.sha256((spec.tenant + (spec.salt or "")).encode()).digest()
 
-    monkeypatch.setattr(SealKeys, "name", by_tenant)
+    monkeypatch.setattr(SealKeys, "namer", by_tenant)
     assert kvcustody_tier.main("name-tells-tenant")["found"] is True
     monkeypatch.undo()
     monkeypatch.setattr(SealKeys, "domain", put_together)
