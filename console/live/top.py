@@ -129,7 +129,7 @@ def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -
             "waited",
             "prefill saved",
         ),
-        *("evicted", "again", "advised", "waste", "cancel"),
+        *("evicted", "again", "advised", "waste", "cancel", "no kind"),
         left=1,
     )
     for one in seen:
@@ -209,4 +209,5 @@ def _add(table: Table, one: SeenWorker, said: ServingSummary) -> None:
         "–" if said.advised_blocks is None else f"{said.advised_blocks:,}",
         share_text(said.waste),
         seconds_text(said.cancel),
+        f"{said.without_kinds:,}",
     )

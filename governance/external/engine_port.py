@@ -96,6 +96,7 @@ from kvcustody.policies.table.model import Decision
 
 _log = structlog.get_logger(__name__)
 SWEEP_BATCH = 128
+_newest = np.maximum.reduce
 BlockIds = Sequence[int] | Blocks
 
 
@@ -1242,11 +1243,11 @@ class EnginePort(Authority[ExternalPool]):
         attached = residency.attached
         counters.stale_blocks += residency.stale_blocks
         counters.verified_blocks += residency.compared_blocks
-        self.measures.began(
-            len(attached),
-            residency.began_us - int(self.pool.born_us[attached].max()) if len(attached) else 0,
-            residency.began_us - residency.asked_us,
-        )
+        if isinstance(chain, KeyChain) and not chain.kinds and self.table.policy.eviction.kinds:
+            counters.without_kinds += 1
+        hits = len(attached)
+        born_us = int(_newest(self.pool.born_us.take(attached))) if hits else residency.began_us
+        self.measures.began(hits, residency.began_us - born_us, residency.began_us - residency.asked_us)
         if len(residency.attached) and isinstance(plan, Plan) and (plan.grants or plan.segments):
             tags = self.pool.tag[residency.attached]
             crossed = tags[tags != residency.domain.tag].tolist()

@@ -276,7 +276,7 @@ class Governor(Authority[BlockManager]):
             manager, begun, prompt, now_us, latency, takes_partial=takes_partial
         ):
             answer = _admission(begun, self.block_tokens)
-        self._measure(begun, plan, found, prompt, crossed, counters, now_us)
+        self._measure(begun, plan, found, prompt, crossed, counters, now_us, says_kinds=bool(kinds))
         return answer
 
     # -- monitored ----------------------------------------------------------------------------------------------------
@@ -418,9 +418,13 @@ class Governor(Authority[BlockManager]):
         crossed: Domain | None,
         counters: TenantCounters,
         now_us: int,
+        *,
+        says_kinds: bool,
     ) -> None:
         if crossed is not None:
             self._reuse.crossed(plan, crossed)
+        if not says_kinds and plan.has_keys and self.table.policy.eviction.kinds:
+            counters.without_kinds += 1
         counters.count_start(plan.session, prompt.tokens if plan.has_keys else None, begun.hit_blocks)
         if begun.hit_blocks and (plan.grants or plan.segments):
             counters.granted_hit_blocks += begun.foreign_blocks()

@@ -99,6 +99,8 @@ MEASURES: tuple[Measure, ...] = (
     # eviction (EVI-3)
     Measure("kv_cache_evicted_blocks_total", "counter", "Cached blocks that made room, by reason.",
             ("worker", "reason"), "evicted.{reason}"),
+    Measure("requests_without_kinds_total", "counter", "Requests whose content was marked with no kind, while "
+            "the policy orders eviction by kind.", _WORKER, "without_kinds"),
     Measure("kv_cache_recomputed_blocks_total", "counter", "Blocks that were computed again after they had been "
             "evicted.", _WORKER, "recomputed"),
     Measure("kv_cache_advised_blocks", "gauge", "The pool that would have kept nine in ten of them; absent where "
@@ -235,6 +237,7 @@ _TALLIES = (
     "first_request_hits",
     "granted_hit_blocks",
     "monitored_requests",
+    "without_kinds",
 )
 Sample = tuple[str, tuple[str, ...], float]
 

@@ -122,6 +122,11 @@ ROWS: tuple[RequirementRow, ...] = (
                    ("allocator/external/test_ranking.py::test_what_one_tenant_marks_moves_none_of_anothers_blocks",
                     "engines/vllm/adapter/test_eviction.py::test_what_a_caller_says_of_its_content_leaves_first"),
                    transformers="absent: a caller's kinds, which its requests cannot carry; kinds of segments act"),
+    RequirementRow("EVI-2", "requests that say no kind of content", ("governance/observability/tenant_counters.py",),
+                   ("requests_without_kinds_total",), (_RECOUNT, "governance/observability/test_worker_metrics.py"
+                    "::test_requests_that_say_no_kind_are_counted_where_kinds_order",
+                    "engines/vllm/adapter/test_first_tokens.py"
+                    "::test_requests_that_say_no_kind_are_counted_where_kinds_order")),
     RequirementRow("EVI-2", "chat messages' roles say kinds of content", ("integrations/vllm/message_kinds.py",), (),
                    ("integrations/vllm/test_message_kinds.py::test_a_message_reaches_to_the_content_of_the_next",
                     "engines/vllm/server/test_message_kinds.py"

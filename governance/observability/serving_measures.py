@@ -14,8 +14,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,9 +46,9 @@ class ServingMeasures:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._began = array("d")  # three numbers a request
-        self._first = array("d")  # four
-        self._cancelled = array("d")
+        self._began: list[int] = []  # three numbers a request
+        self._first: list[int] = []  # four
+        self._cancelled: list[int] = []
         self.waits = Histogram(SECONDS)
         self.ages = Histogram(AGES)
         self.hit_tokens = Histogram(TOKENS)
@@ -63,13 +61,13 @@ class ServingMeasures:
 
     def began(self, hit_blocks: int, age_us: int, wait_us: int) -> None:
         """A request got its blocks after `wait_us`; it attached so many, the newest of which is so old."""
-        self._began.extend((hit_blocks, age_us, wait_us))
+        self._began += (hit_blocks, age_us, wait_us)
         if len(self._began) >= _AT_ONCE:
             self._count_began()
 
     def first_token(self, computed: int, before: int, since_asked_us: int, since_began_us: int) -> None:
         """A request has its first token: `computed` tokens were prefilled after `before` that it had attached."""
-        self._first.extend((computed, before, since_asked_us, since_began_us))
+        self._first += (computed, before, since_asked_us, since_began_us)
         if len(self._first) >= _AT_ONCE:
             self._count_first()
 
@@ -81,7 +79,7 @@ class ServingMeasures:
 
     def _count_began(self) -> None:
         hits, ages, waits = _columns(self._began, 3)
-        self._began = array("d")
+        self._began = []
         self.waits.add_many(waits / MICROSECONDS)
         which = hits > 0
         self.ages.add_many(ages[which] / MICROSECONDS)
@@ -89,7 +87,7 @@ class ServingMeasures:
 
     def _count_first(self) -> None:
         computed, before, asked, began = _columns(self._first, 4)
-        self._first = array("d")
+        self._first = []
         self.first_with_hit.add_many(asked[before > 0] / MICROSECONDS)
         self.first_without_hit.add_many(asked[before == 0] / MICROSECONDS)
         self.cost.learn(computed, before, began / MICROSECONDS)
@@ -97,7 +95,7 @@ class ServingMeasures:
 
     def _count_cancelled(self) -> None:
         (took,) = _columns(self._cancelled, 1)
-        self._cancelled = array("d")
+        self._cancelled = []
         self.cancels.add_many(took / MICROSECONDS)
 
     def figures(self) -> dict[str, float]:
@@ -127,6 +125,6 @@ class ServingMeasures:
         return found
 
 
-def _columns(kept: array[float], width: int) -> NDArray[np.float64]:
+def _columns(kept: list[int], width: int) -> NDArray[np.float64]:
     """Rows of so many numbers, by column."""
-    return np.frombuffer(kept, dtype=np.float64).reshape(-1, width).T
+    return np.array(kept, dtype=np.float64).reshape(-1, width).T

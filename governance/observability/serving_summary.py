@@ -45,6 +45,7 @@ class ServingSummary(NamedTuple):
     waste: float | None  # of the room in running requests' blocks
     stale_blocks: int
     cancel: float | None  # nine in ten
+    without_kinds: int  # requests that said no kind of content, where the policy orders eviction by kind
 
 
 class TierServing(NamedTuple):
@@ -138,6 +139,7 @@ def summary(status: Status, earlier: Status = _NOTHING) -> ServingSummary:
         status.get("fragmentation"),
         int(grown("hit_blocks.stale")),
         quantile("cancel", 0.9),
+        int(grown("without_kinds")),
     )
 
 

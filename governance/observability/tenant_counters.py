@@ -33,6 +33,7 @@ class TenantCounters:
         "sessions",
         "stale_blocks",
         "verified_blocks",
+        "without_kinds",
         "would_deny",
         "would_refuse_blocks",
     )
@@ -56,6 +57,9 @@ class TenantCounters:
         self.monitored_blocks = 0  # that these attached
         self.would_refuse_blocks = 0  # of those, what the policy would not have let them read
         self.forecast_blocks = 0  # that they would have attached, had it been enforced
+        self.without_kinds = (
+            0  # requests that said no kind of content, while the policy orders eviction by kind
+        )
         self.first_requests = 0
         self.first_request_hits = 0
         self.sessions: dict[int, None] = {}  # digests of them, the one that asked last at the end

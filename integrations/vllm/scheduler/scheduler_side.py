@@ -330,8 +330,8 @@ class SchedulerSide:
         if getattr(output, "kv_cache_block_copies", None):
             raise IsolationError("vllm copies blocks although no partial block is ever cached; not governed")
         self.control.building = output.num_scheduled_tokens
-        self.state.note_first_tokens()
         now_us, before_us = port.clock.now_us(), self._built_us
+        self.state.note_first_tokens(now_us)
         self._built_us = now_us
         cached = output.scheduled_cached_reqs
         if (

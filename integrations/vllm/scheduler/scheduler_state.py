@@ -275,19 +275,23 @@ class SchedulerState:
             handed += [block for block in ids[hits:] if block != null]
         return attached, handed
 
-    def note_first_tokens(self) -> None:
+    def note_first_tokens(self, now_us: int) -> None:
         """Once a step: requests whose first token has come since the last one."""
-        if not self._wait_for_token:
+        waiting = self._wait_for_token
+        if not waiting:
             return
-        for request_id, governed in list(self._wait_for_token.items()):
+        came = [governed for governed in waiting.values() if governed.request._output_token_ids]
+        for governed in came:
             residency = governed.residency
-            if residency is not None and residency.is_opened and governed.request.num_output_tokens:
-                del self._wait_for_token[request_id]
-                self._has_first_token(governed, residency)
+            if residency is not None and residency.is_opened:
+                del waiting[governed.request_id]
+                self._has_first_token(governed, residency, now_us)
 
-    def _has_first_token(self, governed: GovernedRequest, residency: ExternalResidency) -> None:
+    def _has_first_token(
+        self, governed: GovernedRequest, residency: ExternalResidency, now_us: int | None = None
+    ) -> None:
         blocks = governed.hit_blocks[0] + governed.restored_blocks
-        self.port.first_token(residency, blocks * self.groups[0].block_tokens)
+        self.port.first_token(residency, blocks * self.groups[0].block_tokens, at_us=now_us)
 
     def tokens_of(self, request_id: object) -> int:
         """How many tokens a running request has."""

@@ -27,6 +27,8 @@ from kvcustody.governance.observability.metrics import MEASURES, worker_status
 from kvcustody.governance.observability.prefill_cost import LEARNED_MIN
 from kvcustody.governance.observability.serving_measures import ServingMeasures
 from kvcustody.governance.observability.tenant_counters import SESSIONS_MAX, TenantCounters
+from kvcustody.governance.request import Hints
+from kvcustody.policies.document.token_priorities import KindRange
 from kvcustody.testkit.conformance.deployment import toy_model
 from kvcustody.testkit.conformance.engine_protocol import RequestSpec, Setup
 from kvcustody.testkit.conformance.engines.native_engine import NativeEngine
@@ -36,6 +38,7 @@ from kvcustody.testkit.conformance.policy import policy
 
 BLOCKS, IDLE_SECONDS = 48, 20
 FORBIDS = "rules:\n  - {id: no-delta, effect: forbid, action: admit, when: {owner: delta}}\n"
+LRU, BY_KIND = "{policy: lru}", "{policy: priority, priority: 40, kinds: {pasted_log: 0}}"
 SHARED = [*range(3, 3 + 3 * BLOCK_TOKENS + 1)]
 # What no engine counts: said by the agent or by the service, and tested in tests/service.
 OF_THE_AGENT = {
@@ -75,9 +78,13 @@ EVICTIONS = ("quota", "pressure", "evicted")
 class Counted:
     """One engine and what the test saw of it."""
 
-    def __init__(self, kind: type[NativeEngine] | type[ReferenceEngine], blocks: int = BLOCKS) -> None:
+    def __init__(
+        self, kind: type[NativeEngine] | type[ReferenceEngine], blocks: int = BLOCKS, eviction: str = LRU
+    ) -> None:
         self.clock = VirtualClock()
+        self.orders_kinds = eviction != LRU
         document = policy(scope="tenant", grant=True, idle=f"{IDLE_SECONDS}s").replace("rules:\n", FORBIDS)
+        document = document.replace(LRU, eviction)
         self.engine: Any = kind(Setup(document, self.clock, blocks))
         self.is_native = kind is NativeEngine
         self.facade = self.engine.governor if self.is_native else self.engine.port
@@ -293,6 +300,7 @@ class Counted:
             "expired": self.lapsed,
             "integrity_checked": 0,  # its policy asks for no checksums; a recount of them is in test_integrity
             "integrity_mismatched": 0,
+            "without_kinds": len(known) if self.orders_kinds else 0,  # none of these says what its content is
             "scrubbed.0": self.scrubbed,
             "drift": len(self.facade.scan()),
             "refused.no-delta": self.forbidden,
@@ -534,6 +542,26 @@ def test_time_of_look_ups_is_said_of_our_own_pools(world: Counted) -> None:
     world.ask(person("alpha"), SHARED)
     world.run()
     assert (world.said().get("look_up_seconds", 0) > 0) == world.is_native
+
+
+@pytest.mark.parametrize("kind", [NativeEngine, ReferenceEngine])
+def test_requests_that_say_no_kind_are_counted_where_kinds_order(
+    kind: type[NativeEngine] | type[ReferenceEngine],
+) -> None:
+    world = Counted(kind, eviction=BY_KIND)
+    world.work()
+    assert world.said()["without_kinds"] > 0 and differing(world) == {}
+    world.engine.close()
+
+
+def test_a_request_that_says_its_kind_is_not_counted_as_without() -> None:
+    world = Counted(NativeEngine, eviction=BY_KIND)
+    for name, kinds in (("with", (KindRange(0, 9, "pasted_log"),)), ("without", ())):
+        asked = {"request_id": name, "hints": Hints(kinds=kinds)}
+        world.facade.admit(person("alpha", "ada"), toy_model(BLOCK_TOKENS), SHARED, **asked)
+        assert world.said()["without_kinds"] == (name == "without")
+        world.facade.release(("alpha", name))
+    world.engine.close()
 
 
 def test_a_hit_past_its_time_is_stale_and_no_hit() -> None:

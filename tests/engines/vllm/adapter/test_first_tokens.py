@@ -144,3 +144,15 @@ def test_tokens_of_who_runs_are_told_by_tenant(rig: Callable[..., Rig]) -> None:
     assert one.port.stats().tenant_tokens == {"alpha": 40 + 30 + 6, "beta": 50 + 3}
     one.run()
     assert not one.port.stats().tenant_tokens
+
+
+def test_requests_that_say_no_kind_are_counted_where_kinds_order(rig: Callable[..., Rig]) -> None:
+    """Whoever of caller and door says one is not; without an order by kind there is nothing to say."""
+    by_kind = "{policy: priority, priority: 40, kinds: {pasted_log: 0}}"
+    span = [[0, 20, "pasted_log"]]
+    for eviction, unsaid in ((by_kind, 2), (KINDS["lru"], 0)):
+        one = rig(eviction=eviction)
+        for at, said in enumerate(({}, {"kinds": span}, {"marks": span}, {})):
+            one.ask(prompt(40, at), "alpha", n=2, **said)
+        assert one.port.stats().tenants["alpha"].without_kinds == unsaid
+        one.verify()
