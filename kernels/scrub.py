@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.kernels.entry import entries_of
+from kvcustody.kernels.host import SMALL_BYTES
 from kvcustody.kernels.launch import HAS_TRITON, PAIRS_MAX, Variant, on_device, to_device, uses_triton
 from kvcustody.kernels.segment import BlockIndices, SegmentTable, ascending, block_list
 from kvcustody.kernels.strategy import Strategy, strategy_of
@@ -27,7 +28,6 @@ from kvcustody.kernels.strategy import Strategy, strategy_of
 RUN_BYTES_MIN = (
     1 << 20
 )  # from here a run of adjacent blocks is one slice; shorter ones share one indexed fill
-SMALL_BYTES = 1 << 20  # less is not worth waking another core
 
 
 def scrub(table: SegmentTable, blocks: BlockIndices, *, strategy: Strategy | None = None) -> int:

@@ -737,6 +737,9 @@ class ExternalPool:
         Never later in a chain than before it, so that of several due times the earlier ones end first.
         """
         dues = self._due_times(blocks, due_us)
+        first = int(dues[0])
+        if (dues == first).all():
+            return self._end(blocks, cause, first, now_us, engine_knows=engine_knows)
         forget: list[int] = []
         for due in np.unique(dues).tolist():
             forget += self._end(blocks[dues == due], cause, due, now_us, engine_knows=engine_knows)

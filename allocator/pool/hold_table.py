@@ -79,8 +79,12 @@ class HoldTable(Generic[HoldT]):
 
     def next_due_us(self) -> int | None:
         """When the next sweep takes something out, or None where nothing waits."""
-        dues = [due for wheel in self._wheels.values() if (due := wheel.next_due_us()) is not None]
-        return min(dues, default=None)
+        soonest: int | None = None
+        for wheel in self._wheels.values():
+            due_us = wheel.next_due_us()
+            if due_us is not None and (soonest is None or due_us < soonest):
+                soonest = due_us
+        return soonest
 
     def overdue(self, now_us: int) -> int:
         """How many holds are past their deadline and not yet swept."""

@@ -66,6 +66,8 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         self.tokens: ScopeTokens | None = None
         self._requests: dict[str, Any] = {}  # SGLang's, by id
         self._by_row: dict[int, SlotRequest] = {}
+        rows = self.req_to_token_pool.req_to_token
+        self._rows = rows.numpy() if rows.device.type == "cpu" else None  # the same memory
         self._offsets = np.arange(self.page_size, dtype=np.int64)
         self._nothing = torch.empty((0,), dtype=torch.int64, device=self.device)
         if params.enable_metrics:
@@ -256,8 +258,12 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         size = self.page_size
         if not kv.holds_kv or kv.kv_allocated_len <= first * size:
             return np.empty(0, dtype=np.int64)
-        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx, first * size : kv.kv_allocated_len : size]
-        pages: Pages = row.cpu().numpy().astype(np.int64)
+        where = (kv.req_pool_idx, slice(first * size, kv.kv_allocated_len, size))
+        if self._rows is not None:
+            row = self._rows[where]
+        else:
+            row = self.req_to_token_pool.req_to_token[where].cpu().numpy()
+        pages: Pages = row.astype(np.int64)
         return pages if size == 1 else pages // size
 
     def tokens_of(self, request_id: str) -> int:

@@ -4,8 +4,9 @@ It knows no class of SGLang: pages, token arrays and request ids. A page is `pag
 it is a slot.
 
 1. A request walks the tree only where its path says, and attaches what it found before anything else can end it.
-2. What the engine hands out is read from its own rows, late: before a page comes back, before the port decides or ends
-   anything (`flush`), and before a step. A page that is not zero is ordered with the step that first writes to it.
+2. What the engine hands out is read from its own rows, late: before a page comes back, before the port decides about
+   it or ends it (`flush`), and once in `FLUSH_STEPS` steps. A page that is not zero is ordered with the step that first
+   writes to it.
 3. What a request computed enters the tree at its checkpoints, along its path; where the same is there already, the
    request takes that and gives its own back.
 4. A request whose path was taken out of the tree publishes nothing more; so does one that an erasure covers.
@@ -31,6 +32,7 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, PageTree
 
+FLUSH_STEPS = 64  # a decode's pages are told at least once in so many steps
 ROOM_SHARE = 128  # at least one page in so many is ended where there is no room
 
 
@@ -108,20 +110,22 @@ class CheckpointResult(NamedTuple):
 class _Walk:
     """One request's prompt in the tree (`NamespaceTree`)."""
 
-    __slots__ = ("_custody", "_last", "_request", "_tokens", "node")
+    __slots__ = ("_custody", "_last", "_request", "_tokens", "last")
 
     def __init__(self, custody: SlotCustody, request: SlotRequest, tokens: array[int], last: int) -> None:
         self._custody = custody
         self._request = request
         self._tokens = tokens
         self._last = last
+        self.last = Walked(None, NO_PAGES)  # where the last walk ended
 
     def walk(self, node: object, namespace: str, first: int, last: int) -> Walked:
         """See `NamespaceTree`."""
         assert node is None or isinstance(node, PageNode)
         name = self._custody.name(self._request, namespace)
         at, runs = self._custody.tree.walk(node, name, self._tokens, first, min(last, self._last))
-        return Walked(at, _joined(runs))
+        self.last = Walked(at, _joined(runs))
+        return self.last
 
 
 class SlotCustody:
@@ -133,6 +137,7 @@ class SlotCustody:
         self.page_tokens = tree.page_tokens
         self.requests: dict[str, SlotRequest] = {}
         self._port: EnginePort | None = None
+        self._steps = 0  # since the last `flush` of all
 
     @property
     def port(self) -> EnginePort:
@@ -143,7 +148,7 @@ class SlotCustody:
     @port.setter
     def port(self, port: EnginePort) -> None:
         self._port = port
-        port.defer_calls(self.flush)
+        port.defer_calls(self.flush, hand_outs_alone=True)
         port.count_tokens(lambda request_id: self.rows.tokens_of(str(request_id)))
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -181,8 +186,12 @@ class SlotCustody:
 
     def look_up(self, request: SlotRequest, tokens: array[int], last: int) -> tuple[PageNode, Pages]:
         """The tree's node and the pages that it may read, of the prompt's first `last` pages."""
-        path = self.port.look_up_tree(request.residency, _Walk(self, request, tokens, last))
+        walk = _Walk(self, request, tokens, last)
+        path = self.port.look_up_tree(request.residency, walk)
         request.path, request.found = path, path.blocks
+        if len(path.spans) == 1 and len(walk.last.blocks) == len(path.blocks):
+            assert walk.last.node is None or isinstance(walk.last.node, PageNode)
+            return walk.last.node or self.tree.root, path.blocks
         node, _, _ = self._along(request, tokens, len(path.blocks))
         return node, path.blocks
 
@@ -317,8 +326,14 @@ class SlotCustody:
 
     def step(self) -> None:
         """Before the engine computes, and while it is idle: what is due, and the scrubs before any write of a step."""
-        if self.port.has_work():
-            order = self.port.step()
+        self._steps += 1
+        if self._steps >= FLUSH_STEPS:
+            self._steps = 0
+            self.flush()
+        port = self._port
+        assert port is not None, "no port yet"
+        if port.has_work():
+            order = port.step()
             if order is not None:
                 self.rows.scrub(order)
 
