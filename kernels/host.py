@@ -43,6 +43,8 @@ class HostRows:
     def nonzero(self, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
         """One flag a listed block: whether any of its bytes is not zero. Reads all of them."""
         dirty = np.zeros(len(blocks), dtype=np.bool_)
+        if not len(blocks):
+            return dirty
         for array, _ in self._rows:
             read = array[blocks].view(np.uint8)
             if read.max():

@@ -111,8 +111,23 @@ def scrub_variant(
 
 def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
     """Without Triton: `ordered` ascending."""
-    small = table.device.type == "cpu" and len(ordered) * table.bytes_per_block < SMALL_BYTES
-    table.counter += table.rows.zero(ordered) if small else scrub_torch(table, ordered)
+    if table.device.type == "cpu" and len(ordered) * table.bytes_per_block < SMALL_BYTES:
+        table.host_counter[0] += table.rows.zero(ordered)
+    else:
+        table.counter += scrub_torch(table, ordered)
+
+
+def scrub_host(
+    table: SegmentTable, ordered: NDArray[np.int64], checked: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """A small scrub of host memory, and its read-back: `ordered` ascending, each once; a flag a block of `checked`.
+
+    Raises `DeviceError` on an index outside the pool.
+    """
+    if ordered[0] < 0 or ordered[-1] >= table.blocks:
+        block_list(table, ordered)
+    table.host_counter[0] += table.rows.zero(ordered)
+    return table.rows.nonzero(checked)
 
 
 def scrub_torch(table: SegmentTable, ordered: NDArray[np.int64]) -> int:

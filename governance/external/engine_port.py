@@ -998,9 +998,10 @@ class EnginePort(Authority[ExternalPool]):
 
     def has_work(self, now_us: int | None = None) -> bool:
         """Something is due now, so that an idle engine must step."""
-        if self._commands or self._outbox or self.pool.queue.has_dirty or self.pool.queue.has_fenced:
+        pool = self.pool
+        if self._commands or self._outbox or pool.queue.has_work:
             return True
-        if self.pool.sums is not None and self.pool.sums.has_work:
+        if pool.sums is not None and pool.sums.has_work:
             return True
         due_us = self.next_due_us()
         return due_us is not None and due_us <= (self._clock.now_us() if now_us is None else now_us)

@@ -154,25 +154,28 @@ class PageTree:
 
     def lock(self, node: PageNode) -> None:
         """A request holds `node` and everything above it."""
-        for each in self._up(node):
-            if not each.locks:
-                self.evictable_pages -= len(each.pages)
-                self.held_pages += len(each.pages)
-            each.locks += 1
+        at = node
+        while at.parent is not None:
+            if not at.locks:
+                self.evictable_pages -= len(at.pages)
+                self.held_pages += len(at.pages)
+            at.locks += 1
+            at = at.parent
 
     def unlock(self, node: PageNode) -> Pages:
         """It holds them no longer. Returns the pages that come free, which had been taken out meanwhile (rule 3)."""
         free: list[Pages] = []
-        for each in list(self._up(node)):
-            assert each.locks > 0, "unlocked more often than locked"
-            each.locks -= 1
-            if each.locks:
-                continue
-            self.held_pages -= len(each.pages)
-            if each.is_cut_off:
-                free.append(each.pages)
-            else:
-                self.evictable_pages += len(each.pages)
+        at = node
+        while at.parent is not None:
+            assert at.locks > 0, "unlocked more often than locked"
+            at.locks -= 1
+            if not at.locks:
+                self.held_pages -= len(at.pages)
+                if at.is_cut_off:
+                    free.append(at.pages)
+                else:
+                    self.evictable_pages += len(at.pages)
+            at = at.parent
         return np.concatenate(free) if free else NO_PAGES
 
     def is_whole(self, node: PageNode) -> bool:

@@ -26,6 +26,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     IncLockRefResult,
     MatchPrefixParams,
     MatchResult,
+    TreeLock,
 )
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.worker.engine_worker import EngineWorker
 
 ATTRIBUTE = "kvcustody"  # on SGLang's Req
+_RECEIPT = DecLockRefParams()
 _log = structlog.get_logger(__name__)
 
 
@@ -166,9 +168,10 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
             start = made.first * self.page_size
             slots = self._slots(made.adopted)
             self.req_to_token_pool.write((req.kv.req_pool_idx, slice(start, start + len(slots))), slots)
-        lock = self.lock(made.node)
-        self.unlock(req.lock)
-        req.lock, req.last_node = lock, made.node
+        self.tree.lock(made.node)
+        lock, req.lock = req.lock, TreeLock(made.node, _RECEIPT)
+        req.last_node = made.node
+        self.unlock(lock)
         req.kv.cache_protected_len = req.kv.cache_inserted_len = made.published * self.page_size
         self.free(made.returned)
 
@@ -203,6 +206,16 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         """End what nobody holds, until so many slots are free."""
         pages = -(-params.num_tokens // self.page_size)
         return EvictResult(num_tokens_evicted=self.custody.make_room(pages) * self.page_size)
+
+    def lock(self, node: PageNode) -> TreeLock:
+        """As SGLang's own, which makes a receipt that says nothing here."""
+        self.tree.lock(node)
+        return TreeLock(node, _RECEIPT)
+
+    def unlock(self, lock: TreeLock | None) -> None:
+        """The holder is gone (rule 3)."""
+        if lock is not None:
+            self.free(self.tree.unlock(lock.node))
 
     def inc_lock_ref(self, node: PageNode) -> IncLockRefResult:
         """A request holds the path to `node`."""

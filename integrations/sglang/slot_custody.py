@@ -33,7 +33,9 @@ from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, PageTree
 
 FLUSH_STEPS = 64  # a decode's pages are told at least once in so many steps
-ROOM_SHARE = 128  # at least one page in so many is ended where there is no room
+ROOM_SHARE = 128  # where there is no room, at least one page in so many is ended,
+ROOM_PAGES = 1024  # and at least so many,
+SMALL_ROOM_SHARE = 8  # though of a small pool no more than one in so many
 
 
 class EngineRows(Protocol):
@@ -293,10 +295,11 @@ class SlotCustody:
     def make_room(self, pages: int) -> int:
         """End so many pages that nobody holds, or more, in the policy's order. Returns how many came free.
 
-        A small share of the pool goes at once, so that a full pool's decoding does not end and scrub page by page.
+        A share of the pool goes at once, so that a full pool does not end, scrub and record with every chunk and page.
         """
         port, tree = self.port, self.tree
-        pages = max(pages, min(tree.size // ROOM_SHARE, tree.evictable_pages))
+        at_once = max(tree.size // ROOM_SHARE, min(ROOM_PAGES, tree.size // SMALL_ROOM_SHARE))
+        pages = max(pages, min(at_once, tree.evictable_pages))
         freed = 0
         if port.orders_victims:
             victims = port.victims(pages, in_use=tree.is_held)
