@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,15 +177,16 @@ class PageTree:
             at = at.parent
         return np.concatenate(free) if free else NO_PAGES
 
-    def is_whole(self, node: PageNode) -> bool:
-        """Nothing from the root to `node` was taken out."""
-        return not any(each.is_cut_off for each in self._up(node))
-
-    def _up(self, node: PageNode) -> Iterator[PageNode]:
+    def use(self, node: PageNode) -> bool:
+        """The path to `node` is used now; False where something of it was taken out."""
+        self._uses += 1
         at = node
         while at.parent is not None:
-            yield at
+            if at.is_cut_off:
+                return False
+            at.used = self._uses
             at = at.parent
+        return True
 
     # -- ending -------------------------------------------------------------------------------------------------------
 

@@ -29,13 +29,13 @@ from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.external.namespace_keys import NO_PATH, TreePath, Walked
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
-from kvcustody.governance.request import NO_HINTS, Hints
+from kvcustody.governance.request import NO_HINTS, Hints, Tokens
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, PageTree
 
 FLUSH_STEPS = 64  # a decode's pages are told at least once in so many steps
 ROOM_SHARE = 128  # where there is no room, at least one page in so many is ended,
 ROOM_PAGES = 1024  # and at least so many,
-SMALL_ROOM_SHARE = 8  # though of a small pool no more than one in so many
+SMALL_ROOM_SHARE = 16  # though of a small pool no more than one in so many
 
 
 class EngineRows(Protocol):
@@ -74,6 +74,7 @@ class SlotRequest:
         "found",
         "has_begun",
         "narrowed_by",
+        "node",
         "path",
         "published",
         "publishes",
@@ -93,6 +94,7 @@ class SlotRequest:
         """It has no pages: new, or preempted."""
         self.path: TreePath = NO_PATH
         self.found: Pages = NO_PAGES  # by its last look-up
+        self.node: PageNode | None = None  # where its published pages end, once it has published
         self.has_begun = False
         self.reported = 0  # leading pages of its row that the port knows of
         self.published = 0  # leading pages of its row that are the tree's
@@ -171,7 +173,7 @@ class SlotCustody:
         answer = self.port.admit(
             principal,
             model,
-            tokens,
+            _as_numbers(tokens),
             request_id=request_id,
             hints=hints,
             max_tokens=max_tokens,
@@ -198,10 +200,19 @@ class SlotCustody:
         return node, path.blocks
 
     def _along(
-        self, request: SlotRequest, tokens: array[int], last: int
+        self,
+        request: SlotRequest,
+        tokens: array[int],
+        last: int,
+        start: PageNode | None = None,
+        first: int = 0,
     ) -> tuple[PageNode, int, list[Pages]]:
-        """How far the tree has the request's path, of its first `last` pages."""
-        node, at, runs = self.tree.root, 0, []
+        """How far the tree has the request's path, of its first `last` pages, and which pages behind `start`.
+
+        `start` ends with the first `first` of them.
+        """
+        node, at = start or self.tree.root, first
+        runs: list[Pages] = []
         for span in request.path.spans:
             end = min(span.last, last)
             if at >= end:
@@ -228,7 +239,9 @@ class SlotCustody:
         """Tell what was handed out to it since the last time (rule 2)."""
         if not request.has_begun:
             return
-        pages = self.rows.pages_of(request.request_id, request.reported)
+        self._tell(request, self.rows.pages_of(request.request_id, request.reported))
+
+    def _tell(self, request: SlotRequest, pages: Pages) -> None:
         if len(pages):
             request.reported += len(pages)
             self.port.handed_out(request.residency, pages)
@@ -240,27 +253,33 @@ class SlotCustody:
 
     def publish(self, request: SlotRequest, tokens: array[int], last: int) -> CheckpointResult | None:
         """The first `last` pages of its row are computed: into the tree with them (rule 3). None: nothing enters."""
-        self.report(request)
         port, residency = self.port, request.residency
-        if last <= request.published or not self._may_publish(request):
-            return None
-        row = self.rows.pages_of(request.request_id, 0)[:last]
-        node, there, runs = self._along(request, tokens, last)
+        row = self.rows.pages_of(request.request_id, 0)
+        if request.has_begun:
+            self._tell(request, row[request.reported :])
         first = request.published
+        if last <= first or not self._may_publish(request):
+            return None
+        start = request.node
+        if start is not None and not self.tree.use(start):
+            request.publishes = False  # what it continues has left the tree
+            return None
+        walked = 0 if start is None else first
+        node, there, runs = self._along(request, tokens, last, start, walked)
         if there < max(first, residency.granted_blocks):
             request.publishes = False  # what it continues has left the tree
             return None
-        adopted = _joined(runs)[first:there]
+        adopted = _joined(runs)[first - walked :]
         if len(adopted):
-            if port.attachable(residency, _joined(runs)) < there:
+            if port.attachable(residency, self.tree.path(node)) < there:
                 request.publishes = False  # the same is there, and past its time: its own stays its own
                 return None
             port.attached(residency, adopted)
             port.returned(residency, row[first:there])
-        before = int(runs[-1][-1]) if runs else -1
+        before = int(node.pages[-1]) if there else -1
         node = self._insert(request, node, tokens, row, there, last)
         port.published(residency, row[there:last], before)
-        request.published = last
+        request.published, request.node = last, node
         return CheckpointResult(node, first, adopted, row[first:there], last)
 
     def _may_publish(self, request: SlotRequest) -> bool:
@@ -285,7 +304,7 @@ class SlotCustody:
     def preempted(self, request: SlotRequest, tokens: Sequence[int]) -> None:
         """Its row was given back, and it waits to run again with every token that it has by now."""
         self.port.release(request.residency, "preempted")
-        again = self.port.resume(request.residency, tokens)
+        again = self.port.resume(request.residency, _as_numbers(tokens))
         assert not isinstance(again, AdmissionRefused), "a released request's id is free"
         request.residency = again
         request.forget_row()
@@ -368,6 +387,13 @@ class SlotCustody:
             if request.has_begun:
                 np.add.at(refs, self.rows.pages_of(request.request_id, 0), 1)
         return EngineView(refs, self.tree.indexed(), self.rows.requests(), self.rows.allocated())
+
+
+def _as_numbers(tokens: Sequence[int]) -> Tokens:
+    """SGLang's arrays, without a Python integer for each token."""
+    if isinstance(tokens, array) and tokens.typecode == "q":
+        return np.frombuffer(tokens, dtype=np.int64)
+    return tokens
 
 
 def _joined(runs: list[Pages]) -> Pages:
