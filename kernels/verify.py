@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.errors import ConfigError
-from kvcustody.kernels.launch import HAS_TRITON, launch, to_device, uses_triton
 from kvcustody.kernels.host import SMALL_BYTES
+from kvcustody.kernels.launch import HAS_TRITON, launch, to_device, uses_triton
 from kvcustody.kernels.segment import BlockIndices, SegmentTable, block_list
 
 GATHER_BYTES = 1 << 20  # scattered pieces are gathered into a buffer of this size, which stays in the cache

@@ -165,9 +165,7 @@ class TensorMemory:
         ended = self._clock.now_us()
         return ScrubResult(method, str(table.device), written, started, ended, level, verified, failed)
 
-    def scrub_each(
-        self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64]]]
-    ) -> list[ScrubResult]:
+    def scrub_each(self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64]]]) -> list[ScrubResult]:
         """`scrub` of several (share to read back, blocks), at the price of one; a result for each."""
         ordered = np.sort(np.concatenate([blocks for _, blocks in batches]))
         if len(batches) == 1 or self.stuck or bool((ordered[1:] == ordered[:-1]).any()):

@@ -1003,8 +1003,14 @@ class EnginePort(Authority[ExternalPool]):
             return True
         if pool.sums is not None and pool.sums.has_work:
             return True
-        due_us = self.next_due_us()
-        return due_us is not None and due_us <= (self._clock.now_us() if now_us is None else now_us)
+        if now_us is None:
+            now_us = self._clock.now_us()
+        if pool.hold_table.is_due(now_us) or self._active.is_due(now_us) or self.attempts.due_us <= now_us:
+            return True
+        if self.enforcement.monitors and self._enforcement_until_us <= now_us:
+            return True
+        due_us = self.erasures.next_due_us()
+        return due_us is not None and due_us <= now_us
 
     def next_due_us(self) -> int | None:
         """When something is due next, on the boot-time clock: for a timer. None where nothing is."""
