@@ -1,4 +1,4 @@
-"""A little host memory, written and read row by row: a row is what one block owns of one segment, or an even share of that.
+"""Host memory, written and read row by row: a row is what one block owns of one segment, or an even share of that.
 
 Of a small scrub, calls are the cost: a torch operation takes some microseconds a segment, numpy's assignment of one
 row of zeros to every listed row a third of that. A large scrub is torch's (`kernels.scrub.scrub_torch`), on every core.

@@ -272,10 +272,8 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         if not kv.holds_kv or kv.kv_allocated_len <= first * size:
             return np.empty(0, dtype=np.int64)
         where = (kv.req_pool_idx, slice(first * size, kv.kv_allocated_len, size))
-        if self._rows is not None:
-            row = self._rows[where]
-        else:
-            row = self.req_to_token_pool.req_to_token[where].cpu().numpy()
+        rows = self._rows
+        row = self.req_to_token_pool.req_to_token[where].cpu().numpy() if rows is None else rows[where]
         pages: Pages = row.astype(np.int64)
         return pages if size == 1 else pages // size
 
