@@ -1,10 +1,11 @@
-"""A little host memory, written row by row: a row is what one block owns of one segment, or an even share of that.
+"""Host memory, written and read row by row: a row is what one block owns of one segment, or an even share of that.
 
 Of a small scrub, calls are the cost: a torch operation takes some microseconds a segment, numpy's assignment of one
 row of zeros to every listed row a third of that. A large scrub is torch's (`kernels.scrub.scrub_torch`), on every core.
 
 - After `zero` returns, every byte of every listed block is zero and no other byte has changed.
 - Bytes are counted after they have been written.
+- `nonzero` reads every byte of every listed block.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+SMALL_BYTES = 1 << 20  # less is not worth waking another core
 ROW_BYTES_MAX = 32 << 10  # the row of zeros stays in a first-level cache
 
 
@@ -37,6 +39,17 @@ class HostRows:
             array[blocks] = zeros
             written += len(blocks) * zeros.nbytes * (array.size // len(array))
         return written
+
+    def nonzero(self, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """One flag a listed block: whether any of its bytes is not zero. Reads all of them."""
+        dirty = np.zeros(len(blocks), dtype=np.bool_)
+        if not len(blocks):
+            return dirty
+        for array, _ in self._rows:
+            read = array[blocks].view(np.uint8)
+            if read.max():
+                dirty |= read.reshape(len(blocks), -1).any(axis=1)
+        return dirty
 
 
 def _rows(pieces: NDArray[np.uint8]) -> list[tuple[NDArray[Any], NDArray[Any]]]:

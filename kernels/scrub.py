@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.kernels.entry import entries_of
+from kvcustody.kernels.host import SMALL_BYTES
 from kvcustody.kernels.launch import HAS_TRITON, PAIRS_MAX, Variant, on_device, to_device, uses_triton
 from kvcustody.kernels.segment import BlockIndices, SegmentTable, ascending, block_list
 from kvcustody.kernels.strategy import Strategy, strategy_of
@@ -27,7 +28,6 @@ from kvcustody.kernels.strategy import Strategy, strategy_of
 RUN_BYTES_MIN = (
     1 << 20
 )  # from here a run of adjacent blocks is one slice; shorter ones share one indexed fill
-SMALL_BYTES = 1 << 20  # less is not worth waking another core
 
 
 def scrub(table: SegmentTable, blocks: BlockIndices, *, strategy: Strategy | None = None) -> int:
@@ -111,8 +111,23 @@ def scrub_variant(
 
 def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
     """Without Triton: `ordered` ascending."""
-    small = table.device.type == "cpu" and len(ordered) * table.bytes_per_block < SMALL_BYTES
-    table.counter += table.rows.zero(ordered) if small else scrub_torch(table, ordered)
+    if table.device.type == "cpu" and len(ordered) * table.bytes_per_block < SMALL_BYTES:
+        table.host_counter[0] += table.rows.zero(ordered)
+    else:
+        table.counter += scrub_torch(table, ordered)
+
+
+def scrub_host(
+    table: SegmentTable, ordered: NDArray[np.int64], checked: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """A small scrub of host memory, and its read-back: `ordered` ascending, each once; a flag a block of `checked`.
+
+    Raises `DeviceError` on an index outside the pool.
+    """
+    if ordered[0] < 0 or ordered[-1] >= table.blocks:
+        block_list(table, ordered)
+    table.host_counter[0] += table.rows.zero(ordered)
+    return table.rows.nonzero(checked)
 
 
 def scrub_torch(table: SegmentTable, ordered: NDArray[np.int64]) -> int:

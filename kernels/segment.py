@@ -148,6 +148,12 @@ class SegmentTable:
         """The rows of these tensors, which are in host memory: what a small scrub writes through."""
         return HostRows(self.words)
 
+    @cached_property
+    def host_counter(self) -> NDArray[np.int64]:
+        """`counter` of host memory, as an array over the same number."""
+        counter: NDArray[np.int64] = self.counter.numpy()
+        return counter
+
     def _view(self, segment: MemorySegment) -> torch.Tensor:
         """[blocks, words of a piece] over the segment's storage; the widest word that divides everything."""
         unit = alignment_of((segment,))

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.errors import ConfigError
+from kvcustody.kernels.host import SMALL_BYTES
 from kvcustody.kernels.launch import HAS_TRITON, launch, to_device, uses_triton
 from kvcustody.kernels.segment import BlockIndices, SegmentTable, block_list
 
@@ -56,6 +57,8 @@ def verify(
         flags = torch.zeros(len(checked), dtype=torch.int32, device=table.device)
         launch(verify_kernel, table, (index,), flags=flags)
         dirty = flags.cpu().numpy() != 0
+    elif table.device.type == "cpu" and len(checked) * table.bytes_per_block < SMALL_BYTES:
+        dirty = table.rows.nonzero(checked)
     else:
         dirty = verify_reference(table, checked)
     return Verification(checked, checked[dirty])

@@ -73,6 +73,9 @@ class EvictedBlocks:
     def made_room(self, blocks: Blocks) -> None:
         """These were evicted: whoever computes one of them again is counted."""
         key_of, pool = self._key_of, self._pool
+        if not key_of:
+            self.keys.pass_by(len(blocks))
+            return
         generation_of, tag_of = pool.generation.item, pool.tag.item
         told: dict[int, list[bytes]] = {}
         for block in [each for each in blocks.tolist() if each in key_of]:

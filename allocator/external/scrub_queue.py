@@ -208,6 +208,11 @@ class ScrubQueue:
         return bool(self._dirty)
 
     @property
+    def has_work(self) -> bool:
+        """Something waits for its fence, or to be ordered."""
+        return bool(self._dirty or self._fenced)
+
+    @property
     def has_fenced(self) -> bool:
         """Something waits for its fence."""
         return bool(self._fenced)

@@ -79,8 +79,21 @@ class HoldTable(Generic[HoldT]):
 
     def next_due_us(self) -> int | None:
         """When the next sweep takes something out, or None where nothing waits."""
-        dues = [due for wheel in self._wheels.values() if (due := wheel.next_due_us()) is not None]
-        return min(dues, default=None)
+        soonest: int | None = None
+        for wheel in self._wheels.values():
+            due_us = wheel.next_due_us()
+            if due_us is not None and (soonest is None or due_us < soonest):
+                soonest = due_us
+        return soonest
+
+    def is_due(self, now_us: int) -> bool:
+        """A sweep now takes something out."""
+        for wheel in self._wheels.values():
+            if wheel.may_be_due(now_us):
+                due_us = wheel.next_due_us()
+                if due_us is not None and due_us <= now_us:
+                    return True
+        return False
 
     def overdue(self, now_us: int) -> int:
         """How many holds are past their deadline and not yet swept."""
@@ -187,6 +200,10 @@ class DeadlineWheel(Generic[HoldT]):
                 bucket.update((hold.id, hold) for hold in falling)
             return bucket.popitem()[1]
         return None
+
+    def may_be_due(self, now_us: int) -> bool:
+        """False: nothing is due, whether or not all that once waited still does."""
+        return bool(self._due) and (self._due[0] + 1) << TICK_BITS <= now_us
 
     def next_due_us(self) -> int | None:
         """When the next sweep takes something out, or None where nothing waits."""

@@ -23,12 +23,13 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, DeviceError
 from kvcustody.kernels.checksum import ChecksumKeys, checksum
 from kvcustody.kernels.copy import copy, copy_in, copy_out
+from kvcustody.kernels.host import SMALL_BYTES
 from kvcustody.kernels.launch import to_device, uses_triton
 from kvcustody.kernels.prepare import prepare
-from kvcustody.kernels.scrub import scrub
+from kvcustody.kernels.scrub import scrub, scrub_host
 from kvcustody.kernels.segment import Layout, SegmentTable, block_list
 from kvcustody.kernels.tuning import Tuning, tune
-from kvcustody.kernels.verify import verify
+from kvcustody.kernels.verify import sample, verify
 
 _BY_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 
@@ -163,6 +164,33 @@ class TensorMemory:
         method = "triton" if uses_triton(table) else "torch"
         ended = self._clock.now_us()
         return ScrubResult(method, str(table.device), written, started, ended, level, verified, failed)
+
+    def scrub_each(self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64]]]) -> list[ScrubResult]:
+        """`scrub` of several (share to read back, blocks), at the price of one; a result for each."""
+        ordered = np.sort(np.concatenate([blocks for _, blocks in batches]))
+        if len(batches) == 1 or self.stuck or bool((ordered[1:] == ordered[:-1]).any()):
+            return [self.scrub(shard, blocks, share) for share, blocks in batches]
+        table = self.tables[shard]
+        started = self._clock.now_us()
+        drawn = [sample(blocks, share, self._random) for share, blocks in batches]
+        checked = np.concatenate(drawn)
+        if table.device.type == "cpu" and len(ordered) * table.bytes_per_block < SMALL_BYTES:
+            dirty = checked[scrub_host(table, ordered, checked)]
+        else:
+            with _device_faults("scrub", table.device):
+                scrub(table, ordered)
+                if table.device.type == "cuda":
+                    torch.cuda.current_stream(table.device).synchronize()
+                dirty = verify(table, checked).dirty
+        method = "triton" if uses_triton(table) else "torch"
+        device, ended = str(table.device), self._clock.now_us()
+        results: list[ScrubResult] = []
+        for (share, blocks), own in zip(batches, drawn, strict=True):
+            failed = own[np.isin(own, dirty)] if len(dirty) else NO_BLOCKS
+            level = ("full" if share >= 1 else "sampled") if share > 0 else "retired"
+            written = len(blocks) * table.bytes_per_block
+            results.append(ScrubResult(method, device, written, started, ended, level, len(own), failed))
+        return results
 
     def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy block `source[i]` to `target[i]` on every shard; raises `DeviceError` on bad lists or faults."""

@@ -31,6 +31,13 @@ class ActiveDeadlines:
                 over.append(residency.request_id)
         return over
 
+    def is_due(self, now_us: int) -> bool:
+        """A residency that runs is at its limit."""
+        if not self._heap or self._heap[0][0] > now_us:
+            return False
+        due_us = self.next_due_us()
+        return due_us is not None and due_us <= now_us
+
     def next_due_us(self) -> int | None:
         """The nearest limit of a residency that runs, or None."""
         heap = self._heap

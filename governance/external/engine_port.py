@@ -144,6 +144,7 @@ class EnginePort(Authority[ExternalPool]):
         )
         self._active = ActiveDeadlines()
         self._flush_deferred: Callable[[], None] = _nothing
+        self._defers_hand_outs_alone = False
         self._are_hits_leading = True
         self.evicted_blocks = EvictedBlocks(pool)
         self._thrash = ThrashWatch()
@@ -171,9 +172,15 @@ class EnginePort(Authority[ExternalPool]):
         self._refuse_integrity(table)
         super().activate(table, actor=actor, expires_utc_us=expires_utc_us)
 
-    def defer_calls(self, flush: Callable[[], None]) -> None:
-        """The adapter makes its calls later, in order; `flush` makes it make all of them now."""
+    def defer_calls(self, flush: Callable[[], None], *, hand_outs_alone: bool = False) -> None:
+        """The adapter makes its calls later, in order; `flush` makes it make all of them now.
+
+        `hand_outs_alone`: it tells only hand-outs late, and each before anything else about its block. Then what ends
+        or is scrubbed meanwhile is none of theirs, and neither a step in which nothing else is due nor a word on
+        other blocks waits for them.
+        """
         self._flush_deferred = flush
+        self._defers_hand_outs_alone = hand_outs_alone
 
     # -- admission ----------------------------------------------------------------------------------------------------
 
@@ -779,7 +786,8 @@ class EnginePort(Authority[ExternalPool]):
     def unpublished(self, blocks: BlockIds, cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
         if len(blocks):
-            self._flush_deferred()
+            if not self._defers_hand_outs_alone:
+                self._flush_deferred()
             which = np.array(blocks, dtype=np.int64)
             if cause == "evicted":
                 self.evicted_blocks.made_room(which)
@@ -901,7 +909,8 @@ class EnginePort(Authority[ExternalPool]):
 
         Returns the scrubs that this step must do before any other write.
         """
-        self._flush_deferred()
+        if self._step_needs_all():
+            self._flush_deferred()
         if self._commands:
             self._run_commands()
         self._clock.look()
@@ -917,6 +926,15 @@ class EnginePort(Authority[ExternalPool]):
         order = self.pool.order(now_us)
         self._drain(now_us)
         return order
+
+    def _step_needs_all(self) -> bool:
+        """Whether what a step does may touch blocks that were handed out and not told yet."""
+        return bool(
+            not self._defers_hand_outs_alone
+            or self._commands
+            or self.erasures.pending
+            or self.enforcement.monitors
+        )
 
     def sum_order(self) -> SumOrder | None:
         """Once per engine step, with `step`: what its workers sum and compare before any other write."""
@@ -963,6 +981,8 @@ class EnginePort(Authority[ExternalPool]):
         self, number: int, shard: int, results: Sequence[ScrubResult], device_blocks: int | None = None
     ) -> None:
         """A worker's answer to a scrub order, one result a batch; `device_blocks` is the device's own count so far."""
+        if any(map(_has_failed, results)):
+            self._flush_deferred()  # whoever has a block that did not become zero is ended
         failed = self.pool.scrubbed(number, shard, results)
         if device_blocks is not None:
             self.pool.queue.device_blocks[shard] = device_blocks
@@ -979,23 +999,32 @@ class EnginePort(Authority[ExternalPool]):
 
     def has_work(self, now_us: int | None = None) -> bool:
         """Something is due now, so that an idle engine must step."""
-        if self._commands or self._outbox or self.pool.queue.has_dirty or self.pool.queue.has_fenced:
+        pool = self.pool
+        if self._commands or self._outbox or pool.queue.has_work:
             return True
-        if self.pool.sums is not None and self.pool.sums.has_work:
+        if pool.sums is not None and pool.sums.has_work:
             return True
-        due_us = self.next_due_us()
-        return due_us is not None and due_us <= (self._clock.now_us() if now_us is None else now_us)
+        if now_us is None:
+            now_us = self._clock.now_us()
+        if pool.hold_table.is_due(now_us) or self._active.is_due(now_us) or self.attempts.due_us <= now_us:
+            return True
+        if self.enforcement.monitors and self._enforcement_until_us <= now_us:
+            return True
+        due_us = self.erasures.next_due_us()
+        return due_us is not None and due_us <= now_us
 
     def next_due_us(self) -> int | None:
         """When something is due next, on the boot-time clock: for a timer. None where nothing is."""
-        dues = (
+        soonest = self._enforcement_until_us if self.enforcement.monitors else None
+        for due_us in (
             self.pool.hold_table.next_due_us(),
             self._active.next_due_us(),
             self.erasures.next_due_us(),
             self.attempts.next_due_us(),
-            self._enforcement_until_us if self.enforcement.monitors else None,
-        )
-        return min((due for due in dues if due is not None), default=None)
+        ):
+            if due_us is not None and (soonest is None or due_us < soonest):
+                soonest = due_us
+        return soonest
 
     # -- administration -----------------------------------------------------------------------------------------------
 
@@ -1281,6 +1310,10 @@ def _place(residency: ExternalResidency, block: int) -> int:
     """How many of a residency's blocks end with this one."""
     found = np.flatnonzero(residency.blocks() == block)
     return int(found[-1]) + 1 if len(found) else 0
+
+
+def _has_failed(result: ScrubResult) -> bool:
+    return len(result.failed) > 0
 
 
 def _nobody(_tenant: str) -> None:

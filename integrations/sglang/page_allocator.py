@@ -32,9 +32,9 @@ def _governed_class(kind: type[Any]) -> type[Any]:
             return self._counted(super().alloc_decode, *given, **named)
 
         def _counted(self, call: Any, *given: Any, **named: Any) -> Any:
-            before = len(self.free_pages)
+            before = self.free_pages.numel()
             found = call(*given, **named)
-            self.kvcustody_allocated += before - len(self.free_pages)
+            self.kvcustody_allocated += before - self.free_pages.numel()
             return found
 
         def free(self, free_index: torch.Tensor) -> None:

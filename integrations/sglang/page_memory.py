@@ -20,6 +20,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.kernels.segment import Layout, SegmentTable
 
 PADDING_PAGE = 0
+_PADDING = np.array([PADDING_PAGE], dtype=np.int64)
 _POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 
 
@@ -42,6 +43,7 @@ class PageMemory:
         table = SegmentTable.from_tensors(tensors, layout=Layout.TOKENS, block_tokens=page_tokens)
         if table.blocks < pages:
             raise ConfigError(f"the KV pool has `{table.blocks}` pages, its allocator `{pages}`")
+        self._table = table
         self._memory = TensorMemory([table], clock=clock)
         self._padding = [tensor[:page_tokens] for tensor in tensors]
         self.pages = table.blocks
@@ -51,9 +53,12 @@ class PageMemory:
 
     def scrub(self, order: ScrubOrder) -> tuple[list[ScrubResult], int]:
         """Zero what the order lists; the results, and how many pages the device counted for orders so far."""
-        results = [self._memory.scrub(0, pages, share) for share, pages in order.batches]
-        for padding in self._padding:
-            padding.zero_()
+        results = self._memory.scrub_each(0, order.batches)
+        if self._table.device.type == "cpu":
+            self._table.rows.zero(_PADDING)
+        else:
+            for padding in self._padding:
+                padding.zero_()
         return results, self._memory.scrubbed(0) - self._unordered
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,36 +153,40 @@ class PageTree:
 
     def lock(self, node: PageNode) -> None:
         """A request holds `node` and everything above it."""
-        for each in self._up(node):
-            if not each.locks:
-                self.evictable_pages -= len(each.pages)
-                self.held_pages += len(each.pages)
-            each.locks += 1
+        at = node
+        while at.parent is not None:
+            if not at.locks:
+                self.evictable_pages -= len(at.pages)
+                self.held_pages += len(at.pages)
+            at.locks += 1
+            at = at.parent
 
     def unlock(self, node: PageNode) -> Pages:
         """It holds them no longer. Returns the pages that come free, which had been taken out meanwhile (rule 3)."""
         free: list[Pages] = []
-        for each in list(self._up(node)):
-            assert each.locks > 0, "unlocked more often than locked"
-            each.locks -= 1
-            if each.locks:
-                continue
-            self.held_pages -= len(each.pages)
-            if each.is_cut_off:
-                free.append(each.pages)
-            else:
-                self.evictable_pages += len(each.pages)
-        return np.concatenate(free) if free else NO_PAGES
-
-    def is_whole(self, node: PageNode) -> bool:
-        """Nothing from the root to `node` was taken out."""
-        return not any(each.is_cut_off for each in self._up(node))
-
-    def _up(self, node: PageNode) -> Iterator[PageNode]:
         at = node
         while at.parent is not None:
-            yield at
+            assert at.locks > 0, "unlocked more often than locked"
+            at.locks -= 1
+            if not at.locks:
+                self.held_pages -= len(at.pages)
+                if at.is_cut_off:
+                    free.append(at.pages)
+                else:
+                    self.evictable_pages += len(at.pages)
             at = at.parent
+        return np.concatenate(free) if free else NO_PAGES
+
+    def use(self, node: PageNode) -> bool:
+        """The path to `node` is used now; False where something of it was taken out."""
+        self._uses += 1
+        at = node
+        while at.parent is not None:
+            if at.is_cut_off:
+                return False
+            at.used = self._uses
+            at = at.parent
+        return True
 
     # -- ending -------------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     IncLockRefResult,
     MatchPrefixParams,
     MatchResult,
+    TreeLock,
 )
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.worker.engine_worker import EngineWorker
 
 ATTRIBUTE = "kvcustody"  # on SGLang's Req
+_RECEIPT = DecLockRefParams()
 _log = structlog.get_logger(__name__)
 
 
@@ -66,6 +68,8 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         self.tokens: ScopeTokens | None = None
         self._requests: dict[str, Any] = {}  # SGLang's, by id
         self._by_row: dict[int, SlotRequest] = {}
+        rows = self.req_to_token_pool.req_to_token
+        self._rows = rows.numpy() if rows.device.type == "cpu" else None  # the same memory
         self._offsets = np.arange(self.page_size, dtype=np.int64)
         self._nothing = torch.empty((0,), dtype=torch.int64, device=self.device)
         if params.enable_metrics:
@@ -164,9 +168,10 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
             start = made.first * self.page_size
             slots = self._slots(made.adopted)
             self.req_to_token_pool.write((req.kv.req_pool_idx, slice(start, start + len(slots))), slots)
-        lock = self.lock(made.node)
-        self.unlock(req.lock)
-        req.lock, req.last_node = lock, made.node
+        self.tree.lock(made.node)
+        lock, req.lock = req.lock, TreeLock(made.node, _RECEIPT)
+        req.last_node = made.node
+        self.unlock(lock)
         req.kv.cache_protected_len = req.kv.cache_inserted_len = made.published * self.page_size
         self.free(made.returned)
 
@@ -201,6 +206,16 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         """End what nobody holds, until so many slots are free."""
         pages = -(-params.num_tokens // self.page_size)
         return EvictResult(num_tokens_evicted=self.custody.make_room(pages) * self.page_size)
+
+    def lock(self, node: PageNode) -> TreeLock:
+        """As SGLang's own, which makes a receipt that says nothing here."""
+        self.tree.lock(node)
+        return TreeLock(node, _RECEIPT)
+
+    def unlock(self, lock: TreeLock | None) -> None:
+        """The holder is gone (rule 3)."""
+        if lock is not None:
+            self.free(self.tree.unlock(lock.node))
 
     def inc_lock_ref(self, node: PageNode) -> IncLockRefResult:
         """A request holds the path to `node`."""
@@ -256,8 +271,10 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         size = self.page_size
         if not kv.holds_kv or kv.kv_allocated_len <= first * size:
             return np.empty(0, dtype=np.int64)
-        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx, first * size : kv.kv_allocated_len : size]
-        pages: Pages = row.cpu().numpy().astype(np.int64)
+        where = (kv.req_pool_idx, slice(first * size, kv.kv_allocated_len, size))
+        rows = self._rows
+        row = self.req_to_token_pool.req_to_token[where].cpu().numpy() if rows is None else rows[where]
+        pages: Pages = row.astype(np.int64)
         return pages if size == 1 else pages // size
 
     def tokens_of(self, request_id: str) -> int:

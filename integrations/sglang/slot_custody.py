@@ -4,8 +4,9 @@ It knows no class of SGLang: pages, token arrays and request ids. A page is `pag
 it is a slot.
 
 1. A request walks the tree only where its path says, and attaches what it found before anything else can end it.
-2. What the engine hands out is read from its own rows, late: before a page comes back, before the port decides or ends
-   anything (`flush`), and before a step. A page that is not zero is ordered with the step that first writes to it.
+2. What the engine hands out is read from its own rows, late: before a page comes back, before the port decides about
+   it or ends it (`flush`), and once in `FLUSH_STEPS` steps. A page that is not zero is ordered with the step that first
+   writes to it.
 3. What a request computed enters the tree at its checkpoints, along its path; where the same is there already, the
    request takes that and gives its own back.
 4. A request whose path was taken out of the tree publishes nothing more; so does one that an erasure covers.
@@ -28,10 +29,13 @@ from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.external.namespace_keys import NO_PATH, TreePath, Walked
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
-from kvcustody.governance.request import NO_HINTS, Hints
+from kvcustody.governance.request import NO_HINTS, Hints, Tokens
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, PageTree
 
-ROOM_SHARE = 128  # at least one page in so many is ended where there is no room
+FLUSH_STEPS = 64  # a decode's pages are told at least once in so many steps
+ROOM_SHARE = 128  # where there is no room, at least one page in so many is ended,
+ROOM_PAGES = 1024  # and at least so many,
+SMALL_ROOM_SHARE = 16  # though of a small pool no more than one in so many
 
 
 class EngineRows(Protocol):
@@ -70,6 +74,7 @@ class SlotRequest:
         "found",
         "has_begun",
         "narrowed_by",
+        "node",
         "path",
         "published",
         "publishes",
@@ -89,6 +94,7 @@ class SlotRequest:
         """It has no pages: new, or preempted."""
         self.path: TreePath = NO_PATH
         self.found: Pages = NO_PAGES  # by its last look-up
+        self.node: PageNode | None = None  # where its published pages end, once it has published
         self.has_begun = False
         self.reported = 0  # leading pages of its row that the port knows of
         self.published = 0  # leading pages of its row that are the tree's
@@ -108,20 +114,22 @@ class CheckpointResult(NamedTuple):
 class _Walk:
     """One request's prompt in the tree (`NamespaceTree`)."""
 
-    __slots__ = ("_custody", "_last", "_request", "_tokens", "node")
+    __slots__ = ("_custody", "_last", "_request", "_tokens", "last")
 
     def __init__(self, custody: SlotCustody, request: SlotRequest, tokens: array[int], last: int) -> None:
         self._custody = custody
         self._request = request
         self._tokens = tokens
         self._last = last
+        self.last = Walked(None, NO_PAGES)  # where the last walk ended
 
     def walk(self, node: object, namespace: str, first: int, last: int) -> Walked:
         """See `NamespaceTree`."""
         assert node is None or isinstance(node, PageNode)
         name = self._custody.name(self._request, namespace)
         at, runs = self._custody.tree.walk(node, name, self._tokens, first, min(last, self._last))
-        return Walked(at, _joined(runs))
+        self.last = Walked(at, _joined(runs))
+        return self.last
 
 
 class SlotCustody:
@@ -133,6 +141,7 @@ class SlotCustody:
         self.page_tokens = tree.page_tokens
         self.requests: dict[str, SlotRequest] = {}
         self._port: EnginePort | None = None
+        self._steps = 0  # since the last `flush` of all
 
     @property
     def port(self) -> EnginePort:
@@ -143,7 +152,7 @@ class SlotCustody:
     @port.setter
     def port(self, port: EnginePort) -> None:
         self._port = port
-        port.defer_calls(self.flush)
+        port.defer_calls(self.flush, hand_outs_alone=True)
         port.count_tokens(lambda request_id: self.rows.tokens_of(str(request_id)))
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -164,7 +173,7 @@ class SlotCustody:
         answer = self.port.admit(
             principal,
             model,
-            tokens,
+            _as_numbers(tokens),
             request_id=request_id,
             hints=hints,
             max_tokens=max_tokens,
@@ -181,16 +190,29 @@ class SlotCustody:
 
     def look_up(self, request: SlotRequest, tokens: array[int], last: int) -> tuple[PageNode, Pages]:
         """The tree's node and the pages that it may read, of the prompt's first `last` pages."""
-        path = self.port.look_up_tree(request.residency, _Walk(self, request, tokens, last))
+        walk = _Walk(self, request, tokens, last)
+        path = self.port.look_up_tree(request.residency, walk)
         request.path, request.found = path, path.blocks
+        if len(path.spans) == 1 and len(walk.last.blocks) == len(path.blocks):
+            assert walk.last.node is None or isinstance(walk.last.node, PageNode)
+            return walk.last.node or self.tree.root, path.blocks
         node, _, _ = self._along(request, tokens, len(path.blocks))
         return node, path.blocks
 
     def _along(
-        self, request: SlotRequest, tokens: array[int], last: int
+        self,
+        request: SlotRequest,
+        tokens: array[int],
+        last: int,
+        start: PageNode | None = None,
+        first: int = 0,
     ) -> tuple[PageNode, int, list[Pages]]:
-        """How far the tree has the request's path, of its first `last` pages."""
-        node, at, runs = self.tree.root, 0, []
+        """How far the tree has the request's path, of its first `last` pages, and which pages behind `start`.
+
+        `start` ends with the first `first` of them.
+        """
+        node, at = start or self.tree.root, first
+        runs: list[Pages] = []
         for span in request.path.spans:
             end = min(span.last, last)
             if at >= end:
@@ -217,7 +239,9 @@ class SlotCustody:
         """Tell what was handed out to it since the last time (rule 2)."""
         if not request.has_begun:
             return
-        pages = self.rows.pages_of(request.request_id, request.reported)
+        self._tell(request, self.rows.pages_of(request.request_id, request.reported))
+
+    def _tell(self, request: SlotRequest, pages: Pages) -> None:
         if len(pages):
             request.reported += len(pages)
             self.port.handed_out(request.residency, pages)
@@ -229,27 +253,33 @@ class SlotCustody:
 
     def publish(self, request: SlotRequest, tokens: array[int], last: int) -> CheckpointResult | None:
         """The first `last` pages of its row are computed: into the tree with them (rule 3). None: nothing enters."""
-        self.report(request)
         port, residency = self.port, request.residency
-        if last <= request.published or not self._may_publish(request):
-            return None
-        row = self.rows.pages_of(request.request_id, 0)[:last]
-        node, there, runs = self._along(request, tokens, last)
+        row = self.rows.pages_of(request.request_id, 0)
+        if request.has_begun:
+            self._tell(request, row[request.reported :])
         first = request.published
+        if last <= first or not self._may_publish(request):
+            return None
+        start = request.node
+        if start is not None and not self.tree.use(start):
+            request.publishes = False  # what it continues has left the tree
+            return None
+        walked = 0 if start is None else first
+        node, there, runs = self._along(request, tokens, last, start, walked)
         if there < max(first, residency.granted_blocks):
             request.publishes = False  # what it continues has left the tree
             return None
-        adopted = _joined(runs)[first:there]
+        adopted = _joined(runs)[first - walked :]
         if len(adopted):
-            if port.attachable(residency, _joined(runs)) < there:
+            if port.attachable(residency, self.tree.path(node)) < there:
                 request.publishes = False  # the same is there, and past its time: its own stays its own
                 return None
             port.attached(residency, adopted)
             port.returned(residency, row[first:there])
-        before = int(runs[-1][-1]) if runs else -1
+        before = int(node.pages[-1]) if there else -1
         node = self._insert(request, node, tokens, row, there, last)
         port.published(residency, row[there:last], before)
-        request.published = last
+        request.published, request.node = last, node
         return CheckpointResult(node, first, adopted, row[first:there], last)
 
     def _may_publish(self, request: SlotRequest) -> bool:
@@ -274,7 +304,7 @@ class SlotCustody:
     def preempted(self, request: SlotRequest, tokens: Sequence[int]) -> None:
         """Its row was given back, and it waits to run again with every token that it has by now."""
         self.port.release(request.residency, "preempted")
-        again = self.port.resume(request.residency, tokens)
+        again = self.port.resume(request.residency, _as_numbers(tokens))
         assert not isinstance(again, AdmissionRefused), "a released request's id is free"
         request.residency = again
         request.forget_row()
@@ -284,10 +314,11 @@ class SlotCustody:
     def make_room(self, pages: int) -> int:
         """End so many pages that nobody holds, or more, in the policy's order. Returns how many came free.
 
-        A small share of the pool goes at once, so that a full pool's decoding does not end and scrub page by page.
+        A share of the pool goes at once, so that a full pool does not end, scrub and record with every chunk and page.
         """
         port, tree = self.port, self.tree
-        pages = max(pages, min(tree.size // ROOM_SHARE, tree.evictable_pages))
+        at_once = max(tree.size // ROOM_SHARE, min(ROOM_PAGES, tree.size // SMALL_ROOM_SHARE))
+        pages = max(pages, min(at_once, tree.evictable_pages))
         freed = 0
         if port.orders_victims:
             victims = port.victims(pages, in_use=tree.is_held)
@@ -317,8 +348,14 @@ class SlotCustody:
 
     def step(self) -> None:
         """Before the engine computes, and while it is idle: what is due, and the scrubs before any write of a step."""
-        if self.port.has_work():
-            order = self.port.step()
+        self._steps += 1
+        if self._steps >= FLUSH_STEPS:
+            self._steps = 0
+            self.flush()
+        port = self._port
+        assert port is not None, "no port yet"
+        if port.has_work():
+            order = port.step()
             if order is not None:
                 self.rows.scrub(order)
 
@@ -350,6 +387,13 @@ class SlotCustody:
             if request.has_begun:
                 np.add.at(refs, self.rows.pages_of(request.request_id, 0), 1)
         return EngineView(refs, self.tree.indexed(), self.rows.requests(), self.rows.allocated())
+
+
+def _as_numbers(tokens: Sequence[int]) -> Tokens:
+    """SGLang's arrays, without a Python integer for each token."""
+    if isinstance(tokens, array) and tokens.typecode == "q":
+        return np.frombuffer(tokens, dtype=np.int64)
+    return tokens
 
 
 def _joined(runs: list[Pages]) -> Pages:

@@ -65,7 +65,7 @@ def test_what_is_taken_out_under_a_hold_comes_free_with_it():
     tree.lock(node)
     assert not len(tree.remove(pages(3, 4)))
     assert found(tree, "a", [1, 2, 3, 4]) == [1, 2]
-    assert not tree.is_whole(node)
+    assert not tree.use(node)
     put(tree, "a", [1, 2, 3, 4], [1, 2, 7, 8])  # somebody computes it anew meanwhile
     assert sorted(tree.unlock(node).tolist()) == [3, 4]
     assert found(tree, "a", [1, 2, 3, 4]) == [1, 2, 7, 8]
