@@ -66,9 +66,9 @@ NOT_EVIDENCE = (
     ),
     NotEvidence(
         "sequence_spans",
-        ("first_sequence", ROWS),
-        "a range less, or a shorter one, says less: what is there is looked at again; what a purge dropped is then "
-        "called missing, and its export has it",
+        ("first_sequence", "last_sequence", ROWS),
+        "a range less, or a shorter one, says less: what is there is looked at again; a longer one is found, but for "
+        "processes that ended in a ledger that was purged: of those it is what is left, beside the export",
     ),
     NotEvidence(
         "coverage_pass",

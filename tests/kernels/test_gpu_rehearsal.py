@@ -32,8 +32,7 @@ SCHEMA = json.loads((ROOT / "benchmarks" / "gpu" / "result.schema.json").read_te
 ON_A_DEVICE_ONLY = {
     "fingerprint": {"the device", "nvidia-smi", "scrub on free"},
     "kernel_tests": {"the device's tests"},
-    "copies": {"nothing is left on the device", "rates"},
-    "tier_rates": {"objects of 256 KiB: rates"},
+    "copies": {"nothing is left on the device", "rates", "objects of 256 KiB: rates"},
     "far_addresses": {"9 GiB of bfloat16"},
     "sanitizer": {"memcheck", "initcheck", "synccheck", "racecheck"},
     "transformers_engine": {

@@ -58,6 +58,7 @@ from kvcustody.audit.events import (
     WorkerStarted,
     WorkerStopped,
 )
+from kvcustody.audit.processes.sequence_gaps import keep_spans
 from kvcustody.audit.schema import service as service_schema
 from kvcustody.audit.schema.all_tables import every_table, projections
 from kvcustody.audit.schema.ledger import subjects
@@ -175,6 +176,7 @@ def fill(engine: Engine, make_writer: Make, world: Make, tmp_path: Path) -> Engi
         pass
     judged = judge(engine, engine, now_us=writer.offset_us + 10_000_000)
     assert judged is not None
+    assert keep_spans(engine)
     writer.submit_durable(SubjectUnlinked(1, "tenant-0", 1, "dpo", "asked"))
     writer.submit([ResidencyReleased(9_500_000, 9999, "tenant-0", "finish", (), 0)])
     assert writer.flush() and idle.flush()
@@ -326,6 +328,7 @@ OFF: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "counter": lambda patch: patch.setattr(fsck_log, "wrong_figures", lambda *_: ()),
     "coverage_hours": lambda patch: patch.setattr(fsck_ledger, "wrong_verdicts", lambda *_: ()),
     "coverage_pass": lambda patch: patch.setattr(fsck_ledger, "wrong_verdicts", lambda *_: ()),
+    "sequence_spans": lambda patch: patch.setattr(fsck_ledger, "wrong_spans", lambda *_: ()),
     "checkpoints": lambda patch: patch.setattr(fsck_ledger, "_check_commits", lambda *_: ()),
 }
 

@@ -1,4 +1,4 @@
-"""Blocks to a sealed host tier and back: every byte, none in clear, and the rate against plain transfers."""
+"""Blocks of a device into a sealed host tier and back: every byte, none in clear, rates beside plain transfers."""
 
 from __future__ import annotations
 
@@ -11,33 +11,27 @@ from unittest import mock
 
 import numpy as np
 import torch
-from tiers import copies
+from tiers import copies as tier_copies
 from tiers.copies import BLOCK, Copies
 
-from gpu.report import Reason, Report, missing
+from gpu.report import Reason, Report
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.kernels.copy import copy_in, copy_out
 from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.segment import SegmentTable
 
-NEEDS = ("cryptography", "sqlalchemy", "pydantic", "structlog")
 LAYERS = 64
 CLEAR = bytes(range(1, 65)) * 2  # at the beginning of every piece: a store that had it would have clear bytes
 
 
-def run(report: Report, lab: Any) -> None:
-    """By the size of an object; on the host torch's path is asked, whose bytes are the same."""
-    if absent := missing(*NEEDS):
-        report.skip("a sealed tier", Reason.NOT_INSTALLED, ", ".join(absent))
-        return
-    sizes = (4, 16, 64)[: lab.size(3, 1)]  # blocks of an object
-    with lab.by_torch():
-        for blocks in sizes:
-            objects = 256 // blocks // lab.size(1, 8)
-            changed = {"BLOCKS": blocks, "OBJECTS": objects, "OBJECT": blocks * BLOCK}
-            with mock.patch.multiple(copies, **changed, RUN=objects * blocks * BLOCK):
-                one_size(report, lab)
+def sealed(report: Report, lab: Any) -> None:
+    """Into a sealed tier and back, by the size of an object."""
+    for blocks in (4, 16, 64)[: lab.size(3, 1)]:  # of an object
+        objects = 256 // blocks // lab.size(1, 8)
+        changed = {"BLOCKS": blocks, "OBJECTS": objects, "OBJECT": blocks * BLOCK}
+        with mock.patch.multiple(tier_copies, **changed, RUN=objects * blocks * BLOCK):
+            one_size(report, lab)
 
 
 class OnDevice(Copies):
@@ -45,7 +39,7 @@ class OnDevice(Copies):
 
     def __init__(self, lab: Any, folder: Path, store: HostArena) -> None:
         super().__init__(folder, store)
-        self.count = copies.RUNS * copies.RUN // BLOCK
+        self.count = tier_copies.RUNS * tier_copies.RUN // BLOCK
         tensors = [
             torch.randint(0, 256, (2 * self.count, BLOCK // LAYERS), dtype=torch.uint8, device=lab.device)
             for _ in range(LAYERS)
@@ -71,34 +65,34 @@ class OnDevice(Copies):
 
 def one_size(report: Report, lab: Any) -> None:
     """Bytes, and GB/s of all runs, out and in, beside one plain transfer an object and as many library calls."""
-    name = f"objects of {copies.OBJECT >> 10} KiB"
-    total = copies.RUNS * copies.RUN
+    name = f"objects of {tier_copies.OBJECT >> 10} KiB"
+    total = tier_copies.RUNS * tier_copies.RUN
     with tempfile.TemporaryDirectory() as folder:
-        arena = HostArena(2 * (total + copies.RUNS * copies.OBJECTS * 4096))
+        arena = HostArena(2 * (total + tier_copies.RUNS * tier_copies.OBJECTS * 4096))
         sides = OnDevice(lab, Path(folder), arena)
         report.control(f"{name}: what did not come back is seen", not sides.is_back())
         sides.store()
         sides.load()
         lab.synchronize()
         report.check(f"{name}: what came back is what was there", sides.is_back())
-        stored = [arena.peek(one, copies.OBJECT) or b"" for one in list(sides.tier.index())[:4]]
+        stored = [arena.peek(one, tier_copies.OBJECT) or b"" for one in list(sides.tier.index())[:4]]
         report.check(f"{name}: nothing in clear", not any(CLEAR[:32] in bytes(one) for one in stored))
-        plain = bytearray(copies.OBJECT)
+        plain = bytearray(tier_copies.OBJECT)
         sides.take(0, memoryview(plain))
         report.control(f"{name}: clear bytes would be found", CLEAR[:32] in plain and len(stored) == 4)
         if lab.rehearsal:
             report.skip(f"{name}: rates", Reason.REHEARSAL, "the host's memory is not a device's")
         else:
-            rates(report, lab, name, sides, total)
+            sealed_rates(report, lab, name, sides, total)
         sides.tier.close()
         sides.tier.staging.close()
 
 
-def rates(report: Report, lab: Any, name: str, sides: OnDevice, total: int) -> None:
+def sealed_rates(report: Report, lab: Any, name: str, sides: OnDevice, total: int) -> None:
     """Medians of rounds that took turns."""
-    pinned = torch.empty(copies.OBJECT, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(copies.OBJECT, dtype=torch.uint8, device=lab.device)
-    objects = total // copies.OBJECT
+    pinned = torch.empty(tier_copies.OBJECT, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(tier_copies.OBJECT, dtype=torch.uint8, device=lab.device)
+    objects = total // tier_copies.OBJECT
 
     def plain_out() -> None:
         for _ in range(objects):
