@@ -28,7 +28,7 @@ from kvcustody.kernels.launch import HAS_TRITON, launch, reached, to_device, use
 from kvcustody.kernels.segment import BlockIndices, SegmentTable, ascending, block_list
 
 GATHER_BYTES = 4 << 20  # bytes in flight between source and target on the torch path
-DIRECT_BYTES = 4 << 20  # what the kernel itself moves over the bus; of more, the copy engine is a tenth slower at most
+DIRECT_BYTES = 4 << 20  # what the kernel itself moves over the bus: of more, the copy engine is hardly slower
 
 
 def copy(table: SegmentTable, source: BlockIndices, target: BlockIndices) -> int:
