@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import CompoundSelect, Connection, Select, func, or_, select, union, union_all
+from sqlalchemy import CompoundSelect, Connection, func, or_, select, union, union_all
 
 from kvcustody.audit.counters.count_events import (
     ATTACHED,
@@ -28,9 +28,7 @@ from kvcustody.audit.counters.count_events import (
     MONITORED_TOKENS,
     ORPHANS,
     WRITTEN,
-    FigureName,
 )
-from kvcustody.audit.counters.packed_figures import unpack
 from kvcustody.audit.events import log_of
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
 from kvcustody.audit.schema.ledger import logs
@@ -101,10 +99,10 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
     log = None if tenant is None else log_of(tenant)
     sums: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     kinds = ("residency-opened", "residency-released", "blocks-attached", "blocks-released", "custody-ended")
-    for name, figure, value in _read(
+    for name, kind, measure, _, _, value in _read(
         connection, _Wanted((EVENTS, ATTACHED, WRITTEN, BLOCKS), kinds, False, log)
     ):
-        sums[name][figure.kind, figure.measure] += value
+        sums[name][kind, measure] += value
     made = []
     sizes = leaves_by_tenant(connection)
     for each in sorted(sizes) if tenant is None else sizes.keys() & {tenant}:
@@ -152,9 +150,9 @@ def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tup
     """Denied requests by reader, owner, rule and revision: counted ones and recorded ones together."""
     wanted = _Wanted((DENIED,), scraped=True, log=None if tenant is None else log_of(tenant))
     totals: Counter[tuple[str, str, str, int]] = Counter()
-    for name, figure, value in _read(connection, wanted):
-        revision, _, owner = figure.detail.partition(" ")
-        totals[name.removeprefix("tenant/"), owner, figure.outcome, int(revision)] += value
+    for name, _, _, rule, detail, value in _read(connection, wanted):
+        revision, _, owner = detail.partition(" ")
+        totals[name.removeprefix("tenant/"), owner, rule, int(revision)] += value
     return tuple(Denials(*key, totals[key]) for key in sorted(totals) if totals[key])
 
 
@@ -164,10 +162,10 @@ def monitored_figures(
     """Requests and tokens of what was monitored, by tenant, of the whole hours that a period touches."""
     wanted = _Wanted((EVENTS, *MONITORED_TOKENS), (MONITORED,), since_us=since_us, until_us=until_us)
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for name, figure, value in _read(connection, wanted):
+    for name, _, measure, outcome, _, value in _read(connection, wanted):
         sums = found[name.removeprefix("tenant/")]
-        sums[figure.measure] += value
-        if figure.measure == EVENTS and figure.outcome == "would-deny":
+        sums[measure] += value
+        if measure == EVENTS and outcome == "would-deny":
             sums["would_deny"] += value
     return dict(found)
 
@@ -175,8 +173,8 @@ def monitored_figures(
 def orphans_by_class(connection: Connection) -> Counter[str]:
     """Orphan findings on record, by class."""
     found: Counter[str] = Counter()
-    for _, figure, value in _read(connection, _Wanted((EVENTS,), (ORPHANS,), True)):
-        found[figure.outcome] += value
+    for _, _, _, outcome, _, value in _read(connection, _Wanted((EVENTS,), (ORPHANS,), True)):
+        found[outcome] += value
     return found
 
 
@@ -184,8 +182,10 @@ def tier_totals(connection: Connection, *, tenant: str | None = None) -> tuple[T
     """What the ledger holds about copies, by tier in name order."""
     log = None if tenant is None else log_of(tenant)
     sums: Counter[tuple[str, str, str]] = Counter()
-    for _, figure, value in _read(connection, _Wanted((COPIES, BYTES), COPY_KINDS, False, log)):
-        sums[figure.detail, figure.kind, figure.measure] += value
+    for _, kind, measure, _, tier, value in _read(
+        connection, _Wanted((COPIES, BYTES), COPY_KINDS, False, log)
+    ):
+        sums[tier, kind, measure] += value
     stored, ended, destroyed = COPY_KINDS
     return tuple(
         TierTotals(
@@ -217,11 +217,13 @@ def event_counts(
         until_us=until_us,
     )
     found: Counter[tuple[str, str, str]] = Counter()
-    for name, figure, value in _read(connection, wanted):
-        found[name, figure.kind, figure.outcome] += value
+    for name, of_kind, _, outcome, _, value in _read(connection, wanted):
+        found[name, of_kind, outcome] += value
     return tuple(EventCount(*key, found[key]) for key in sorted(found) if found[key])
 
 
+_Figure = tuple[str, str, str, str, str, int]
+"""Log, kind, measure, outcome, detail and value."""
 HourCount = tuple[int, str, str, int]
 """Hour, kind, outcome and events; requests that were denied stand under the kind `denied`, by rule."""
 
@@ -275,6 +277,7 @@ def _hourly(
     only: Sequence[int] | None,
     *,
     over_all: bool = False,
+    scraped: tuple[bool, ...] = (False, True),
 ) -> Iterator[tuple[int, int, list[Any]]]:
     """Log id, hour and figures as they are packed, folded and not (rule 1); plain lists, for there may be many.
 
@@ -284,7 +287,7 @@ def _hourly(
     for table in (counters, counter_deltas):
         column = table.c
         query = select(column.log, column.hour_us, column.figures).where(
-            column.scraped.in_((False, True)),  # the key begins with it
+            column.scraped.in_(scraped),  # the key begins with it
         )
         if since_us != ALL_HOURS:
             query = query.where(column.hour_us >= max(0, since_us) // HOUR_US * HOUR_US)
@@ -302,9 +305,7 @@ def _hourly(
         for log, hour_us, figures in connection.execute(union_all(*parts)):
             yield log, hour_us, orjson.loads(figures)
     except ValueError as problem:
-        raise LedgerError(
-            f"figures of the hour `{hour_us}` cannot be read; run `kvcustody audit fsck`"
-        ) from problem
+        raise _unreadable(hour_us) from problem
 
 
 def hour_span(connection: Connection) -> tuple[int, int] | None:
@@ -347,28 +348,32 @@ def logs_with(kinds: Sequence[str]) -> CompoundSelect[tuple[int]]:
     return union(*parts)
 
 
-def _read(connection: Connection, wanted: _Wanted) -> Iterator[tuple[str, FigureName, int]]:
-    """Log, figure and value, folded and not, by hour where a period is asked for, else of all time (rule 1)."""
+def _read(connection: Connection, wanted: _Wanted) -> Iterator[_Figure]:
+    """Folded and not, by hour where a period is asked for, else of all time (rule 1); plain, for there may be many."""
+    query = select(logs.c.id, logs.c.name)
+    if wanted.log is not None:
+        query = query.where(logs.c.name == wanted.log)
+    names = {row.id: str(row.name) for row in connection.execute(query)}
     period = (wanted.since_us, wanted.until_us) != (None, None)
-    parts: list[Select[tuple[Any, ...]]] = []
-    for table in (counters, counter_deltas):
-        column = table.c
-        query = select(logs.c.name, column.hour_us, column.figures).join(logs, logs.c.id == column.log)
-        if wanted.scraped is not None:
-            query = query.where(column.scraped == wanted.scraped)
-        else:
-            query = query.where(column.scraped.in_((False, True)))  # the key begins with it
-        if wanted.log is not None:
-            query = query.where(logs.c.name == wanted.log)
-        if period:
-            query = query.where(column.hour_us >= max(0, wanted.since_us or 0) // HOUR_US * HOUR_US)
-            if wanted.until_us is not None:
-                query = query.where(column.hour_us < wanted.until_us)
-        elif table is counters:
-            query = query.where(column.hour_us == ALL_HOURS)
-        parts.append(query)
-    for name, *of in connection.execute(union_all(*parts)):
-        hour_us, figures = of
-        for figure, value in unpack(hour_us if period else ALL_HOURS, figures).items():
-            if figure.measure in wanted.measures and (wanted.kinds is None or figure.kind in wanted.kinds):
-                yield str(name), figure, value
+    rows = _hourly(
+        connection,
+        max(0, wanted.since_us or 0) if period else ALL_HOURS,
+        wanted.until_us,
+        None if wanted.log is None else tuple(names),
+        scraped=(False, True) if wanted.scraped is None else (wanted.scraped,),
+    )
+    measures, kinds = wanted.measures, wanted.kinds
+    for log, hour_us, figures in rows:
+        name = names.get(log)
+        if name is None:
+            continue
+        try:
+            for kind, measure, outcome, detail, _, value in figures:
+                if measure in measures and (kinds is None or kind in kinds):
+                    yield name, kind, measure, outcome, detail, value
+        except (TypeError, ValueError) as problem:
+            raise _unreadable(hour_us) from problem
+
+
+def _unreadable(hour_us: int) -> LedgerError:
+    return LedgerError(f"figures of the hour `{hour_us}` cannot be read; run `kvcustody audit fsck`")

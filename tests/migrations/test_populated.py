@@ -31,6 +31,7 @@ from kvcustody.audit.events import (
     WorkerStopped,
 )
 from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.processes.sequence_gaps import gaps, keep_spans
 from kvcustody.audit.query.events import EventFilter, find_events
 from kvcustody.audit.schema.all_tables import MONTHLY, every_table
 from kvcustody.audit.schema.copies import copy_steps, transfer_decisions
@@ -77,6 +78,7 @@ def life(seed: int, worker: str) -> Iterator[Event]:
 
 
 REPORTS = ("service_report_schedules", "service_reports", "service_report_deliveries")  # of 0031
+SPANS = "sequence_spans"  # of 0041
 
 
 @pytest.fixture(scope="module")
@@ -339,16 +341,38 @@ def test_sums_over_logs_come_to_a_ledger_that_had_none(earlier: Engine) -> None:
         assert {(row.scraped, row.hour_us) for row in made} == {
             (row.scraped, row.hour_us) for row in before if row.hour_us != ALL_HOURS
         }
-    upgrade(earlier, "0040")  # `fsck` reads with the schema of today
+    upgrade(earlier)  # `fsck` reads with the schema of today
     with earlier.connect() as connection:
         assert fsck(connection).problems == []
+
+
+def test_spans_come_to_a_ledger_that_had_none(earlier: Engine) -> None:
+    """0041: nothing else changes, what is missing stays what it was, and the next look keeps what is whole."""
+    upgrade(earlier, "0040")
+    everything = [rows_of(table) for table in every_table() if table.name != SPANS]
+    with earlier.connect() as connection:
+        before = [connection.execute(query).all() for query in everything]
+    if earlier.dialect.name == "postgresql":
+        _roles_of_0014(earlier)  # the roles are there, and nothing of the new table is theirs yet
+    assert upgrade(earlier) == SCHEMA_REVISION
+    with earlier.connect() as connection:
+        assert [connection.execute(query).all() for query in everything] == before
+        missing = gaps(connection)
+    assert keep_spans(earlier) > 0
+    with earlier.connect() as connection:
+        assert gaps(connection) == missing and fsck(connection).problems == []
+        if earlier.dialect.name == "postgresql":
+            every = "DELETE INSERT SELECT"
+            granted = {"auditor": "SELECT", "retention": every, "signer": "SELECT", "writer": every}
+            expected = [(f"kvcustody_{role}", rights) for role, rights in granted.items()]
+            assert connection.execute(_RIGHTS, {"table": SPANS}).all() == expected
 
 
 def test_copies_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) -> None:
     """0026: nothing that is there changes; the tables have their months and rights, and the next writer fills them."""
     upgrade(earlier, "0025")
     on_postgres = earlier.dialect.name == "postgresql"
-    later = {"copy_steps", "transfer_decisions", *REPORTS, *OF_CASES}
+    later = {"copy_steps", "transfer_decisions", SPANS, *REPORTS, *OF_CASES}
     everything = [rows_of(table) for table in every_table() if table.name not in later]
     with earlier.connect() as connection:
         before = [connection.execute(query).all() for query in everything]
@@ -397,6 +421,7 @@ def test_verdicts_by_hour_are_judged_anew(earlier: Engine) -> None:
         "coverage_hours",
         "coverage_pass",
         "transfer_decisions",
+        SPANS,
         *REPORTS,
         *OF_CASES,
     }  # the third has a column of 0029

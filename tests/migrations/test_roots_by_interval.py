@@ -78,7 +78,7 @@ def test_a_populated_ledger_goes_on_and_verifies(engine: Engine, tmp_path: Path)
     if engine.dialect.name == "postgresql":
         set_up_roles(engine)
     with engine.begin() as connection:
-        figures = ("counter_deltas", "counters", "coverage_hours", "coverage_pass")
+        figures = ("counter_deltas", "counters", "coverage_hours", "coverage_pass", "sequence_spans")
         for table in ("unsealed_heads", *figures):
             connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("ALTER TABLE service_workers DROP COLUMN tenants")

@@ -571,7 +571,7 @@ def test_a_migration_counts_what_is_there(any_store: Engine, make_writer: Any, w
         """Who may do what with the tables, where there are roles, and whose rows a reader sees."""
         if not dialect_of(any_store).roles:
             return []
-        names = "('counters', 'counter_deltas', 'coverage_hours', 'coverage_pass')"
+        names = "('counters', 'counter_deltas', 'coverage_hours', 'coverage_pass', 'sequence_spans')"
         grants = "SELECT table_name, grantee, privilege_type FROM information_schema.role_table_grants"
         walls = "SELECT tablename, policyname, roles::text, qual FROM pg_policies"
         with any_store.connect() as connection:
@@ -585,7 +585,7 @@ def test_a_migration_counts_what_is_there(any_store: Engine, make_writer: Any, w
         assert len(rights()[0]) > 20 and len(rights()[1]) == 3
     before, expected, granted = state(), sums(any_store), rights()
     with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
-        for name in ("counters", "counter_deltas", "coverage_hours", "coverage_pass"):
+        for name in ("counters", "counter_deltas", "coverage_hours", "coverage_pass", "sequence_spans"):
             connection.exec_driver_sql(f"DROP TABLE {name}")
         connection.exec_driver_sql("ALTER TABLE service_workers DROP COLUMN tenants")
         builders.without_months(connection)
