@@ -273,8 +273,7 @@ def test_a_full_spill_stops_admission_and_what_is_held_arrives(world: World) -> 
     world.away()
     for number in range(60):
         writer.submit([opened(number)])
-    until(lambda: not writer.admitting, writer)
-    assert "limit" in writer.status().cause
+    until(lambda: not writer.admitting and "limit" in writer.status().cause, writer)
     until(lambda: writer.status().backlog > 0, writer)
     with pytest.raises(LedgerUnavailable):
         writer.submit_durable(key_event(), timeout_seconds=1.0)
@@ -367,7 +366,7 @@ def test_live_batches_go_before_what_was_spilled(world: World) -> None:
         writer._intake.wake.set()
         time.sleep(0.002)
     world.lose = lambda: ""
-    until(lambda: not writer.down, writer)
+    until(lambda: not writer.down and writer.status().replaying, writer)
     status = writer.status()
     assert status.replaying and not status.healthy and writer.recording
     live = writer.submit_durable(key_event())
