@@ -171,6 +171,25 @@ def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -
     return connection.exec_driver_sql(with_placeholders(connection, statement), values).all()
 
 
+def fetch_binary(
+    connection: Connection, statement: str, values: tuple[Any, ...]
+) -> Sequence[tuple[Any, ...]]:
+    """The same as plain tuples; PostgreSQL sends bytes as they are, and not as text: for many leaves."""
+    if dialect_of(connection).in_file:
+        return [tuple(row) for row in fetch_all(connection, statement, values)]
+    if not connection.in_transaction():
+        connection.begin()  # as a question through SQLAlchemy would
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.cursor(binary=True) as cursor:
+            found: list[tuple[Any, ...]] = cursor.execute(
+                with_placeholders(connection, statement), values
+            ).fetchall()
+            return found
+    except connection.dialect.loaded_dbapi.Error as problem:
+        raise_driver_error(connection, statement, problem)
+
+
 def fetch_pipelined(connection: Connection, questions: Sequence[Question]) -> list[Sequence[Any]]:
     """What `fetch_all` gives for each; PostgreSQL is sent all before its first answer: one wait instead of many."""
     if dialect_of(connection).in_file or len(questions) < 2:

@@ -16,7 +16,7 @@ from itertools import count, takewhile
 from sqlalchemy import Connection
 
 from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import fetch_all
+from kvcustody.audit.database.engine import fetch_binary
 from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.export_writer import LeafRange
 from kvcustody.audit.exports.ledger_source import LedgerSource
@@ -139,9 +139,9 @@ class RangeSource:
         asked = [(self._contents.ids[each.log], each.first, each.end) for each in ranges]
         if dialect_of(self._connection).arrays and asked:
             columns = tuple(list(column) for column in zip(*asked, strict=True))
-            rows = list(fetch_all(self._connection, _ALL, columns))
+            rows = list(fetch_binary(self._connection, _ALL, columns))
         else:
-            rows = [row for run in asked for row in fetch_all(self._connection, _ONE, run)]
+            rows = [row for run in asked for row in fetch_binary(self._connection, _ONE, run)]
         by_log: dict[int, dict[int, bytes]] = {}
         for log, idx, leaf in rows:
             by_log.setdefault(log, {})[idx] = bytes(leaf)

@@ -90,11 +90,13 @@ def _empty(
     gone = int(run(f"SELECT count(*) {dropped}").scalar() or 0)
     if not gone or 2 * gone < leaves:
         return 0
+    # A tile that goes whole has its root. Counted by places alone: leaves are read of the few others.
     run(
-        "INSERT INTO tree_nodes (log, level, idx, hash)"  # noqa: S608 - our own names; a tile that goes whole has its root
-        " SELECT log, 0, idx, sha256('\\x00'::bytea || leaf) FROM (SELECT leaf.log, leaf.idx, leaf.leaf,"
-        f" count(*) OVER (PARTITION BY leaf.log, leaf.idx / {TILE_WIDTH}) AS of_tile {dropped}) AS going"
-        f" WHERE of_tile < {TILE_WIDTH}"
+        f"WITH part AS MATERIALIZED (SELECT leaf.log, leaf.idx / {TILE_WIDTH} AS tile {dropped}"
+        f" GROUP BY 1, 2 HAVING count(*) < {TILE_WIDTH})"
+        " INSERT INTO tree_nodes (log, level, idx, hash)"
+        " SELECT leaf.log, 0, leaf.idx, sha256('\\x00'::bytea || leaf.leaf)"
+        f" {dropped} JOIN part ON part.log = leaf.log AND part.tile = leaf.idx / {TILE_WIDTH}"
     )
     if counted.leaves(part.name) == gone:  # else some went before
         counted.take_off(connection, part.name)
