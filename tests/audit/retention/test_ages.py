@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from kvcustody.audit.events import (
     DECLARED,
@@ -20,8 +20,10 @@ from kvcustody.audit.events import (
     WorkerStopped,
 )
 from kvcustody.audit.retention.purge_and_legal_hold import LogPlan, plan_purge
+from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.verify import stated_times
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.verify.stated_times import LedgerTimes, OddTime
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
@@ -153,6 +155,32 @@ def test_backdated_leaves_alone_stay_and_late_ones_are_as_old_as_they_say(world:
     assert world.plan(SystemClock().utc_us() + 1).below == 6, (
         "control: by the signature they are old enough by then"
     )
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 5, 20_000])
+def test_the_first_early_leaf_is_found_whatever_is_asked_at_once(
+    world_any: World, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Of every range; where none is early, no row is read."""
+    world = world_any
+    for shift_us in (0, -YEAR, 0, -60 * DAY, YEAR):
+        world.process(shift_us)
+        world.sign()
+    early = [odd.idx for odd in world.odd() if odd.why == "early"]
+    assert early == [3, 4, 5, 9, 10, 11]
+    monkeypatch.setattr(stated_times, "_AT_ONCE", at_once)
+    with world.store.connect() as connection:
+        times = LedgerTimes(connection)
+        log = int(connection.scalar(select(logs.c.id).where(logs.c.name == "tenant/acme")) or 0)
+        of_log = times.of(log)
+        for since in range(16):
+            for below in range(since, 16):
+                expected = next((idx for idx in early if since <= idx < below), None)
+                assert times.first_early(log, of_log, since, below) == expected, (since, below)
+        monkeypatch.setattr(times, "_rows", None)
+        assert times.first_early(log, of_log, 0, 3) is None
+        with pytest.raises(TypeError):
+            times.first_early(log, of_log, 0, 4)
 
 
 def test_generated_history_states_its_own_time(world: World) -> None:
