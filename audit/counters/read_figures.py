@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -34,6 +34,8 @@ from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas,
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.errors import LedgerError
 from kvcustody.times import HOUR_US
+
+_NAMED = 500  # logs that are asked for by id; of more all names are read
 
 
 class TenantTotals(NamedTuple):
@@ -97,16 +99,17 @@ class _Wanted(NamedTuple):
 def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple[TenantTotals, ...]:
     """Totals by tenant, in name order."""
     log = None if tenant is None else log_of(tenant)
-    sums: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    sums: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
     kinds = ("residency-opened", "residency-released", "blocks-attached", "blocks-released", "custody-ended")
-    for name, kind, measure, _, _, value in _read(
+    for number, kind, measure, _, _, value in _read(
         connection, _Wanted((EVENTS, ATTACHED, WRITTEN, BLOCKS), kinds, False, log)
     ):
-        sums[name][kind, measure] += value
+        sums[number][kind, measure] += value
+    by_name = {name: sums[number] for number, name in _names(connection, sums).items()}
     made = []
     sizes = leaves_by_tenant(connection)
     for each in sorted(sizes) if tenant is None else sizes.keys() & {tenant}:
-        found = sums[log_of(each)]
+        found = by_name.get(log_of(each), Counter())
         by_measure = Counter[str]()
         for (_, measure), value in found.items():
             by_measure[measure] += value
@@ -149,10 +152,16 @@ def largest_tenants(connection: Connection, limit: int) -> LargestTenants:
 def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tuple[Denials, ...]:
     """Denied requests by reader, owner, rule and revision: counted ones and recorded ones together."""
     wanted = _Wanted((DENIED,), scraped=True, log=None if tenant is None else log_of(tenant))
+    by_log: Counter[tuple[int, str, str]] = Counter()
+    for log, _, _, rule, detail, value in _read(connection, wanted):
+        by_log[log, rule, detail] += value
+    names = _names(connection, {log for log, _, _ in by_log})
     totals: Counter[tuple[str, str, str, int]] = Counter()
-    for name, _, _, rule, detail, value in _read(connection, wanted):
+    for (log, rule, detail), value in by_log.items():
+        if log not in names:
+            continue
         revision, _, owner = detail.partition(" ")
-        totals[name.removeprefix("tenant/"), owner, rule, int(revision)] += value
+        totals[names[log].removeprefix("tenant/"), owner, rule, int(revision)] += value
     return tuple(Denials(*key, totals[key]) for key in sorted(totals) if totals[key])
 
 
@@ -161,13 +170,13 @@ def monitored_figures(
 ) -> dict[str, Counter[str]]:
     """Requests and tokens of what was monitored, by tenant, of the whole hours that a period touches."""
     wanted = _Wanted((EVENTS, *MONITORED_TOKENS), (MONITORED,), since_us=since_us, until_us=until_us)
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for name, _, measure, outcome, _, value in _read(connection, wanted):
-        sums = found[name.removeprefix("tenant/")]
+    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for log, _, measure, outcome, _, value in _read(connection, wanted):
+        sums = found[log]
         sums[measure] += value
         if measure == EVENTS and outcome == "would-deny":
             sums["would_deny"] += value
-    return dict(found)
+    return {name.removeprefix("tenant/"): found[log] for log, name in _names(connection, found).items()}
 
 
 def orphans_by_class(connection: Connection) -> Counter[str]:
@@ -216,14 +225,20 @@ def event_counts(
         since_us=since_us,
         until_us=until_us,
     )
-    found: Counter[tuple[str, str, str]] = Counter()
-    for name, of_kind, _, outcome, _, value in _read(connection, wanted):
-        found[name, of_kind, outcome] += value
-    return tuple(EventCount(*key, found[key]) for key in sorted(found) if found[key])
+    found: Counter[tuple[int, str, str]] = Counter()
+    for log, of_kind, _, outcome, _, value in _read(connection, wanted):
+        found[log, of_kind, outcome] += value
+    names = _names(connection, {log for log, _, _ in found})
+    counts = (
+        EventCount(names[log], of_kind, outcome, events)
+        for (log, of_kind, outcome), events in found.items()
+        if events and log in names
+    )
+    return tuple(sorted(counts))
 
 
-_Figure = tuple[str, str, str, str, str, int]
-"""Log, kind, measure, outcome, detail and value."""
+_Figure = tuple[int, str, str, str, str, int]
+"""Log id, kind, measure, outcome, detail and value."""
 HourCount = tuple[int, str, str, int]
 """Hour, kind, outcome and events; requests that were denied stand under the kind `denied`, by rule."""
 
@@ -350,29 +365,35 @@ def logs_with(kinds: Sequence[str]) -> CompoundSelect[tuple[int]]:
 
 def _read(connection: Connection, wanted: _Wanted) -> Iterator[_Figure]:
     """Folded and not, by hour where a period is asked for, else of all time (rule 1); plain, for there may be many."""
-    query = select(logs.c.id, logs.c.name)
+    only: tuple[int, ...] | None = None
     if wanted.log is not None:
-        query = query.where(logs.c.name == wanted.log)
-    names = {row.id: str(row.name) for row in connection.execute(query)}
+        only = tuple(connection.scalars(select(logs.c.id).where(logs.c.name == wanted.log)))
     period = (wanted.since_us, wanted.until_us) != (None, None)
     rows = _hourly(
         connection,
         max(0, wanted.since_us or 0) if period else ALL_HOURS,
         wanted.until_us,
-        None if wanted.log is None else tuple(names),
+        only,
         scraped=(False, True) if wanted.scraped is None else (wanted.scraped,),
     )
     measures, kinds = wanted.measures, wanted.kinds
     for log, hour_us, figures in rows:
-        name = names.get(log)
-        if name is None:
-            continue
         try:
             for kind, measure, outcome, detail, _, value in figures:
                 if measure in measures and (kinds is None or kind in kinds):
-                    yield name, kind, measure, outcome, detail, value
+                    yield log, kind, measure, outcome, detail, value
         except (TypeError, ValueError) as problem:
             raise _unreadable(hour_us) from problem
+
+
+def _names(connection: Connection, found: Collection[int]) -> dict[int, str]:
+    """The names of these logs, by id."""
+    if not found:
+        return {}
+    query = select(logs.c.id, logs.c.name)
+    if len(found) <= _NAMED:
+        query = query.where(logs.c.id.in_(list(found)))
+    return {row.id: str(row.name) for row in connection.execute(query) if row.id in found}
 
 
 def _unreadable(hour_us: int) -> LedgerError:
