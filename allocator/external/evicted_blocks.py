@@ -54,11 +54,7 @@ class EvictedBlocks:
 
     def note(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
         """These few are in the engine's index under `keys`."""
-        below, generation_of = self._below, self._pool.generation.item
-        for at, key in enumerate(keys):
-            if key[0] < below:
-                block = blocks[at]
-                self._key_of[block] = (key, generation_of(block))
+        self._note(blocks.__getitem__, keys)
 
     def _note(self, block_at: Callable[[int], int], keys: Sequence[bytes]) -> list[bytes]:
         below, generation_of, key_of = self._below, self._pool.generation.item, self._key_of

@@ -264,9 +264,9 @@ def read_back(
     manifest = export / MANIFEST
     digest = hashlib.sha256(manifest.read_bytes() if manifest.is_file() else b"").hexdigest()
     verdict = verify_export(export, keys, seen=counted.take)
-    counted.flush()
     if not verdict.ok:
         raise RetentionError(f"export `{export}` is not sound: {verdict.problems[0]}", path=export)
+    counted.flush()
     mine = select(checkpoints.c.root).where(checkpoints.c.size == verdict.root.size)
     with engine.connect() as connection:
         if bytes(connection.scalar(mine) or b"") != verdict.root.root:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from service_world import OFFSET_US, Worker, register, ship
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, delete, event, select
 
 from kvcustody.audit.counters.fold import DELTAS_MAX
 from kvcustody.audit.counters.judge_hours import HourlyJudge, judge
+from kvcustody.audit.schema.sequences import sequence_spans
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.fleet import metrics_collector, metrics_samples
 from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
@@ -163,6 +164,22 @@ def test_what_is_left_is_folded_sooner_once_nobody_waits(lived: Any, monkeypatch
     keeper.keep()
     assert rests() == 9, "nothing is left"
     keeper.close()
+
+
+def test_whole_sequences_are_kept_in_the_background(lived: Any) -> None:
+    """So that the next search for missing ones goes on from there."""
+    service, _, _ = lived
+
+    def spans() -> int:
+        with service.engine.connect() as connection:
+            return len(connection.execute(select(sequence_spans)).all())
+
+    with service.engine.begin() as connection:
+        connection.execute(delete(sequence_spans))  # the service's own may have had its turn
+    keeper = FigureKeeper(service.engine, service.reader, service.clock, seconds=60)
+    keeper.close()
+    keeper.keep()
+    assert spans() > 0 and keeper._spans_at > time.monotonic(), "and not at once again"
 
 
 class Reading:
