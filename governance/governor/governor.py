@@ -423,16 +423,19 @@ class Governor(Authority[BlockManager]):
     ) -> None:
         if crossed is not None:
             self._reuse.crossed(plan, crossed)
-        if not says_kinds and plan.has_keys and self.table.policy.eviction.kinds:
+        has_keys, hits = plan.has_keys, begun.hit_blocks
+        if has_keys and not says_kinds and self.table.policy.eviction.kinds:
             counters.without_kinds += 1
-        counters.count_start(plan.session, prompt.tokens if plan.has_keys else None, begun.hit_blocks)
-        if begun.hit_blocks and (plan.grants or plan.segments):
+        counters.count_start(plan.session, prompt.tokens if has_keys else None, hits)
+        if hits and (plan.grants or plan.segments):
             counters.granted_hit_blocks += begun.foreign_blocks()
-        counters.stale_blocks += found.stale_blocks
-        counters.verified_blocks += found.checked_blocks
+        if found.stale_blocks:
+            counters.stale_blocks += found.stale_blocks
+        if found.checked_blocks:
+            counters.verified_blocks += found.checked_blocks
         leaf, evicted = begun.leaf, plan.manager.tree.evicted_keys
         age_us = now_us - leaf.born_us if leaf is not None else 0
-        self.measures.began(begun.hit_blocks, age_us, now_us - begun.asked_us)
+        self.measures.began(hits, age_us, now_us - begun.asked_us)
         if evicted.evicted:
             for span in begun.spans:
                 owner = span.domain.owner.name

@@ -14,12 +14,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 HALF_LIFE, LEARNED_MIN = 1000, 8
+_APART_MIN = 1e-10  # of two terms, one less the square of their correlation: below it they are one
 Floats = NDArray[np.float64]
 
 
@@ -128,14 +130,22 @@ def _not_negative(moments: Floats, products: Floats) -> Floats:
     """Least squares without negative coefficients: the one of the few subsets of terms that fits best."""
     scale = np.sqrt(np.maximum(np.diag(moments), 1e-30))
     scaled, wanted = moments / np.outer(scale, scale), products / scale
-    best, least = np.zeros(3), 0.0
-    for terms in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):
-        chosen = np.ix_(terms, terms)
-        part = np.linalg.lstsq(scaled[chosen], wanted[list(terms)], rcond=1e-10)[0]
-        if (part < 0).any():
+    best: Floats = np.linalg.lstsq(scaled, wanted, rcond=1e-10)[0]
+    if best.min() >= 0:
+        return best / scale
+    correlation, gain = scaled.tolist(), wanted.tolist()
+    best, most = np.zeros(3), 0.0  # what a subset takes off the sum of squares
+    for i, j in combinations(range(3), 2):
+        shared = correlation[i][j]
+        apart = 1 - shared * shared
+        if apart < _APART_MIN:  # either of them does what both do
             continue
-        loss = float(part @ scaled[chosen] @ part - 2 * part @ wanted[list(terms)])
-        if loss < least:
-            least, best = loss, np.zeros(3)
-            best[list(terms)] = part
+        one, other = (gain[i] - shared * gain[j]) / apart, (gain[j] - shared * gain[i]) / apart
+        if min(one, other) >= 0 and (taken := one * gain[i] + other * gain[j]) > most:
+            best, most = np.zeros(3), taken
+            best[[i, j]] = one, other
+    for i in range(3):
+        if gain[i] > 0 and gain[i] * gain[i] > most:
+            best, most = np.zeros(3), gain[i] * gain[i]
+            best[i] = gain[i]
     return best / scale
