@@ -69,9 +69,9 @@ def copy_out(table: SegmentTable, blocks: BlockIndices, into: memoryview) -> Non
     if not len(listed):
         return
     if table.device.type == "cpu" and not uses_triton(table):
-        for piece, part in _host_pieces(table, rows):
-            for row, block in zip(part, listed.tolist(), strict=True):
-                row[:] = piece[block]
+        index = torch.from_numpy(listed)
+        for part, pieces, _ in table.host_pieces:
+            torch.index_select(pieces, 0, index, out=rows[:, part])  # row by row, into what is there
         return
     if _is_direct(table, rows):
         _exchange_directly(table, listed, rows, out=True)
@@ -92,8 +92,9 @@ def copy_in(table: SegmentTable, blocks: BlockIndices, data: memoryview) -> None
     if not len(listed):
         return
     if table.device.type == "cpu" and not uses_triton(table):
-        for piece, part in _host_pieces(table, rows):
-            piece[listed] = part
+        held = rows.numpy()
+        for part, _, pieces in table.host_pieces:
+            pieces[listed] = held[:, part]
         return
     if _is_direct(table, rows):
         _exchange_directly(table, listed, rows, out=False)
@@ -150,17 +151,6 @@ def _between(table: SegmentTable, rows: torch.Tensor) -> Iterator[torch.Tensor]:
         yield held
     finally:
         held.zero_()
-
-
-def _host_pieces(
-    table: SegmentTable, rows: torch.Tensor
-) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-    """Each segment of the cache as [blocks, bytes], with its part of the caller's memory."""
-    at = 0
-    for words in table.words:
-        size = words.shape[1] * words.element_size()
-        yield words.view(torch.uint8).numpy(), rows[:, at : at + size].numpy()
-        at += size
 
 
 def _checked(

@@ -18,8 +18,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import product
-from typing import Any
+from itertools import accumulate, product
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -71,6 +71,14 @@ class MemorySegment:
     block_stride_bytes: int
     piece_bytes: int
     tensor_index: int
+
+
+class HostPieces(NamedTuple):
+    """One segment's bytes in host memory, uint8 [blocks, bytes of a piece], and which of a block's they are."""
+
+    part: slice
+    tensor: torch.Tensor
+    array: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,16 @@ class SegmentTable:
     def rows(self) -> HostRows:
         """The rows of these tensors, which are in host memory: what a small scrub writes through."""
         return HostRows(self.words)
+
+    @cached_property
+    def host_pieces(self) -> tuple[HostPieces, ...]:
+        """The segments of these tensors, which are in host memory, in the order of a block's pieces."""
+        sizes = [words.shape[1] * words.element_size() for words in self.words]
+        begins = accumulate(sizes[:-1], initial=0)
+        return tuple(
+            HostPieces(slice(at, at + size), words.view(torch.uint8), words.view(torch.uint8).numpy())
+            for at, size, words in zip(begins, sizes, self.words, strict=True)
+        )
 
     @cached_property
     def host_counter(self) -> NDArray[np.int64]:

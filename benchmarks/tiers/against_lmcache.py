@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from bench import Bench, alternate, frozen
-from copies import BLOCK, BLOCKS, OBJECT, RUNS, Copies, rate
+from copies import BLOCK, OBJECT, RUN, RUNS, Copies, rate
 
 GOAL = 2.0
 SPEC = TensorSpec(layers=4, kv_heads=8, head_dim=32, dtype=torch.float16)  # a block of 16 tokens is 64 KiB
@@ -41,9 +41,10 @@ class Pool:
     """Blocks of a pool in any order, in place of memory in one piece."""
 
     def __init__(self, copies: Copies) -> None:
-        self.memory = TensorMemory.allocate(RUNS * BLOCKS, SPEC)
+        blocks = RUNS * RUN // BLOCK
+        self.memory = TensorMemory.allocate(blocks, SPEC)
         assert self.memory.bytes_per_block == BLOCK
-        self.table = np.random.default_rng(1).permutation(RUNS * BLOCKS)
+        self.table = np.random.default_rng(1).permutation(blocks)
         self.memory.write(0, self.table, memoryview(bytearray(copies.content)))
         self.copies = copies
 
@@ -67,7 +68,7 @@ class Paged(Copies):
         self.pool.write(at // BLOCK, data)
 
     def check(self) -> None:
-        self.pool.memory.write(0, self.pool.table, memoryview(bytearray(RUNS * OBJECT)))
+        self.pool.memory.write(0, self.pool.table, memoryview(bytearray(RUNS * RUN)))
         self.load()
         self.pool.memory.read(0, self.pool.table, self.back)
         assert self.back == self.content
@@ -132,7 +133,7 @@ def main() -> int:
     peer, points = Peer(options.lmcache), {}
     for what, kind in (("engine", Paged), ("bytes", Copies)):
         with tempfile.TemporaryDirectory() as folder:
-            ours = kind(Path(folder), HostArena(2 * RUNS * OBJECT))
+            ours = kind(Path(folder), HostArena(2 * RUNS * RUN))
             if isinstance(ours, Paged):
                 ours.fill()
                 ours.store()
