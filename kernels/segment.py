@@ -18,8 +18,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import accumulate, product
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,14 +73,6 @@ class MemorySegment:
     tensor_index: int
 
 
-class HostPieces(NamedTuple):
-    """One segment's bytes in host memory, uint8 [blocks, bytes of a piece], and which of a block's they are."""
-
-    part: slice
-    tensor: torch.Tensor
-    array: NDArray[np.uint8]
-
-
 @dataclass(frozen=True, slots=True)
 class PointerTable:
     """The kernels' pointer table: one row per (segment, offset), on the device, int64."""
@@ -108,7 +100,8 @@ class SegmentTable:
         self.segments = tuple(segments)
         self.blocks = blocks
         self.device = self.tensors[0].device
-        self.bytes_per_block = sum(segment.piece_bytes for segment in self.segments)
+        self.piece_bytes = [segment.piece_bytes for segment in self.segments]
+        self.bytes_per_block = sum(self.piece_bytes)
         self.alignment_bytes = alignment_of(self.segments)
         self.words = tuple(self._view(segment) for segment in self.segments)
         self.tiles = self._tile()
@@ -157,14 +150,14 @@ class SegmentTable:
         return HostRows(self.words)
 
     @cached_property
-    def host_pieces(self) -> tuple[HostPieces, ...]:
-        """The segments of these tensors, which are in host memory, in the order of a block's pieces."""
-        sizes = [words.shape[1] * words.element_size() for words in self.words]
-        begins = accumulate(sizes[:-1], initial=0)
-        return tuple(
-            HostPieces(slice(at, at + size), words.view(torch.uint8), words.view(torch.uint8).numpy())
-            for at, size, words in zip(begins, sizes, self.words, strict=True)
-        )
+    def host_pieces(self) -> tuple[torch.Tensor, ...]:
+        """The segments of these tensors, which are in host memory: uint8 [blocks, `piece_bytes` of the segment]."""
+        return tuple(words.view(torch.uint8) for words in self.words)
+
+    @cached_property
+    def host_arrays(self) -> tuple[NDArray[np.uint8], ...]:
+        """`host_pieces` as arrays over the same memory."""
+        return tuple(pieces.numpy() for pieces in self.host_pieces)
 
     @cached_property
     def host_counter(self) -> NDArray[np.int64]:
