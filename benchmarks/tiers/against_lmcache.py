@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from bench import Bench, alternate, frozen
-from copies import BLOCK, OBJECT, RUN, RUNS, Copies, rate
+from copies import BLOCK, RUN, RUNS, Copies, rate
 
 GOAL = 2.0
 SPEC = TensorSpec(layers=4, kv_heads=8, head_dim=32, dtype=torch.float16)  # a block of 16 tokens is 64 KiB

@@ -127,12 +127,16 @@ ROWS: tuple[RequirementRow, ...] = (
                     "::test_requests_that_say_no_kind_are_counted_where_kinds_order",
                     "engines/vllm/adapter/test_first_tokens.py"
                     "::test_requests_that_say_no_kind_are_counted_where_kinds_order")),
-    RequirementRow("EVI-2", "chat messages' roles say kinds of content", ("integrations/vllm/message_kinds.py",), (),
+    RequirementRow("EVI-2", "chat messages' roles say kinds of content",
+                   ("integrations/content/message_spans.py", "integrations/vllm/message_kinds.py",
+                    "integrations/sglang/message_kinds.py"), (),
                    ("integrations/vllm/test_message_kinds.py::test_a_message_reaches_to_the_content_of_the_next",
                     "engines/vllm/server/test_message_kinds.py"
                     "::test_a_system_prompt_outlasts_newer_prompts_because_of_its_role",
                     "engines/vllm/server/test_message_kinds.py"
-                    "::test_instructions_and_results_of_tools_are_marked_in_responses"),
+                    "::test_instructions_and_results_of_tools_are_marked_in_responses",
+                    "engines/sglang/server/test_message_kinds.py"
+                    "::test_a_system_prompt_outlasts_newer_prompts_because_of_its_role"),
                    *("absent: it is given tokens; callers mark them in `Hints.kinds`",) * 2),
     RequirementRow("EVI-2", "eviction by signals that a policy names: next turn, scope, freshness, pressure, reuse, "
                    "position", ("allocator/prefix/eviction_policy.py", "allocator/prefix/think_times.py"), (),

@@ -4,7 +4,8 @@
    was parsed, so no second parser can read something else.
 2. Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways
    to the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused. Beside it is the trace of the request's
-   headers, where it came with one and the body has room, and what the client says of its content (`kvcustody_kinds`).
+   headers, where it came with one and the body has room, and what the client says of its content (`kvcustody_kinds`);
+   in SGLang's bodies these are in `custom_params`.
 3. Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, sessions, stored
    responses, media uuids. Equal ids of different owners never meet.
 4. Everything else is kept, value for value.
@@ -24,14 +25,16 @@ import orjson
 from kvcustody.errors import ConfigError
 from kvcustody.governance.request import KINDS_MAX, read_kinds
 from kvcustody.governance.tokens.scope_token import Carried
+from kvcustody.integrations.content.custom_params import CUSTOM_PARAMS, KINDS, MARKS, TRACE, put_custom
 from kvcustody.integrations.identity.refusal import malformed, not_found
-from kvcustody.integrations.identity.routes import Body, Scoped
+from kvcustody.integrations.identity.routes import Body, Room, Scoped
 from kvcustody.policies.document.token_priorities import KindRange
 
 OUR_TRANSFER_FIELD: Final = "kvcustody"
-OUR_TRACE_FIELD: Final = "kvcustody_trace"
-OUR_KINDS_FIELD: Final = "kvcustody_kinds"
-OUR_MARKS_FIELD: Final = "kvcustody_marks"  # set behind the door alone (`vllm.message_kinds`)
+OUR_TRACE_FIELD: Final = TRACE
+OUR_KINDS_FIELD: Final = KINDS
+OUR_MARKS_FIELD: Final = MARKS  # set behind the door alone (`message_kinds` of an engine)
+_OURS: Final = (OUR_TRANSFER_FIELD, OUR_TRACE_FIELD, OUR_KINDS_FIELD, OUR_MARKS_FIELD)
 _TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params", "kv_hints")
 _SESSION = "session_id"
 _MEDIA_FIELDS = (
@@ -82,15 +85,16 @@ def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
     for field in _TRANSFER_FIELDS:
         given = body.pop(field, None)
         if isinstance(given, dict):
-            given.pop(OUR_TRANSFER_FIELD, None)
-            given.pop(OUR_TRACE_FIELD, None)
-            given.pop(OUR_KINDS_FIELD, None)
-            given.pop(OUR_MARKS_FIELD, None)
+            _remove_ours(given)
         if not given:
             continue
         if not allowed or not isinstance(given, dict):
             raise malformed(field, "is not accepted from tenants")
         body[field] = given
+    for holder in (body, *_sampling(body)):
+        given = holder.get(CUSTOM_PARAMS)
+        if isinstance(given, dict):
+            _remove_ours(given)
 
 
 def refuse_fields(body: dict[str, Any], fields: Iterable[str]) -> None:
@@ -115,16 +119,16 @@ def take_kinds(body: dict[str, Any]) -> tuple[KindRange, ...]:
 
 def put_kinds(body: dict[str, Any], kinds: tuple[KindRange, ...], scoped: Scoped) -> None:
     """Put them where the engine will look; a body without room goes without: they only lower."""
-    if kinds and scoped.carries_transfer:
-        carried = [[each.first, each.last, each.kind] for each in kinds]
-        body["kv_transfer_params"] = {**body.get("kv_transfer_params", {}), OUR_KINDS_FIELD: carried}
+    if kinds:
+        spans = [[each.first, each.last, each.kind] for each in kinds]
+        _put(body, OUR_KINDS_FIELD, spans, scoped.room)
 
 
 def put_token(body: dict[str, Any], carried: Carried, scoped: Scoped) -> None:
     """Put the token where the engine will look; `RequestRefused` if this kind of body has no room for it."""
     body["cache_salt"] = carried.cache_salt
     if carried.transfer is not None:
-        if not scoped.carries_transfer:
+        if scoped.room is not Room.TRANSFER:
             raise malformed("identity", "is too long for this path; ask the operator for shorter names")
         body["kv_transfer_params"] = {
             **body.get("kv_transfer_params", {}),
@@ -134,8 +138,30 @@ def put_token(body: dict[str, Any], carried: Carried, scoped: Scoped) -> None:
 
 def put_trace(body: dict[str, Any], trace: str, scoped: Scoped) -> None:
     """Put the request's trace where the engine will look; a body without room goes without."""
-    if trace and scoped.carries_transfer:
-        body["kv_transfer_params"] = {**body.get("kv_transfer_params", {}), OUR_TRACE_FIELD: trace}
+    if trace:
+        _put(body, OUR_TRACE_FIELD, trace, scoped.room)
+
+
+def _put(body: dict[str, Any], field: str, value: Any, room: Room) -> None:
+    if room is Room.TRANSFER:
+        body["kv_transfer_params"] = {**body.get("kv_transfer_params", {}), field: value}
+    elif room is Room.CUSTOM:
+        put_custom(body, field, value)
+    elif room is Room.SAMPLING:
+        body.setdefault("sampling_params", {})
+        for holder in _sampling(body):
+            put_custom(holder, field, value)
+
+
+def _remove_ours(given: dict[str, Any]) -> None:
+    for field in _OURS:
+        given.pop(field, None)
+
+
+def _sampling(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """A body's sampling parameters: of all its prompts, or one for each."""
+    given = body.get("sampling_params")
+    return [each for each in (given if isinstance(given, list) else [given]) if isinstance(each, dict)]
 
 
 def bind_ids(body: dict[str, Any], kind: Body, owner: str, more: Iterable[str] = ()) -> None:

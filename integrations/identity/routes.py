@@ -26,29 +26,38 @@ class Body(Enum):
     SCORING = auto()
 
 
+class Room(Enum):
+    """Where a request body has room for what the door says beside the token, if anywhere."""
+
+    NONE = auto()
+    TRANSFER = auto()  # `kv_transfer_params`, where a long token fits too
+    CUSTOM = auto()  # `custom_params`
+    SAMPLING = auto()  # `sampling_params.custom_params`
+
+
 class Scoped(NamedTuple):
     """A path whose requests reach the engine: a token goes into the body."""
 
     body: Body
-    carries_transfer: bool  # whether the body has `kv_transfer_params`, so that a long token fits
+    room: Room
 
 
 SCOPED: Final = {
-    "/v1/completions": Scoped(Body.COMPLETION, True),
-    "/v1/chat/completions": Scoped(Body.CHAT, True),
-    "/v1/chat/completions/batch": Scoped(Body.CHAT_BATCH, False),
-    "/v1/responses": Scoped(Body.RESPONSES, True),
-    "/v1/messages": Scoped(Body.MESSAGES, True),
-    "/inference/v1/generate": Scoped(Body.GENERATE, True),
-    "/v1/embeddings": Scoped(Body.POOLING, False),
-    "/pooling": Scoped(Body.POOLING, False),
-    "/classify": Scoped(Body.POOLING, False),
-    "/score": Scoped(Body.SCORING, False),
-    "/v1/score": Scoped(Body.SCORING, False),
-    "/rerank": Scoped(Body.SCORING, False),
-    "/v1/rerank": Scoped(Body.SCORING, False),
-    "/v2/rerank": Scoped(Body.SCORING, False),
-    "/generative_scoring": Scoped(Body.SCORING, False),
+    "/v1/completions": Scoped(Body.COMPLETION, Room.TRANSFER),
+    "/v1/chat/completions": Scoped(Body.CHAT, Room.TRANSFER),
+    "/v1/chat/completions/batch": Scoped(Body.CHAT_BATCH, Room.NONE),
+    "/v1/responses": Scoped(Body.RESPONSES, Room.TRANSFER),
+    "/v1/messages": Scoped(Body.MESSAGES, Room.TRANSFER),
+    "/inference/v1/generate": Scoped(Body.GENERATE, Room.TRANSFER),
+    "/v1/embeddings": Scoped(Body.POOLING, Room.NONE),
+    "/pooling": Scoped(Body.POOLING, Room.NONE),
+    "/classify": Scoped(Body.POOLING, Room.NONE),
+    "/score": Scoped(Body.SCORING, Room.NONE),
+    "/v1/score": Scoped(Body.SCORING, Room.NONE),
+    "/rerank": Scoped(Body.SCORING, Room.NONE),
+    "/v1/rerank": Scoped(Body.SCORING, Room.NONE),
+    "/v2/rerank": Scoped(Body.SCORING, Room.NONE),
+    "/generative_scoring": Scoped(Body.SCORING, Room.NONE),
 }
 # Paths that need identity and reach no engine block.
 PLAIN: Final = frozenset({"/v1/models", "/tokenize", "/detokenize", "/v1/messages/count_tokens"})

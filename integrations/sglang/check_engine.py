@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kvcustody.errors import ConfigError
@@ -86,7 +86,12 @@ def check_version() -> None:
             "kvcustody that knows this one",
             version=found,
         )
-    for place, names in SIGNATURES.items():
+    check_signatures(SIGNATURES)
+
+
+def check_signatures(expected: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises `ConfigError` that names the first method which takes other parameters than these, after `self`."""
+    for place, names in expected.items():
         taken = tuple(inspect.signature(_resolve(place)).parameters)[1:]
         if taken[: len(names)] != names:
             raise ConfigError(

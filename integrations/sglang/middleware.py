@@ -2,8 +2,8 @@
 
 1. What is not listed here, in the identity document, or open, is refused to tenants: administration, sessions, weights,
    profiling, and whatever a later version adds.
-2. A token travels whole in `cache_salt`: SGLang's bodies have no other field for it. A client's own `cache_salt` and
-   `extra_key` can only narrow.
+2. A token travels whole in `cache_salt`. A client's own `cache_salt` and `extra_key` can only narrow.
+3. What a client says of its content, what roles say of it, and the request's trace travel in `custom_params`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import atexit
 from types import ModuleType
 from typing import Final
 
+from kvcustody.integrations.sglang.message_kinds import mark_messages
+
 from kvcustody.clock import SystemClock
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.settings import load_settings
 from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.refusal import Application
-from kvcustody.integrations.identity.routes import Body, EngineServer, Scoped
+from kvcustody.integrations.identity.routes import Body, EngineServer, Room, Scoped
 
 SERVER: Final = EngineServer(
     scoped={
-        "/generate": Scoped(Body.SGLANG_GENERATE, False),
-        "/v1/completions": Scoped(Body.COMPLETION, False),
-        "/v1/chat/completions": Scoped(Body.CHAT, False),
+        "/generate": Scoped(Body.SGLANG_GENERATE, Room.SAMPLING),
+        "/v1/completions": Scoped(Body.COMPLETION, Room.CUSTOM),
+        "/v1/chat/completions": Scoped(Body.CHAT, Room.CUSTOM),
     },
     whole_tokens=True,
     refused_fields=(
@@ -46,6 +48,8 @@ class SglangScopeMiddleware(IdentityMiddleware):
         attempts = open_attempts(settings, SystemClock())
         atexit.register(attempts.close)
         gate = open_request_gate(settings, server=SERVER)
+        if gate.message_kinds:
+            mark_messages(gate.message_kinds)
         super().__init__(app, gate, body_bytes_max=int(settings.request_bytes_max), refused=attempts.note)
 
 

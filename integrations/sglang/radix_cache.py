@@ -34,6 +34,7 @@ from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.request import NO_HINTS
 from kvcustody.governance.tokens.scope_token import ScopeTokens, VerifiedToken
+from kvcustody.integrations.content.custom_params import take_custom
 from kvcustody.integrations.sglang.model_identity import LoadedModel
 from kvcustody.integrations.sglang.page_allocator import page_ids
 from kvcustody.integrations.sglang.page_memory import PageMemory
@@ -95,14 +96,15 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         else:
             self.custody.port.attempts.note(verified.reason)
             _log.warning("no identity", request=req.rid, reason=verified.reason)
-        tokens = req.origin_input_ids
+        tokens, carried = req.origin_input_ids, take_custom(req.sampling_params)
         try:
             answer = self.custody.admit(
                 req.rid,
                 principal,
                 self.model.identity,
                 tokens,
-                hints=hints,
+                hints=hints if principal is None else hints._replace(kinds=carried.kinds),
+                trace=carried.trace,
                 max_tokens=max(0, int(req.sampling_params.max_new_tokens or 0)),
                 keyed=_is_keyed(req),
                 narrowed_by=narrowed_by,

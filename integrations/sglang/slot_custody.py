@@ -168,8 +168,12 @@ class SlotCustody:
         max_tokens: int = 0,
         keyed: bool = True,
         narrowed_by: str = "",
+        trace: str = "",
     ) -> SlotRequest | AdmissionRefused:
-        """A request has come. `keyed` False: it has content that its token ids do not tell, so nothing is reused."""
+        """A request has come. `keyed` False: it has content that its token ids do not tell, so nothing is reused.
+
+        `trace`: the W3C trace id that it came with.
+        """
         answer = self.port.admit(
             principal,
             model,
@@ -178,6 +182,7 @@ class SlotCustody:
             hints=hints,
             max_tokens=max_tokens,
             keyed=keyed,
+            trace=trace,
         )
         if isinstance(answer, AdmissionRefused):
             return answer

@@ -27,13 +27,13 @@ from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.refusal import Application, Receive, RequestRefused
 from kvcustody.integrations.identity.request_body import parse_body, write_body
 from kvcustody.integrations.identity.request_headers import RequestHeaders
-from kvcustody.integrations.identity.routes import Body, EngineServer, Scoped
+from kvcustody.integrations.identity.routes import Body, EngineServer, Room, Scoped
 from kvcustody.integrations.tensorrt_llm.open_custody import EngineCustody, shared_custody
 
 SERVER: Final = EngineServer(
     scoped={
-        "/v1/completions": Scoped(Body.COMPLETION, False),
-        "/v1/chat/completions": Scoped(Body.CHAT, False),
+        "/v1/completions": Scoped(Body.COMPLETION, Room.NONE),
+        "/v1/chat/completions": Scoped(Body.CHAT, Room.NONE),
     },
     whole_tokens=True,
     refused_fields=(

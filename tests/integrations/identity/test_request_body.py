@@ -7,14 +7,16 @@ import json
 from typing import Any
 
 import pytest
-from door_world import Deployment, ask
+from door_world import Deployment, ask, secret
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.integrations.identity import authenticate_request as door_module
 from kvcustody.integrations.identity import request_body as body_module
+from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.engine_requests import engine_requests
+from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.refusal import RequestRefused
 from kvcustody.integrations.identity.request_body import (
     OUR_KINDS_FIELD,
@@ -25,7 +27,8 @@ from kvcustody.integrations.identity.request_body import (
     parse_body,
     write_body,
 )
-from kvcustody.integrations.identity.routes import SCOPED, Body
+from kvcustody.integrations.identity.routes import SCOPED, Body, Room
+from kvcustody.integrations.sglang.middleware import SERVER
 
 SCALARS = (
     st.none()
@@ -416,7 +419,7 @@ def test_the_headers_trace_goes_with_the_body_where_there_is_room(deployment: De
         for headers in ({}, {"traceparent": TRACEPARENT})
     )
     had, got = (passed.json.get("kv_transfer_params", {}) for passed in (bare, traced))
-    assert got == had | ({OUR_TRACE_FIELD: TRACE} if SCOPED[path].carries_transfer else {})
+    assert got == had | ({OUR_TRACE_FIELD: TRACE} if SCOPED[path].room is Room.TRANSFER else {})
     assert OUR_TRACE_FIELD not in had, "control"
     assert isinstance(deployment.verify(traced.json), VerifiedToken)
 
@@ -444,7 +447,9 @@ def test_what_a_client_says_of_its_content_goes_with_the_body_where_there_is_roo
         deployment.gate, path, {"prompt": "p", OUR_KINDS_FIELD: SPANS, **forged}, key=deployment.acme
     ).passed.json
     carried = got.get("kv_transfer_params", {}).get(OUR_KINDS_FIELD)
-    assert carried == ([[0, 512, "pasted_log"], [600, 601, "x"]] if SCOPED[path].carries_transfer else None)
+    assert carried == (
+        [[0, 512, "pasted_log"], [600, 601, "x"]] if SCOPED[path].room is Room.TRANSFER else None
+    )
     assert OUR_KINDS_FIELD not in got and OUR_MARKS_FIELD not in str(got)
     assert isinstance(deployment.verify(got), VerifiedToken)
 
@@ -458,3 +463,41 @@ def test_what_is_no_span_of_content_is_refused(deployment: Deployment, said: obj
     assert (
         ask(deployment.gate, body={"prompt": "p", OUR_KINDS_FIELD: said}, key=deployment.acme).status == 400
     )
+
+
+FORGED = {OUR_KINDS_FIELD: [0, 9, "y"], OUR_MARKS_FIELD: [0, 9, "system_prompt"], OUR_TRACE_FIELD: TRACE}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [], "custom_params": {"mine": 1} | FORGED}),
+        ("/v1/completions", {"prompt": "p", "custom_params": {"mine": 1} | FORGED}),
+        ("/generate", {"text": "p", "sampling_params": {"custom_params": {"mine": 1} | FORGED}}),
+        ("/generate", {"text": ["p", "q"], "sampling_params": [{"custom_params": {"mine": 1} | FORGED}, {}]}),
+        ("/generate", {"text": "p"}),
+    ],
+)
+def test_sglangs_bodies_carry_the_trace_and_kinds_in_custom_params(
+    deployment: Deployment, path: str, body: dict[str, object]
+) -> None:
+    """And what the client writes there of ours is gone: without a trace and kinds of its own nothing is there."""
+    directory = deployment.directory
+    gate = RequestGate(
+        load_identity(directory / "identity.yaml"), directory, secret(), deployment.clock, server=SERVER
+    )
+    headers = {"traceparent": TRACEPARENT}
+    sent = body | {OUR_KINDS_FIELD: SPANS}
+    bare = ask(gate, path, body, key=deployment.acme).passed.json
+    got = ask(gate, path, sent, key=deployment.acme, headers=headers).passed.json
+    assert not any(field in str(bare) for field in FORGED)
+    holders = [got]
+    if path == "/generate":
+        holders = (
+            got["sampling_params"] if isinstance(got["sampling_params"], list) else [got["sampling_params"]]
+        )
+    for holder in holders:
+        ours = {field: holder["custom_params"].pop(field) for field in (OUR_KINDS_FIELD, OUR_TRACE_FIELD)}
+        assert ours == {OUR_KINDS_FIELD: [0, 512, "pasted_log", 600, 601, "x"], OUR_TRACE_FIELD: TRACE}
+        assert holder["custom_params"] in ({}, {"mine": 1})
+    assert OUR_KINDS_FIELD not in got and "kv_transfer_params" not in got

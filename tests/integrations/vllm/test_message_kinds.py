@@ -11,7 +11,7 @@ import jinja2
 import pytest
 
 from kvcustody.governance.request import KINDS_MAX
-from kvcustody.integrations.vllm.message_kinds import Message, TextSpan, find_messages, token_spans
+from kvcustody.integrations.content.message_spans import Message, TextSpan, find_messages, token_spans
 
 KINDS = {"system": "system_prompt", "tool": "tool_result", "tools": "tool_schema"}
 CHATML = (
