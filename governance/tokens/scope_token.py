@@ -30,8 +30,9 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.identity import tlv
 from kvcustody.governance.identity.principal import Principal, check_identifier
-from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
+from kvcustody.governance.tokens.owner_tags import OwnerTags
 from kvcustody.governance.tokens.scope_token_bytes import (
     SALT_DIGEST_BYTES,
     SALTED,
@@ -40,6 +41,7 @@ from kvcustody.governance.tokens.scope_token_bytes import (
     pack_identity,
     read_identity,
 )
+from kvcustody.governance.tokens.scope_token_secret import keyed_state
 from kvcustody.governance.tokens.spent_tokens import SpentTokens
 
 SALT_CHARACTERS_MAX: Final = 128  # of vLLM's `cache_salt`, and of a client's own
@@ -104,6 +106,7 @@ class ScopeTokens:
         remembered_per_tenant_max: int | None = None,
     ) -> None:
         self._clock = clock
+        self.owners = OwnerTags(secret)
         self._tagger = keyed_state(secret, "tag", _TAG_BYTES)
         self._salter = keyed_state(secret, "client-salt", SALT_DIGEST_BYTES)
         self._key_id = keyed_state(secret, "key-id", 2).digest()
@@ -244,11 +247,3 @@ def check_client_salt(value: object) -> str:
         raise IdentityError(f"cache_salt: {reason}", field="cache_salt", reason=reason)
     assert type(value) is str
     return value
-
-
-def keyed_state(secret: KeyBuffer, use: str, size: int) -> hashlib.blake2b:
-    """A BLAKE2b state of `size` bytes, under a key of its own for each use; like a domain's state, it is the key."""
-    info = tlv.encode("kvcustody/scope-token", 1, {1: use})
-    with KeyBuffer() as key:
-        derive(secret, salt=b"kvcustody/v1/scope-token", info=info, into=key)
-        return hashlib.blake2b(key=key.view(), digest_size=size, person=b"kvc-scope-token")

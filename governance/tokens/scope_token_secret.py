@@ -12,12 +12,14 @@ compute a block key.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 
 from kvcustody.errors import KeyringError
 from kvcustody.files import write_file
-from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.identity import tlv
+from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
 from kvcustody.governance.keys.root_key_wrapping import read_root_key
 
 
@@ -45,3 +47,11 @@ def _create(path: Path) -> None:
             problem=f"cannot be created ({error.strerror})",
             advice="choose a directory on a local disk",
         ) from None
+
+
+def keyed_state(secret: KeyBuffer, use: str, size: int) -> hashlib.blake2b:
+    """A BLAKE2b state of `size` bytes, under a key of its own for each use; like a domain's state, it is the key."""
+    info = tlv.encode("kvcustody/scope-token", 1, {1: use})
+    with KeyBuffer() as key:
+        derive(secret, salt=b"kvcustody/v1/scope-token", info=info, into=key)
+        return hashlib.blake2b(key=key.view(), digest_size=size, person=b"kvc-scope-token")

@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 
 from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
-from kvcustody.governance.identity import tlv
 from kvcustody.governance.identity.principal import Principal, check_identifier, identify
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.tokens.owner_tags import OwnerTags
 from kvcustody.governance.tokens.router_namespace import NAMESPACE_HEADER, RouterNamespaces
-from kvcustody.governance.tokens.scope_token import Carried, ScopeTokens, keyed_state
+from kvcustody.governance.tokens.scope_token import Carried, ScopeTokens
 from kvcustody.integrations.identity.api_keys import ApiKeys
 from kvcustody.integrations.identity.authentication import Authenticated, Authenticator
 from kvcustody.integrations.identity.engine_requests import engine_requests
@@ -49,39 +49,6 @@ from kvcustody.integrations.identity.routes import (
     EngineServer,
     Scoped,
 )
-
-_KNOWN_MAX: Final = 4_096
-
-
-class OwnerTags:
-    """Tags by owner: the tenant and, inside it, the narrowest private scope that the request has.
-
-    They are keyed, so a tag tells nobody who its owner is, and equal in every process with the same secret.
-    """
-
-    def __init__(self, secret: KeyBuffer) -> None:
-        self._state = keyed_state(secret, "owner-tag", 8)
-        self._known: dict[Principal, str] = {}
-
-    def tag(self, principal: Principal) -> str:
-        """The owner's tag: 16 lower-case hexadecimal digits."""
-        known = self._known.get(principal)
-        if known is None:
-            session = principal.session if principal.subject is None else None
-            fields: dict[int, tlv.Value] = {
-                1: principal.issuer,
-                2: principal.tenant,
-                3: principal.subject,
-                4: session,
-            }
-            state = self._state.copy()
-            state.update(tlv.encode("kvcustody/owner", 1, fields))
-            known = state.hexdigest()
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            self._known[principal] = known
-        return known
-
 
 CLASSIFICATION: Final = f"{OWN_HEADERS}classification"
 

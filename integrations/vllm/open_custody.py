@@ -154,6 +154,12 @@ def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
     foreign = _foreign_connectors(config)
     if not foreign:
         return
+    if config.kv_transfer_config.kv_connector_extra_config["connectors"][0] in foreign:
+        raise ConfigError(
+            f"`{NAME}` is not the first of the connectors: it takes tokens and hints from a request before another sees "
+            "them; name it first",
+            connector=NAME,
+        )
     records = _records(allowed)
     for child in foreign:
         name = str(child.get("kv_connector"))

@@ -31,6 +31,11 @@ class VllmVersion(NamedTuple):
         """The scheduler hands the connector its cache manager; before, only the block pool."""
         return (self.major, self.minor) >= (0, 32)
 
+    @property
+    def counts_hashes(self) -> bool:
+        """Blocks enter the index only as far as the request has hashes by then; before, as far as it has tokens."""
+        return (self.major, self.minor) >= (0, 33)
+
 
 # Overridden or called: dotted place -> names of the parameters after `self`, as every release of the range has them.
 # A release may add parameters with a default behind these.
@@ -64,6 +69,7 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
         "block_hashes",
         "max_cache_hit_length",
     ),
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.cache_blocks": ("request", "num_computed_tokens"),
     "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.popleft": (),
     "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.popleft_n": ("n",),
     "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.remove": ("block",),
@@ -99,6 +105,11 @@ def read_version(text: str) -> VllmVersion:
     if match is None:
         raise ConfigError(f"vllm says that its version is `{text}`; install a released vllm", version=text)
     return VllmVersion(int(match[1]), int(match[2]), text)
+
+
+def running_version() -> VllmVersion:
+    """The running vLLM's version, unchecked."""
+    return read_version(_installed())
 
 
 def check_signatures(expected: dict[str, tuple[str, ...]] | None = None) -> None:

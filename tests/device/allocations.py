@@ -54,7 +54,11 @@ def compared(package: str, distribution: str) -> tuple[dict[str, list[str]], set
     names = [name for kind in engine["kinds"].values() for name in kind]
     assert len(names) == len(set(names)), "a name has two kinds"
     assert set(engine["kinds"]) <= set(listed["what"])
-    if not metadata.version(distribution).startswith(engine["release"] + "."):
+    try:
+        installed = metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # under the name that its own project gives it
+        installed = metadata.version(package)
+    if not installed.startswith(engine["release"] + "."):
         return None
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None

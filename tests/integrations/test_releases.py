@@ -23,7 +23,8 @@ def test_the_page_has_the_table_of_the_code() -> None:
     ("name", "version", "stands"),
     [
         ("vLLM", "0.32.0", "tested"),
-        ("vLLM", "0.33.0", "accepted"),
+        ("vLLM", "0.33.0", "tested"),
+        ("vLLM", "0.33.1", "accepted"),
         ("vLLM", "0.34.0", "refused"),
         ("vLLM", "0.27.1", "refused"),
         ("SGLang", "0.5.23", "tested"),

@@ -6,7 +6,9 @@
    check; one that does not makes the hit shorter, by asking the coordinator again with that bound, in every group.
 3. Where the policy asks for checksums, a hit is read again by the workers first (`compared_tokens`). Its request waits
    for the answer, alone, and looks up again; what had changed is gone from the index by then.
-4. Skipping reads is the adapter's decision, not vLLM's, so that a request which skips them can still be deferred.
+4. From 0.33 on vLLM enters only blocks into its index that the request has hashes of: their keys are made as vLLM
+   begins to, where before they were made as it does.
+5. Skipping reads is the adapter's decision, not vLLM's, so that a request which skips them can still be deferred.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 from kvcustody.integrations.vllm.scheduler.governed_request import governed_request
-from kvcustody.integrations.vllm.versions import check_type, swap_class
+from kvcustody.integrations.vllm.versions import check_type, running_version, swap_class
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -52,7 +54,7 @@ class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
             custody.reading = None
 
     def prefix_cache_lookup_enabled(self, request: Request) -> bool:
-        """Whether a look-up counts in vLLM's statistics: as the request asked (rule 4)."""
+        """Whether a look-up counts in vLLM's statistics: as the request asked (rule 5)."""
         if self.custody is None:
             return bool(super().prefix_cache_lookup_enabled(request))
         governed = governed_request(request)
@@ -90,9 +92,21 @@ def governed_manager(manager: KVCacheManager, custody: SchedulerState) -> Govern
         swap_class(manager, GovernedKVCacheManager)
         coordinator = manager.coordinator
         coordinator.find_longest_cache_hit = _finder(coordinator.find_longest_cache_hit, manager)
+        if running_version().counts_hashes:
+            coordinator.cache_blocks = _cacher(coordinator.cache_blocks, manager)
     assert isinstance(manager, GovernedKVCacheManager)
     manager.custody = custody
     return manager
+
+
+def _cacher(original: Callable[..., None], manager: KVCacheManager) -> Callable[..., None]:
+    def cache_blocks(request: Request, num_computed_tokens: int) -> None:
+        custody = manager.custody
+        if custody is not None:
+            custody.keys_before_caching(request, num_computed_tokens)
+        original(request, num_computed_tokens)
+
+    return cache_blocks
 
 
 def _finder(original: Callable[..., Any], manager: KVCacheManager) -> Callable[..., Any]:

