@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-collect_ignore_glob = [] if importlib.util.find_spec("sglang") else ["engine/*", "server/*"]
+collect_ignore_glob = [] if importlib.util.find_spec("sglang") else ["engine/*", "hicache/*", "server/*"]
 
 if TYPE_CHECKING:
     from deployment import Deployment

@@ -1,0 +1,196 @@
+"""What the engine of one owner keeps off its device, sealed, where nobody governs that engine: one object for each copy.
+
+    copies = OwnedCopies(OwnedTerms("vllm", "acme", 1800.0, 1 << 30, Path("/var/lib/tier")), layout, model, 8192, 128)
+    copies.store(key, memory)      # `key`: whatever the engine calls it by
+    copies.finds(key)
+    copies.load(key, memory)
+
+1. A copy is sealed under the owner's epoch secret and the shred key of its time bucket; it is due after `seconds`, and
+   then neither it nor its key is left. Destroying the owner's epoch (`kvcustody keys`) ends all of them at once.
+2. A copy that was changed, moved, is older, of another layout or another's does not open: it is not there.
+3. Keys are those of the environment's settings. All copies are one owner's: who may have which is the engine's alone.
+
+One thread at a time stores, loads and expires. `finds` is for any thread: it says what that one has told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.errors import ConfigError, KeyringError
+from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, tenant_owner
+from kvcustody.governance.keys import core_dumps
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.settings import load_settings
+from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.governance.tiers.staging import Staging
+from kvcustody.governance.tiers.stores.file_store import FileStore
+from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
+from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
+from kvcustody.governance.tiers.stores.store_protocol import TierStore
+from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierShare, TierTerms
+from kvcustody.governance.worker.plugins import open_root_key
+
+_CLASS = "offloaded"
+_NO_KEY = bytes(32)
+_BUCKETS = 16  # in `seconds`
+
+Memory = npt.NDArray[np.uint8]
+
+
+class OwnedTerms(NamedTuple):
+    """Whose copies they are, by the engine's kind and the owner's name; for how long, in how much, and where."""
+
+    issuer: str
+    owner: str
+    seconds: float
+    size_bytes: int
+    path: Path | None = None  # None: in this process's memory
+
+
+class OwnedCopies:
+    """Copies in host memory, or in files where the terms name a path."""
+
+    def __init__(
+        self, terms: OwnedTerms, layout: bytes, model: bytes, copy_bytes: int, copy_tokens: int
+    ) -> None:
+        """`layout`, `model`: digests of what conditions the bytes. Raises a `CustodyError` that says what cannot be opened."""
+        if terms.seconds <= 0:
+            raise ConfigError(f"`seconds` is `{terms.seconds}`; copies need a deadline")
+        self._stack = ExitStack()
+        self.clock = clock = SystemClock()
+        self._lives_us = int(terms.seconds * MICROSECONDS)
+        settings = load_settings()
+        core_dumps.disable_core_dumps(strict=settings.strict)
+        root = open_root_key(settings)
+        self._keyring = Keyring(FileKeyStore(settings.keyring_path), root, clock)
+        self._stack.callback(self._keyring.close)
+        owner = tenant_owner(terms.issuer, terms.owner)
+        self._keyring.ensure([owner])
+        shred = ShredKeys.open(settings.shred_keys_path, root, clock)
+        self._stack.callback(shred.close)
+        store: TierStore = open_host_arena(terms.size_bytes)
+        if terms.path is not None:
+            store = GuardedStore(FileStore(terms.path, terms.size_bytes), seconds=1.0, clock=clock)
+        epoch = self._keyring.current(owner)
+        assert epoch is not None, "ensured above"
+        spec = DomainSpec(
+            scope=ScopeKind.TENANT,
+            issuer=terms.issuer,
+            tenant=terms.owner,
+            classification=_CLASS,
+            model=model,
+            key_epoch=epoch,
+        )
+        self._spec = spec
+        self._label = DomainLabel(terms.owner, _CLASS, 0, ScopeKind.TENANT.value, None, None, spec)
+        limit = CopyLimit(self._lives_us, max(1, self._lives_us // _BUCKETS))
+        tier_terms = TierTerms(
+            layout,
+            copy_bytes,
+            copy_tokens,
+            lambda *_: limit,
+            lambda _: TierShare(0.0, 1.0),
+            (terms.owner,),
+            object_blocks=1,
+        )
+        staging = Staging(1, copy_bytes)
+        self._stack.callback(staging.close)
+        self._keys, self._names = SealKeys(self._keyring, shred), SealKeys(self._keyring, shred)
+        self.tier = SealedTier(store, self._keys, shred, staging, clock, tier_terms)
+        self._layout = layout
+        self._due_us: dict[bytes, int] = {}  # of what can be found, by name
+        self._cleared = 0
+        self.note()
+
+    def finds(self, key: bytes) -> bool:
+        """Whether the thread that stores has told of this copy, and it is not due."""
+        name = self._name(key)
+        return name is not None and self._due_us.get(name, 0) > self.clock.now_us()
+
+    def refresh(self) -> None:
+        """An epoch that another process destroyed is refused from now on."""
+        self._keyring.refresh()
+
+    def store(self, key: bytes, memory: Memory) -> bool:
+        """Seal a copy of it; whether there is one now."""
+        hashed, now_us = _hashed(key), self.clock.now_us()
+        until_us = now_us + self._lives_us
+        run = PublishedRun(self._label, hashed, _NO_KEY, 0, now_us, until_us, until_us)
+
+        def read(first: int, count: int, into: memoryview) -> None:
+            np.frombuffer(into, dtype=np.uint8)[:] = memory
+
+        return self.tier.has(self._label, hashed) or self.tier.store(run, read) == 1
+
+    def load(self, key: bytes, memory: Memory) -> bool:
+        """Open the copy into `memory`; False: it is not there, and nothing was written."""
+
+        def write(depth: int, count: int, skip: int, data: memoryview) -> None:
+            memory[:] = np.frombuffer(data, dtype=np.uint8)
+
+        hashed = _hashed(key)
+        found = self.tier.lookup(self._label, hashed, 0)
+        return bool(found) and bool(self.tier.load(self._label, hashed, 0, found, write))
+
+    def is_due(self) -> bool:
+        """Whether `expire` may have something to do; for any thread."""
+        return self.tier.is_due(self.clock.now_us())
+
+    def expire(self) -> None:
+        """End what is due."""
+        self.tier.expire()
+        self.note()
+
+    def end_all(self) -> int:
+        """End every copy of the owner, its key first, then the bytes; how many."""
+        self._cleared += 1
+        erased = self.tier.erase(
+            f"clear {self._cleared}", Selector(self._label.tenant), self.clock.now_us() + 1
+        )
+        self.note()
+        return erased.objects
+
+    def note(self) -> None:
+        """What may be found from now on."""
+        for event in self.tier.take_events():
+            if event.step == "stored":
+                self._due_us[event.name] = event.due_us
+            elif event.step == "ended":
+                self._due_us.pop(event.name, None)
+
+    def close(self) -> None:
+        """End what does not outlive the process, and forget the keys."""
+        self.tier.close()
+        self._keys.close()
+        self._names.close()
+        self._stack.close()
+
+    def _name(self, key: bytes) -> bytes | None:
+        """What the copy is called in the store; None once the owner's epoch is destroyed."""
+        with suppress(KeyringError):
+            return self._names.name(self._spec, _hashed(key), shard=0, layout=self._layout)
+        return None
+
+
+def digest_of(*texts: str) -> bytes:
+    """32 bytes of these texts, in this order, whatever is in them."""
+    hashed = hashlib.blake2b(digest_size=32)
+    for text in texts:
+        hashed.update(len(text).to_bytes(4, "little") + text.encode())
+    return hashed.digest()
+
+
+def _hashed(key: bytes) -> bytes:
+    return hashlib.blake2b(key, digest_size=32).digest()
