@@ -14,6 +14,7 @@ fi
 for target in "${TARGETS[@]}"; do
   case $target in
     kvcustody) environment=.venv ;;
+    kvcustody-hicache) environment=$(benchmarks/sglang_env.sh) ;;
     *) environment=$("benchmarks/${target%%-*}_env.sh") ;;
   esac
   status=0

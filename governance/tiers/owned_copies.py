@@ -1,4 +1,4 @@
-"""What the engine of one owner keeps off its device, sealed, where nobody governs that engine: one object for each copy.
+"""What the engine of one owner keeps off its device, sealed, where nobody governs that engine: an object for each copy.
 
     copies = OwnedCopies(OwnedTerms("vllm", "acme", 1800.0, 1 << 30, Path("/var/lib/tier")), layout, model, 8192, 128)
     copies.store(key, memory)      # `key`: whatever the engine calls it by
@@ -65,7 +65,10 @@ class OwnedCopies:
     def __init__(
         self, terms: OwnedTerms, layout: bytes, model: bytes, copy_bytes: int, copy_tokens: int
     ) -> None:
-        """`layout`, `model`: digests of what conditions the bytes. Raises a `CustodyError` that says what cannot be opened."""
+        """`layout`, `model`: digests of what conditions the bytes.
+
+        Raises a `CustodyError` that says what cannot be opened.
+        """
         if terms.seconds <= 0:
             raise ConfigError(f"`seconds` is `{terms.seconds}`; copies need a deadline")
         self._stack = ExitStack()

@@ -19,7 +19,6 @@ its tag (`carry`).
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import struct
@@ -28,7 +27,6 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError
-from kvcustody.governance.identity import tlv
 from kvcustody.governance.identity.principal import Principal, check_identifier
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints

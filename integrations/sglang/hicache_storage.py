@@ -5,8 +5,9 @@
         "class_name": "CustodyStorage", "owner": "acme", "seconds": 1800, "size_bytes": 200000000000,
         "path": "/var/lib/kvcustody/hicache", "revision": "main"}'
 
-1. A page is an `OwnedCopies` copy, under the name that SGLang's hash and namespace give it, and under the model's weights, which SGLang's
-   own names leave out. One that was changed, moved, is older or another's is a miss, and so is whatever fails.
+1. A page is a copy of `OwnedCopies` by the name that SGLang's hash and namespace give it, and bound to the model's
+   weights, which SGLang's own names leave out. One that was changed, moved, is older or another's is a miss, and so is
+   whatever fails.
 2. It is due after `seconds`, whether anybody asks or not. HiCache has no way to delete one page; `clear` ends all of
    the owner's, their key before their bytes.
 3. All of an engine's requests are one owner's: who may reuse what is SGLang's salt alone, and its pages on the device
@@ -76,7 +77,9 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Raises `ConfigError` for a pool beside that of keys and values (rule 4)."""
         if host_pool_name != PoolName.KV:
-            raise ConfigError(f"hicache storage: pool `{host_pool_name}` is not kept; pages of `kv` alone are")
+            raise ConfigError(
+                f"hicache storage: pool `{host_pool_name}` is not kept; pages of `kv` alone are"
+            )
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
     # -- pages ----------------------------------------------------------------------------------------------------
@@ -115,9 +118,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
             for key, place in zip(keys, places, strict=True)
         ]
 
-    def set(
-        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
-    ) -> bool:
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
         """Seal this page; whether it is here now."""
         memory = self._memory(value)
         return memory is not None and self._do(lambda copies: copies.store(key.encode(), memory), False)

@@ -156,8 +156,8 @@ def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
         return
     if config.kv_transfer_config.kv_connector_extra_config["connectors"][0] in foreign:
         raise ConfigError(
-            f"`{NAME}` is not the first of the connectors: it takes tokens and hints from a request before another sees "
-            "them; name it first",
+            f"`{NAME}` is not the first of the connectors: it takes tokens and hints from a request before another "
+            "sees them; name it first",
             connector=NAME,
         )
     records = _records(allowed)

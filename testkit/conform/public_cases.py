@@ -101,6 +101,13 @@ TARGETS = (
         ("salt-dropped", "namespace-alias", "model-revision"),
     ),
     Target(
+        "kvcustody-hicache",
+        "our storage for SGLang's HiCache",
+        "sglang",
+        "sglang",
+        ("renamed-object", "other-model", "older-object", "name-tells-tenant", "model-revision"),
+    ),
+    Target(
         "mooncake-store",
         "Mooncake's store, with tenancy and files",
         "mooncake",

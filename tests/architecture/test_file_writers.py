@@ -25,6 +25,7 @@ ALLOWED = {
         "_master",
     ): "in a temporary folder, for a process begun afterwards",
     (
+        "testkit/conform/scripts/kvcustody_hicache.py",
         "testkit/conform/scripts/kvcustody_tier.py",
         "_look",
     ): "an attacker who changes what a store holds, on purpose",

@@ -214,9 +214,10 @@ class SchedulerState:
     def keys_before_caching(self, request: Request, tokens: int) -> None:
         """vLLM is about to see which blocks that end at token `tokens` or earlier have keys (0.33 and later)."""
         governed = governed_request(request)
-        if governed is not None and governed.publishes:
-            if tokens >= governed.keyed_tokens + self.block_tokens or type(request.block_hashes) is LazyKeys:
-                self.complete_keys(governed, tokens)
+        if governed is None or not governed.publishes:
+            return
+        if tokens >= governed.keyed_tokens + self.block_tokens or type(request.block_hashes) is LazyKeys:
+            self.complete_keys(governed, tokens)
 
     def defer_inserts(self) -> None:
         """Somebody calls while the workers compute, so blocks may enter the index then."""

@@ -1,6 +1,7 @@
-"""HiCache's copies between device and host where there is no device: torch does them, at once. An SGLang plugin for tests.
+"""HiCache's copies between device and host where there is no device: an SGLang plugin, for tests only.
 
-SGLang's own are CUDA's: its kernels, its streams, its pinned memory. All that decides what is copied, when, and under which name is SGLang's.
+SGLang's own are CUDA's: its kernels, its streams, its pinned memory. Here torch copies, at once. All that decides what
+is copied, when, and under which name is SGLang's.
 """
 
 from __future__ import annotations
@@ -43,9 +44,7 @@ class _Device:
         pass
 
 
-def copy_rows(
-    src_layers: Any, dst_layers: Any, src_indices: Any, dst_indices: Any, page_size: int
-) -> None:
+def copy_rows(src_layers: Any, dst_layers: Any, src_indices: Any, dst_indices: Any, page_size: int) -> None:
     for source, target in zip(src_layers, dst_layers, strict=True):
         target[dst_indices] = source[src_indices]
 

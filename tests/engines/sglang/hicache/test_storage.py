@@ -185,9 +185,7 @@ def test_pages_end_at_their_deadline_while_nobody_asks(tier: str, open_storage: 
     assert found(storage, KEYS[:1]) == [None]
 
 
-def test_destroying_the_owners_epoch_ends_all_of_them(
-    tier: str, tmp_path: Path, open_storage: Any
-) -> None:
+def test_destroying_the_owners_epoch_ends_all_of_them(tier: str, tmp_path: Path, open_storage: Any) -> None:
     storage = open_storage(path=tier)
     storage.set(KEYS[0], page(0))
     port = open_wrapping("file", tmp_path / "root.key")
