@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class GovernedEngine(NamedTuple):
-    """`tested`: the releases of the suites, newest first. Accepted at start is what lies from `first` to below `beyond`."""
+    """`tested`: the releases of the suites, newest first. Accepted is what lies from `first` to below `beyond`."""
 
     name: str
     distribution: str
