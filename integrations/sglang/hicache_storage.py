@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,14 +110,11 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
         """Each page in its place; None for one that is not here."""
         places = list(target_locations) if target_locations is not None else [None] * len(keys)
 
-        def load(copies: OwnedCopies, key: str, place: Any) -> Any:
+        def load(key: str, place: Any, copies: OwnedCopies) -> Any:
             memory = self._memory(place)
             return place if memory is not None and copies.load(key.encode(), memory) else None
 
-        return [
-            self._do(lambda copies, key=key, place=place: load(copies, key, place), None)
-            for key, place in zip(keys, places, strict=True)
-        ]
+        return [self._do(partial(load, key, place), None) for key, place in zip(keys, places, strict=True)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
         """Seal this page; whether it is here now."""
@@ -185,7 +183,7 @@ def _terms(given: dict[str, Any]) -> OwnedTerms:
     path = given.get("path")
     if type(owner) is not str or not owner:
         raise ConfigError(f"hicache storage: `owner` is `{owner}`; say whose the pages are")
-    if type(seconds) not in (int, float) or seconds <= 0:
+    if not isinstance(seconds, int | float) or seconds <= 0:
         raise ConfigError(f"hicache storage: `seconds` is `{seconds}`; pages need a deadline")
     if type(size) is not int or size <= 0:
         raise ConfigError(f"hicache storage: `size_bytes` is `{size}`; say how much room pages have")
