@@ -70,7 +70,7 @@ def copy_out(table: SegmentTable, blocks: BlockIndices, into: memoryview) -> Non
         return
     if table.device.type == "cpu" and not uses_triton(table):
         index = torch.from_numpy(listed)
-        parts = rows.split(table.piece_bytes, dim=1)
+        parts = torch.split(rows, table.piece_bytes, dim=1)
         for pieces, part in zip(table.host_pieces, parts, strict=True):
             torch.index_select(pieces, 0, index, out=part)  # row by row, into what is there
         return
@@ -93,9 +93,9 @@ def copy_in(table: SegmentTable, blocks: BlockIndices, data: memoryview) -> None
     if not len(listed):
         return
     if table.device.type == "cpu" and not uses_triton(table):
-        held, at = rows.numpy(), 0
+        given, at = rows.numpy(), 0
         for pieces, size in zip(table.host_arrays, table.piece_bytes, strict=True):
-            pieces[listed] = held[:, at : at + size]
+            pieces[listed] = given[:, at : at + size]
             at += size
         return
     if _is_direct(table, rows):
