@@ -48,7 +48,9 @@ class PageNode:
         self.locks = 0
         self.used = 0
         self.is_cut_off = False  # taken out of the tree (rule 3)
-        self.offered: object = None  # what somebody who copies pages noted of it; both halves of a split keep it
+        self.offered: object = (
+            None  # what somebody who copies pages noted of it; both halves of a split keep it
+        )
 
 
 class PageTree:

@@ -43,7 +43,8 @@ from kvcustody.integrations.sglang.model_identity import LoadedModel
 from kvcustody.integrations.sglang.page_allocator import page_ids
 from kvcustody.integrations.sglang.page_memory import PageMemory
 from kvcustody.integrations.sglang.page_tree import PageNode, Pages, PageTree
-from kvcustody.integrations.sglang.slot_custody import SlotCustody, SlotRequest
+from kvcustody.integrations.sglang.slot_custody import SlotCustody
+from kvcustody.integrations.sglang.slot_request import SlotRequest
 
 if TYPE_CHECKING:
     from kvcustody.governance.worker.engine_worker import EngineWorker

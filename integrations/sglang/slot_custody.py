@@ -24,19 +24,18 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.errors import IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
-from kvcustody.governance.external.namespace_keys import NO_PATH, TreePath, Walked
+from kvcustody.governance.external.namespace_keys import Walked
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens
-from kvcustody.governance.tiers.run_transfers import TierWay
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, PageTree
-from kvcustody.integrations.sglang.slot_tiers import PlannedRestore, SlotTiers
+from kvcustody.integrations.sglang.slot_request import SlotRequest
+from kvcustody.integrations.sglang.slot_tiers import SlotTiers
 
 FLUSH_STEPS = 64  # a decode's pages are told at least once in so many steps
 ROOM_SHARE = 128  # where there is no room, at least one page in so many is ended,
@@ -70,49 +69,6 @@ class EngineRows(Protocol):
 
     def scrub(self, order: ScrubOrder) -> None:
         """Zero these now and tell the port."""
-
-
-class SlotRequest:
-    """A request under governance. `principal` is None where no valid identity came with it."""
-
-    __slots__ = (
-        "avoids",
-        "cached",
-        "cause",
-        "found",
-        "has_begun",
-        "narrowed_by",
-        "node",
-        "path",
-        "planned",
-        "published",
-        "publishes",
-        "reported",
-        "request_id",
-        "residency",
-        "unit_keys",
-    )
-
-    def __init__(self, request_id: str, residency: ExternalResidency, narrowed_by: str) -> None:
-        self.request_id = request_id
-        self.residency = residency
-        self.narrowed_by = narrowed_by  # what its client said besides: a part of its namespaces
-        self.cause: str | None = None  # why it ends, where governance ends it
-        self.avoids: frozenset[TierWay] = frozenset()  # tiers that failed it, or are slower than computing
-        self.forget_row()
-
-    def forget_row(self) -> None:
-        """It has no pages: new, or preempted."""
-        self.path: TreePath = NO_PATH
-        self.found: Pages = NO_PAGES  # by its last look-up
-        self.node: PageNode | None = None  # where its published pages end, once it has published
-        self.has_begun = False
-        self.cached = 0  # leading pages that it did not compute
-        self.reported = 0  # leading pages of its row that the port knows of
-        self.published = 0  # leading pages of its row that are the tree's
-        self.publishes = True
-        self.planned: PlannedRestore | None = None  # what tiers have behind its last look-up
-        self.unit_keys: tuple[str, int, bytes | None] | None = None  # by namespace and length, for tiers
 
 
 class CheckpointResult(NamedTuple):

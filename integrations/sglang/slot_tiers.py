@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,10 @@ from kvcustody.allocator.prefix.node import Offered
 from kvcustody.errors import KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.external.engine_port import EnginePort
-from kvcustody.governance.tiers.run_transfers import Reader, RunTransfers, TierWay
-from kvcustody.governance.tiers.tier import KEY_BYTES, Found, PublishedRun, Restored
-from kvcustody.governance.tiers.tier_link import TransferChoice
+from kvcustody.governance.tiers.run_transfers import Reader, RunTransfers
+from kvcustody.governance.tiers.tier import KEY_BYTES, PublishedRun, Restored
 from kvcustody.integrations.sglang.page_tree import PageNode, Pages
-
-if TYPE_CHECKING:
-    from kvcustody.integrations.sglang.slot_custody import SlotRequest
+from kvcustody.integrations.sglang.slot_request import PlannedLeg, PlannedRestore, SlotRequest
 
 UNIT_TOKENS = 16
 _NO_KEY = bytes(KEY_BYTES)
@@ -54,25 +51,6 @@ class PageBytes(Protocol):
 
     def write(self, pages: Pages, data: memoryview) -> None:
         """Copy what `read` made into `pages`."""
-
-
-class _Leg(NamedTuple):
-    """What one tier brings, from a depth of the chain on."""
-
-    way: TierWay
-    depth: int
-    found: list[Found]
-    choice: TransferChoice
-
-
-class PlannedRestore(NamedTuple):
-    """`pages` of a request's prompt that tiers would bring behind the first `hit`; `keys` are those of its units."""
-
-    reader: Reader
-    keys: bytes
-    hit: int
-    pages: int
-    legs: tuple[_Leg, ...]
 
 
 class Returned(NamedTuple):
@@ -178,7 +156,7 @@ class SlotTiers:
         keys = self._prompt_keys(request, label, tokens)
         if keys is None:
             return None
-        reader, legs, at = Reader(label, residency.id), list[_Leg](), depth
+        reader, legs, at = Reader(label, residency.id), list[PlannedLeg](), depth
         while at < most:
             tried = request.avoids | {legs[-1].way} if legs else request.avoids
             way, found = self.transfers.best(label, keys, at, most, tried)
@@ -188,7 +166,7 @@ class SlotTiers:
             if not choice.moves:
                 request.avoids = request.avoids | {way}
                 continue
-            legs.append(_Leg(way, at, found, choice))
+            legs.append(PlannedLeg(way, at, found, choice))
             at += sum(one.blocks for one in found)
         return PlannedRestore(reader, keys, hit, at * self._unit - hit, tuple(legs)) if legs else None
 
@@ -207,7 +185,7 @@ class SlotTiers:
         born_us, ceiling_us = min(one.born_us for one in came), min(one.ceiling_us for one in came)
         return Returned(units * self._unit - plan.hit, born_us, ceiling_us)
 
-    def _bring(self, plan: PlannedRestore, leg: _Leg, pages: Pages) -> list[Restored]:
+    def _bring(self, plan: PlannedRestore, leg: PlannedLeg, pages: Pages) -> list[Restored]:
         unit, memory, hit = self._unit, self._memory, plan.hit
 
         def write(at: int, count: int, skip: int, data: memoryview) -> None:

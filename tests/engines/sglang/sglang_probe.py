@@ -237,11 +237,14 @@ def _tiers(scheduler: Any) -> dict[str, Any]:
 
 
 def _hurt_store(scheduler: Any, how: str) -> None:
-    """From now on the stores fail, are slow, or return another object than the one that is asked for."""
+    """From now on the stores fail, lose what they have, or return another object than is asked for; "": no longer."""
     from kvcustody.errors import StoreError
 
     for way in scheduler.tree_cache.custody.tiers.transfers.ways:
-        way.tier._store = _HurtStore(way.tier, how, StoreError)
+        store = way.tier._store
+        way.tier._store = store._store if isinstance(store, _HurtStore) else store
+        if how:
+            way.tier._store = _HurtStore(way.tier, how, StoreError)
 
 
 class _HurtStore:
@@ -258,11 +261,20 @@ class _HurtStore:
         return self._store.prepare_load(self._instead.get(name, name))
 
     def complete_load(self, name: bytes) -> None:
-        if self._how == "lies":
-            self._store.complete_load(self._instead.get(name, name))
+        self._store.complete_load(self._instead.get(name, name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+
+def _to_files(scheduler: Any) -> int:
+    """What `host` has goes down to the next tier, as where it has no room; how many copies go."""
+    tier = scheduler.tree_cache.custody.tiers.transfers.ways[0].tier
+    rows = [row for _, row in tier._index.names()]
+    for row in rows:
+        tier._hand_down(tier._index.name(row), tier._index.row(row))
+    tier._end(rows, "evicted")
+    return len(rows)
 
 
 def _open_to_anybody(scheduler: Any) -> None:
@@ -291,5 +303,6 @@ _ANSWERS = {
     "spent": lambda scheduler: dict(_spent),
     "stats": _stats,
     "tiers": _tiers,
+    "to_files": _to_files,
     "written": lambda scheduler: dict(_written),
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deployment import CLOCK, POLICY
+from deployment import CLOCK, POLICY, Deployment
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.erasure.certificate import issue, new_opening
@@ -17,6 +18,7 @@ from kvcustody.errors import LedgerError
 from kvcustody.governance.erasure.selector import Selector
 
 SMALL = {"max_total_tokens": 1024, "chunked_prefill_size": 64, "max_running_requests": 6}
+WHOLE = 288  # of a prompt's 301 tokens: eighteen units of sixteen
 TIER_POLICY = POLICY
 for _before, _after in (
     (
@@ -42,6 +44,15 @@ def settings(folder: Path, tiers: str, **more: Any) -> dict[str, str]:
     if "nvme" in tiers:
         named |= {"nvme_tier_path": folder / "tier", "nvme_tier_bytes": 64 << 20}
     return {f"KVCUSTODY_{name.upper()}": str(value) for name, value in (named | more).items()}
+
+
+def tiered(
+    start: Callable[..., Any], new_deployment: Callable[..., Deployment], tiers: str, **options: Any
+) -> tuple[Any, Deployment, dict[str, str]]:
+    """An engine with these tiers, its deployment, and the settings to start it with again."""
+    site = new_deployment(policy=TIER_POLICY)
+    named = settings(site.folder, tiers)
+    return start(deployment=site, settings=named, **{**SMALL, **options}), site, named
 
 
 def prompt(number: int, tokens: int = 301) -> list[int]:

@@ -18,7 +18,8 @@ from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import identify
 from kvcustody.integrations.sglang.page_tree import Pages, PageTree
-from kvcustody.integrations.sglang.slot_custody import SlotCustody, SlotRequest
+from kvcustody.integrations.sglang.slot_custody import SlotCustody
+from kvcustody.integrations.sglang.slot_request import SlotRequest
 from kvcustody.testkit.conformance.deployment import KeepingLedger, keyring, table, toy_model
 
 Content = tuple[object, tuple[int, ...]]

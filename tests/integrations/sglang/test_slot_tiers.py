@@ -1,4 +1,4 @@
-"""Pages of a stand-in engine in tiers: own hits come back and no others, nothing lives longer, a store may do anything."""
+"""Pages of a stand-in engine in tiers: own hits come back and no others, nothing is prolonged, stores may do anything."""
 
 from __future__ import annotations
 

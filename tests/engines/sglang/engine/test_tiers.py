@@ -6,16 +6,7 @@ import time
 
 import pytest
 from deployment import BRIEF_IDLE_SECONDS
-from sglang_tiers import SMALL, TIER_POLICY, certificate, clean, displace, prompt, settings
-from sglang_workload import requests, run
-
-WHOLE = 288  # of 301 tokens: eighteen units of sixteen
-
-
-def _tiered(start, new_deployment, tiers, **options):
-    site = new_deployment(policy=TIER_POLICY)
-    named = settings(site.folder, tiers)
-    return start(deployment=site, settings=named, **{**SMALL, **options}), site, named
+from sglang_tiers import SMALL, TIER_POLICY, WHOLE, certificate, clean, displace, prompt, settings
 
 
 @pytest.fixture(scope="module")
@@ -114,72 +105,3 @@ def test_restores_are_on_record(tiered):
     done = [one for one in decided if one["action"] == "restore" and one["outcome"] == "done"]
     assert done and {one["tenant"] for one in decided} >= {"acme"}
     assert all(desk.bodies(kind) for kind in ("copies-stored", "copies-ended"))
-
-
-@pytest.mark.parametrize("how", ["fails", "loses", "lies"])
-def test_a_store_that_does_what_it_should_not_gives_misses(start, new_deployment, how):
-    engine, site, _ = _tiered(start, new_deployment, "host")
-    mine, other = prompt(10), prompt(11)
-    first = [engine.run(one, site.token("acme")).tokens for one in (mine, other)]
-    displace(engine)
-    engine.probe("hurt_store", how=how)
-    again = [engine.run(one, site.token("acme")) for one in (mine, other)]
-    assert [one.tokens for one in again] == first
-    assert [one.cached_tokens for one in again] == [0, 0]
-    assert engine.run(mine, site.token("acme")).cached_tokens == len(mine) - 1, "from the device by now"
-    clean(engine)
-
-
-def test_another_tenant_would_be_given_copies_without_their_keys(start, new_deployment):
-    """The positive control of every `0` here: one domain for everybody, and the copies come."""
-    engine, site, _ = _tiered(start, new_deployment, "host")
-    mine = prompt(12)
-    engine.run(mine, site.token("acme"))
-    displace(engine)
-    assert engine.run(mine, site.token("beta")).cached_tokens == 0
-    displace(engine, "acme")
-    engine.probe("open_to_anybody")
-    stolen = engine.run(mine, site.token("gamma")).cached_tokens
-    print("without keys of its own a tenant finds", stolen, "of", len(mine), "tokens")
-    assert stolen == WHOLE
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_files_are_found_after_a_restart(start, new_deployment, page_size):
-    engine, site, named = _tiered(start, new_deployment, "nvme", page_size=page_size)
-    mine = prompt(13)
-    first = engine.run(mine, site.token("acme"))
-    displace(engine)
-    assert engine.run(mine, site.token("acme")).cached_tokens == WHOLE, "from nvme"
-    displace(engine)
-    engine.stop()
-    engine.close()
-    again = start(deployment=site, settings=named, **SMALL, page_size=page_size)
-    assert again.run(mine, site.token("beta")).cached_tokens == 0
-    found = again.run(mine, site.token("acme"))
-    assert found.cached_tokens == WHOLE and found.tokens == first.tokens
-    clean(again)
-
-
-def _same_tokens(start, new_deployment, work, tiers, page_size):
-    engine, site, _ = _tiered(start, new_deployment, tiers, page_size=page_size)
-    governed = run(engine, work, site.token)
-    clean(engine)
-    seen = engine.probe("tiers")
-    engine.close()
-    assert run(start(**SMALL, page_size=page_size), work, str) == governed
-    print("units restored:", {name: one["restored"] for name, one in seen.items()}, "of", len(work), "requests")
-    return seen
-
-
-@pytest.mark.parametrize(("tiers", "page_size"), [("host nvme", 1), ("nvme", 16)])
-def test_same_tokens_as_plain_sglang_with_tiers_on(start, new_deployment, tiers, page_size):
-    seen = _same_tokens(start, new_deployment, requests(60), tiers, page_size)
-    assert sum(one["restored"] for one in seen.values()) > 0, "nothing came back"
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("tiers", "page_size"), [("host nvme", 1), ("nvme", 1), ("host", 16)])
-def test_same_tokens_over_many_requests_with_tiers_on(start, new_deployment, tiers, page_size):
-    seen = _same_tokens(start, new_deployment, requests(520, seed=11), tiers, page_size)
-    assert sum(one["restored"] for one in seen.values()) > 100
