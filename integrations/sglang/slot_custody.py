@@ -365,8 +365,7 @@ class SlotCustody:
             freed = self._take_out(np.array(victims, dtype=np.int64))
         if freed < pages:
             nodes = tree.remove_oldest(pages - freed)
-            for node in nodes if self._tiers is not None else ():
-                self._tiers.offer(node, 0)
+            self._offer([(node, 0) for node in nodes])
             oldest = _joined([node.pages for node in nodes])
             self.rows.free(oldest)
             port.unpublished(oldest)
@@ -382,9 +381,14 @@ class SlotCustody:
 
     def _leave(self, pages: Pages) -> None:
         """The policy makes room with these."""
-        assert self._tiers is not None
-        for node, keep in self.tree.cuts(pages):
-            self._tiers.offer(node, keep)
+        self._offer(self.tree.cuts(pages))
+
+    def _offer(self, parts: list[tuple[PageNode, int]]) -> None:
+        """Nodes that lose their pages from a place on: nothing of them is zeroed yet."""
+        tiers = self._tiers
+        if tiers is not None:
+            for node, keep in parts:
+                tiers.offer(node, keep)
 
     def _take_out(self, pages: Pages) -> int:
         if not len(pages):

@@ -197,23 +197,15 @@ def _held(scheduler: Any) -> dict[str, int]:
 
 def _conservation(scheduler: Any) -> list[str]:
     """The identities that do not hold between the ledger and the pool's own counters, at a quiet moment."""
-    from sqlalchemy import select
-
     from kvcustody.audit.coverage.conservation import conservation
     from kvcustody.audit.database.engine import open_store
-    from kvcustody.audit.schema.ledger import incarnations
 
     cache = scheduler.tree_cache
     counts = cache.custody.port.counts()
     assert cache.worker.writer.flush()
     store = open_store(os.environ["KVCUSTODY_DATABASE_URL"])
     with store.connect() as connection:
-        life = (
-            connection.execute(select(incarnations.c.uuid).order_by(incarnations.c.id.desc()))
-            .scalars()
-            .first()
-        )
-        found = conservation(connection, life, counts)
+        found = conservation(connection, cache.worker.writer.incarnation, counts)
     store.dispose()
     assert found, "nothing was compared"
     return [str(one) for one in found if one.difference]

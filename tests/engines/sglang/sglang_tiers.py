@@ -89,10 +89,10 @@ def certificate(engine: Any, erasure: str, tenant: str, subject: str) -> dict[st
 
 def clean(engine: Any) -> None:
     """Every book agrees, and no free slot holds anything."""
-    assert engine.probe("check") == []
-    assert engine.probe("scan") == []
+    for name in ("check", "scan", "conservation"):
+        problems = engine.probe(name)
+        assert problems == [], (name, problems)
     free, held = engine.probe("free"), engine.probe("held")
     assert free["soiled"] == 0 and engine.probe("written")["soiled"] == 0
     assert free["free"] + held["evictable"] + held["protected"] == free["slots"]
     assert held["protected"] == 0, "an idle engine holds nothing"
-    assert engine.probe("conservation") == []
