@@ -34,7 +34,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
-from kvcustody.governance.tiers.run_transfers import STEP_BYTES_MAX, Reader, RunTransfers, TierWay
+from kvcustody.governance.tiers.run_transfers import STEP_BYTES_MAX, CopyReader, RunTransfers, TierWay
 from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
 
 _NO_KEY = bytes(KEY_BYTES)
@@ -195,7 +195,7 @@ class Offloading:
         found: list[Found],
         latency: str,
     ) -> list[Restored]:
-        reader = Reader(label, sequence.residency.id, latency)
+        reader = CopyReader(label, sequence.residency.id, latency)
         choice = self.transfers.choose_restore(way, reader, depth, found)
         if not choice.moves:
             return []

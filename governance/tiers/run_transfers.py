@@ -60,7 +60,7 @@ class TierWay:
         self.link = TierLink(always=always)
 
 
-class Reader(NamedTuple):
+class CopyReader(NamedTuple):
     """Whom blocks come back for: a residency that reads a domain, and its request's latency class."""
 
     label: DomainLabel
@@ -150,7 +150,7 @@ class RunTransfers:
         return best
 
     def choose_restore(
-        self, way: TierWay, reader: Reader, depth: int, found: Sequence[Found]
+        self, way: TierWay, reader: CopyReader, depth: int, found: Sequence[Found]
     ) -> TransferChoice:
         """Whether to bring these back. On record by then, where they are not."""
         blocks, size = _extent(found)
@@ -164,7 +164,7 @@ class RunTransfers:
     def restore(
         self,
         way: TierWay,
-        reader: Reader,
+        reader: CopyReader,
         keys: bytes,
         depth: int,
         found: list[Found],
@@ -275,5 +275,5 @@ def _extent(found: Sequence[Found]) -> tuple[int, int]:
     return sum(one.blocks for one in found), sum(one.size for one in found)
 
 
-def _moved(way: TierWay, reader: Reader, found: Sequence[Found]) -> Moved:
+def _moved(way: TierWay, reader: CopyReader, found: Sequence[Found]) -> Moved:
     return Moved(way.tier.name, reader.label.tenant, reader.residency, *_extent(found))

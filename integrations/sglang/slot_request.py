@@ -1,4 +1,4 @@
-"""A request of SGLang under governance: what it found, what of its row is told and published, and what tiers have for it."""
+"""A request of SGLang under governance: what it found, what of its row is told and published, what tiers have for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.governance.external.namespace_keys import NO_PATH, TreePath
-from kvcustody.governance.tiers.run_transfers import Reader, TierWay
+from kvcustody.governance.tiers.run_transfers import CopyReader, TierWay
 from kvcustody.governance.tiers.tier import Found
 from kvcustody.governance.tiers.tier_link import TransferChoice
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages
@@ -24,7 +24,7 @@ class PlannedLeg(NamedTuple):
 class PlannedRestore(NamedTuple):
     """`pages` of a request's prompt that tiers would bring behind the first `hit`; `keys` are those of its units."""
 
-    reader: Reader
+    reader: CopyReader
     keys: bytes
     hit: int
     pages: int

@@ -30,7 +30,7 @@ from kvcustody.allocator.prefix.node import Offered
 from kvcustody.errors import KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.external.engine_port import EnginePort
-from kvcustody.governance.tiers.run_transfers import Reader, RunTransfers
+from kvcustody.governance.tiers.run_transfers import CopyReader, RunTransfers
 from kvcustody.governance.tiers.tier import KEY_BYTES, PublishedRun, Restored
 from kvcustody.integrations.sglang.page_tree import PageNode, Pages
 from kvcustody.integrations.sglang.slot_request import PlannedLeg, PlannedRestore, SlotRequest
@@ -156,7 +156,7 @@ class SlotTiers:
         keys = self._prompt_keys(request, label, tokens)
         if keys is None:
             return None
-        reader, legs, at = Reader(label, residency.id), list[PlannedLeg](), depth
+        reader, legs, at = CopyReader(label, residency.id), list[PlannedLeg](), depth
         while at < most:
             tried = request.avoids | {legs[-1].way} if legs else request.avoids
             way, found = self.transfers.best(label, keys, at, most, tried)

@@ -1,4 +1,4 @@
-"""Pages of a stand-in engine in tiers: own hits come back and no others, nothing is prolonged, stores may do anything."""
+"""Pages of a stand-in engine in tiers: own hits come back and no others, nothing is prolonged, stores may fail."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tiered_engine import OBJECT_UNITS, TIER_POLICY, TieredEngine, prompt
 
+from kvcustody.allocator.prefix.key_chain import keys_of
 from kvcustody.audit.events import CopiesDestroyed, CopiesEnded, CopiesStored, TransferDecided
 from kvcustody.errors import IsolationError, StoreError
 from kvcustody.governance.erasure.selector import Selector
@@ -17,6 +18,8 @@ from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.integrations.sglang.slot_custody import SlotCustody
 from kvcustody.integrations.sglang.slot_tiers import UNIT_TOKENS, SlotTiers, unit_pages
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 from kvcustody.testkit.conformance.policy import ABSOLUTE_US, IDLE_US
 
 MINE = prompt(1, 161)  # ten units and a token
@@ -181,9 +184,6 @@ def test_destroyed_keys_end_copies_with_the_next_step(own: TieredEngine) -> None
 
 
 def test_a_policy_that_allows_no_tier_any_more_ends_what_is_there(own: TieredEngine) -> None:
-    from kvcustody.policies.reading.load_policy import load_policy
-    from kvcustody.policies.table.compile import compile_policy
-
     own.run("alpha", "ann", MINE)
     own.crowd()
     text = TIER_POLICY.replace("low: {tiers: [host, nvme], encrypt: required}", "low: never")
@@ -292,30 +292,39 @@ def _copy_out(key, name, facts, sealed, plain) -> None:
 
 
 def test_keys_without_their_domain_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The positive control of `rule 2` and of the seal: one key for everybody, and another's bytes come."""
-    from kvcustody.governance.tiers.seal_keys import SealKeys
-
-    own = TieredEngine(tmp_path, "host", text=TIER_POLICY.replace("scope: subject", "scope: tenant"))
+    """The positive control of every 0 above: one domain's names and keys for everybody, and another's bytes come."""
+    own = TieredEngine(tmp_path, "host")
     own.run("alpha", "ann", MINE)
     own.crowd()
-    (spec,) = {
-        owner.label.spec
-        for owner in own.tiers[0]._owners
-        if owner.label is not None and owner.tenant == "alpha"
-    }
     label = next(owner.label for owner in own.tiers[0]._owners if owner.tenant == "alpha")
-    assert own.run("gamma", "eve", MINE[:60]) == 0
+    assert own.run("beta", "eve", MINE) == 0
+    own.crowd(1)
     monkeypatch.setattr("kvcustody.integrations.sglang.slot_tiers.label_of", lambda domain: label)
     monkeypatch.setattr(SlotTiers, "_keys", _keys_of_anybody)
-    assert spec is not None and SealKeys is not None
-    own.crowd(1)
     with pytest.raises(AssertionError, match="what came"):
         own.run("beta", "eve", MINE)
 
 
-def _keys_of_anybody(self: SlotTiers, label, name: str, data: bytes, first: int, last: int) -> bytes:
-    from kvcustody.allocator.prefix.key_chain import keys_of
+def test_scans_compare_stores_with_what_can_be_found(own: TieredEngine) -> None:
+    own.run("alpha", "ann", MINE)
+    own.crowd()
+    tier = next(tier for tier in own.tiers if len(tier))
+    lost, *_ = [copy.name for copy in tier.copies() if copy.tenant == "alpha"]
+    tier._store.delete([lost])
+    into = tier._store.prepare_store(bytes(32), 100)
+    assert into is not None
+    into.release()
+    tier._store.complete_store(bytes(32))
+    found = {one.orphan for one in own.port.scan()}
+    assert found == {"index without tier object", "tier object without index"}
+    own.port.scan_and_recover()
+    assert own.port.scan() == []
+    own.crowd(1)
+    own.run("alpha", "ann", MINE)
+    settled(own)
 
+
+def _keys_of_anybody(self: SlotTiers, label, name: str, data: bytes, first: int, last: int) -> bytes:
     state = self._port.keyring.domains.state(label.spec).copy()
     size = self._unit * self._page_tokens * 4
     state.update(data[: first * size])
