@@ -15,6 +15,11 @@ from kvcustody.audit.events import CopiesDestroyed, CopiesEnded, CopiesStored, T
 from kvcustody.errors import IsolationError, StoreError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.restriction.restricted_subjects import (
+    NOBODY_RESTRICTED,
+    RestrictedSubject,
+    RestrictedSubjects,
+)
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.integrations.sglang.slot_custody import SlotCustody
 from kvcustody.integrations.sglang.slot_tiers import UNIT_TOKENS, SlotTiers, unit_pages
@@ -303,6 +308,18 @@ def test_keys_without_their_domain_would_be_noticed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(SlotTiers, "_keys", _keys_of_anybody)
     with pytest.raises(AssertionError, match="what came"):
         own.run("beta", "eve", MINE)
+
+
+def test_a_restriction_leaves_copies_as_they_are(own: TieredEngine) -> None:
+    own.run("alpha", "ann", MINE)
+    own.crowd()
+    own.port.restrict(RestrictedSubjects([RestrictedSubject("case-1", "alpha", "ann")]))
+    assert own.run("alpha", "ann", MINE) == 0
+    assert any(copy.tenant == "alpha" for tier in own.tiers for copy in tier.copies()), "stored still"
+    own.crowd(1)
+    own.port.restrict(NOBODY_RESTRICTED)
+    assert own.run("alpha", "ann", MINE) == 160, "lifted"
+    settled(own)
 
 
 def test_scans_compare_stores_with_what_can_be_found(own: TieredEngine) -> None:
