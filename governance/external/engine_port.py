@@ -642,7 +642,7 @@ class EnginePort(Authority[ExternalPool]):
             max(0, prompt - attached_tokens),
             attached_tokens,
             now_us - residency.asked_us,
-            now_us - residency.began_us,
+            now_us - max(residency.began_us, residency.computes_us),  # what a tier took is no prefill
         )
 
     def count_tokens(self, tokens_of: Callable[[Hashable], int]) -> None:
@@ -692,6 +692,7 @@ class EnginePort(Authority[ExternalPool]):
         if blocks:
             self._flush_deferred()
             self.pool.restored(residency, np.array(blocks, dtype=np.int64), born_us, ceiling_us)
+            residency.computes_us = self._clock.now_us()
 
     def record_copies(self, leaves: Sequence[Event]) -> None:
         """What became of copies off the device, for the ledger; it leaves with the next step."""

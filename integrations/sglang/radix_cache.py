@@ -171,7 +171,8 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         """The scheduler has chosen the request: what tiers have for it comes into the tree (rule 4)."""
         req, size = params.req, self.page_size
         request = _of(req)
-        assert request is not None and not request.has_begun, "it was told of nothing"
+        if request is None or request.has_begun:
+            return 0, req.last_node  # it was told of nothing
         pages, tokens = params.host_hit_length // size, req.full_untruncated_fill_ids
         allocator, custody = self.token_to_kv_pool_allocator, self.custody
         lacking = pages * size - allocator.available_size()

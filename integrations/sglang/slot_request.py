@@ -1,4 +1,4 @@
-"""A request of SGLang under governance: what it found, what of its row is told and published, what tiers have for it."""
+"""A request of SGLang under governance: what it found, what of its row is told and published, what tiers have."""
 
 from __future__ import annotations
 

@@ -376,6 +376,31 @@ def test_a_tier_that_is_slower_is_left_alone_and_told_once(tmp_path: Path) -> No
     own.close()
 
 
+def test_what_a_tier_took_is_no_prefill(tmp_path: Path) -> None:
+    own = TieredEngine(tmp_path, "host")
+    own.run("alpha", "ann", MINE)
+    own.crowd()
+    own.port.measures.figures()  # what was told by now is counted
+    between = Between(own.tiers[0])
+    load = between.load
+
+    def slowly(name: bytes) -> memoryview | None:
+        own.clock.advance(1_000_000)
+        return load(name)
+
+    between.load = slowly
+    rid = own.ask("alpha", "ann", MINE)
+    assert own.start(rid)
+    own.clock.advance(2000)
+    own.custody.first_token(own.running[rid].request)
+    ((computed, before, asked_us, began_us),) = [own.port.measures._first]
+    assert (computed, before, began_us) == (1, 160, 2000) and asked_us > 2_000_000
+    own.chunk(rid, 99)
+    own.finish(rid)
+    settled(own)
+    own.close()
+
+
 def test_every_movement_is_on_record_and_every_count_agrees(own: TieredEngine) -> None:
     for turn in range(4):
         own.run("alpha", "ann", MINE)
