@@ -136,6 +136,7 @@ class ExternalPool:
         self._clock = 0
         self.ranking: BlockRanking | None = None  # None: the least recently used goes first
         self.sums: ExternalSums | None = None  # None: nothing is compared before it is reused
+        self.evicting: Callable[[Blocks], None] | None = None  # told what `evict` is about to end
         self._are_all_chained = True  # a block is reached only through what it continues
         self._domains_max = _DOMAINS_MIN
         usable = np.setdiff1d(np.arange(blocks, dtype=np.int64), self.reserved)
@@ -689,6 +690,8 @@ class ExternalPool:
 
     def evict(self, victims: Blocks, cause: str, now_us: int) -> list[int]:
         """End what `victims` has chosen. Returns what the engine must forget."""
+        if self.evicting is not None and len(victims):
+            self.evicting(victims)
         if self.ranking is not None and len(victims):
             self.ranking.evicted(victims)
         return self.end_cached(victims, cause, now_us)

@@ -31,6 +31,7 @@ class ExternalResidency(Residency):
         "ceiling_us",
         "compared_blocks",
         "comparison",
+        "computes_us",
         "dropped",
         "expected",
         "granted_blocks",
@@ -89,6 +90,7 @@ class ExternalResidency(Residency):
         self.priorities: tuple[BlockPriority, ...] = ()  # of what it writes
         self.is_reserved = False
         self.began_us = opened_us  # when it got its first block
+        self.computes_us = opened_us  # when a tier had filled what it was to fill
         self.active_since_us = (
             -1
         )  # the same of the request's first residency: it may have been preempted since

@@ -100,7 +100,7 @@ class Engine:
         plan = MemoryPlan(lambda blocks: TensorMemory.allocate(blocks, SPEC), BLOCKS, 1, size)
         self.worker: Worker = open_worker(settings, plan)
         if self.worker.governor.offload is not None:
-            self.worker.governor.offload._cost = DeclaredRate(1_000)  # nothing is computed here
+            self.worker.governor.offload.transfers.cost = DeclaredRate(1_000)  # nothing is computed here
         drawn = np.random.default_rng(1)
         self.prompts = [drawn.integers(0, 30_000, 64 * TOKENS).tolist() for _ in range(24)]
         self.who = identify(issuer="idp", tenant="acme", verified={})

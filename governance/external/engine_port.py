@@ -151,6 +151,8 @@ class EnginePort(Authority[ExternalPool]):
         self._tokens_of: Callable[[Hashable], int] | None = None
         self.tier_counts: Callable[[], tuple[TierCounts, ...]] = tuple  # of the adapter's tiers
         self.tier_figures: Callable[[], dict[str, float]] = dict
+        self.tier_leaves: Callable[[], list[Event]] = list  # what became of copies since it was asked last
+        self.tiers_narrow: Callable[[], None] = _nothing  # policy or keys have changed
         self.tenant_left: Callable[[str], None] = _nobody  # told to the adapter's tiers
         self._monitor = Monitor()
         self._forecast = PortForecast(ForecastCache(pool.partition.size, self._quota_of), self._common_blocks)
@@ -640,7 +642,7 @@ class EnginePort(Authority[ExternalPool]):
             max(0, prompt - attached_tokens),
             attached_tokens,
             now_us - residency.asked_us,
-            now_us - residency.began_us,
+            now_us - max(residency.began_us, residency.computes_us),  # what a tier took is no prefill
         )
 
     def count_tokens(self, tokens_of: Callable[[Hashable], int]) -> None:
@@ -690,6 +692,7 @@ class EnginePort(Authority[ExternalPool]):
         if blocks:
             self._flush_deferred()
             self.pool.restored(residency, np.array(blocks, dtype=np.int64), born_us, ceiling_us)
+            residency.computes_us = self._clock.now_us()
 
     def record_copies(self, leaves: Sequence[Event]) -> None:
         """What became of copies off the device, for the ledger; it leaves with the next step."""
@@ -904,6 +907,10 @@ class EnginePort(Authority[ExternalPool]):
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
+    def scrubs_now(self) -> ScrubOrder | None:
+        """Between steps, where nothing runs on the device: the scrubs that are due, before a tier fills blocks."""
+        return self.pool.order(self._clock.now_us())
+
     def step(self) -> ScrubOrder | None:
         """Once per engine step, after scheduling, and on a timer while idle: commands, expiry, evidence.
 
@@ -1051,6 +1058,9 @@ class EnginePort(Authority[ExternalPool]):
 
     def _limited_pools(self) -> Iterable[LimitedPool]:
         return [self.pool]
+
+    def _narrow_tiers(self) -> None:
+        self.tiers_narrow()
 
     def _limit(self, table: DecisionTable) -> None:
         self._accounts.limit(quotas_of(table))
@@ -1295,6 +1305,7 @@ class EnginePort(Authority[ExternalPool]):
             changed, sums.found = sums.found, []
             outbox += [integrity_mismatch(found, self.pool.number) for found in changed]
         outbox += ends(self.pool, now_us)
+        outbox += self.tier_leaves()
         launches = self.pool.take_scrubbed()
         if launches:
             self._launch += len(launches)

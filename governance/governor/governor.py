@@ -756,7 +756,7 @@ class Governor(Authority[BlockManager]):
         self._outbox += self._overdue.look(self._pools.managers, now_us)
         self._orphans.step()
         if self.offload is not None:
-            self.offload.step(now_us)
+            self.offload.transfers.step(now_us)
         if self.erasures.pending:
             self.erasures.poll()
         self._drain(now_us)
@@ -790,7 +790,7 @@ class Governor(Authority[BlockManager]):
                     self._launch += 1
                     outbox += scrub_receipts(scrubbed, self._launch, number, size, now_us)
         if self.offload is not None:
-            outbox += self.offload.leaves()
+            outbox += self.offload.transfers.leaves()
         if outbox:
             self._ledger.submit(outbox)
 
@@ -832,13 +832,13 @@ class Governor(Authority[BlockManager]):
     def _forget_tenant(self, tenant: str) -> None:
         super()._forget_tenant(tenant)
         if self.offload is not None:
-            self.offload.forget_tenant(tenant)
+            self.offload.transfers.forget_tenant(tenant)
         if self._forecast is not None:
             self._forecast.forget_tenant(tenant, self._clock.now_us())
 
     def _narrow_tiers(self) -> None:
         if self.offload is not None:
-            self.offload.narrow()
+            self.offload.transfers.narrow()
 
     def _keep_sums(self, table: DecisionTable) -> None:
         """What compares blocks with checksums is made ready before a request waits for it."""
@@ -919,7 +919,7 @@ class Governor(Authority[BlockManager]):
             self._departed,
             monitors=self.enforcement.monitors,
             serving=self.measures.figures(),
-            tiers={} if self.offload is None else self.offload.figures(),
+            tiers={} if self.offload is None else self.offload.transfers.figures(),
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),
             room=room,
             tenant_tokens=self._tenant_tokens(),
@@ -944,7 +944,7 @@ class Governor(Authority[BlockManager]):
             self._forecast.settle(self._clock.now_us())
         self._drain(self._clock.now_us())
         running = ((self._pools.managers[sequence.pool], sequence) for sequence in self._live.values())
-        tiers = () if self.offload is None else self.offload.counts()
+        tiers = () if self.offload is None else self.offload.transfers.counts()
         return pool_counts(self._pools.managers, running)._replace(tiers=tiers)
 
     @property
@@ -967,7 +967,7 @@ class Governor(Authority[BlockManager]):
         for manager in self._pools.managers:
             manager.teardown(now_us)
         if self.offload is not None:
-            self.offload.close()
+            self.offload.transfers.close()
         if self.erasures.pending:
             self.erasures.poll(now=True)
         self._outbox += self.attempts.events()

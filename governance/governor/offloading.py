@@ -8,12 +8,11 @@
    when the holds of its blocks would have lapsed, and what comes back of it lives no longer than they would have.
 2. A restore fills blocks that the request was handed anyhow, and publishes them as if it had computed them. What does
    not come is computed; no request waits for a tier longer than the tier's own deadline.
-3. Each movement, and each one that was decided against, is on record with what both ways were expected to take.
-4. A tier that is slower than computing is left alone; between steps, now and then, one read says whether it still is.
-5. A request that is preempted by swap leaves also its last block, which is not full, and comes back with it.
-6. In one step of the engine no more than `step_bytes` leave the device: the rest of what is evicted is not kept.
-7. The first block that leaves takes those before it along that an object has room for, so that each is stored once,
-   whole. What a tier has already is not decided about; what came from the first and is there still is not offered.
+3. A request that is preempted by swap leaves also its last block, which is not full, and comes back with it.
+4. The first block that leaves takes those before it along that an object has room for, so that each is stored once,
+   whole. What came from the first tier and is there still is not offered.
+
+What is moved, and when that is worth it, is `tiers.run_transfers`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter_ns
 from typing import Protocol, cast
 
 import numpy as np
@@ -32,26 +30,13 @@ from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node, Offered
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
-from kvcustody.audit.coverage.conservation import TierCounts
-from kvcustody.audit.events import Event, TransferDecided
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
-from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from kvcustody.governance.tiers.run_transfers import STEP_BYTES_MAX, CopyReader, RunTransfers, TierWay
 from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
-from kvcustody.governance.tiers.tier_link import (
-    Moved,
-    Outcome,
-    TierLink,
-    TransferChoice,
-    decided,
-    tier_figures,
-)
-from kvcustody.governance.tiers.transfer_rates import TierUse
 
-STEP_BYTES_MAX = 256 << 20
-_Read = Callable[[int, int, memoryview], None]
 _NO_KEY = bytes(KEY_BYTES)
 
 
@@ -68,18 +53,8 @@ class CopyableMemory(Memory, Protocol):
         """Let the memory's devices reach `size` bytes of the host's; what is returned undoes it."""
 
 
-class _Way:
-    """One tier with what its use has taken."""
-
-    __slots__ = ("link", "tier")
-
-    def __init__(self, tier: SealedTier, *, always: bool) -> None:
-        self.tier = tier
-        self.link = TierLink(always=always)
-
-
 class Offloading:
-    """The tiers of one Governor, in the order in which they are asked. Called on the owning thread."""
+    """One Governor's pools beside its tiers (`transfers`). Called on the owning thread."""
 
     def __init__(
         self,
@@ -92,18 +67,15 @@ class Offloading:
         always: bool = False,
     ) -> None:
         """`always`: whatever is permitted is moved, whatever it takes."""
-        self._ways = [_Way(tier, always=always) for tier in tiers]
-        self._cost = cost
+        self.transfers = RunTransfers(tiers, cost, clock, block_tokens, step_bytes=step_bytes, always=always)
         self._clock = clock
         self._block_tokens = block_tokens
-        self._step_bytes = self._left = step_bytes
-        self._object_blocks = min((tier.object_blocks for tier in tiers), default=1)
-        self._decisions: list[TransferDecided] = []
+        self._object_blocks = self.transfers.object_blocks
 
     @property
     def tiers(self) -> list[SealedTier]:
         """In the order in which they are asked."""
-        return [way.tier for way in self._ways]
+        return self.transfers.tiers
 
     def watch(self, manager: BlockManager) -> None:
         """What this manager evicts is offered from now on. Raises `ConfigError` where its blocks cannot be copied."""
@@ -124,7 +96,7 @@ class Offloading:
         """`node` is about to lose its blocks from `keep` on: those of the object that they begin in go with them."""
         begin, until = node.start + keep, node.length
         before = node.offered
-        if before is not None and self._ways[before.taker].tier.ended == before.ended:
+        if before is not None and self.transfers.tiers[before.taker].ended == before.ended:
             if begin >= before.begin:
                 return
             until = min(until, before.begin - node.start)
@@ -145,41 +117,10 @@ class Offloading:
         def read(first: int, count: int, into: memoryview) -> None:
             _read(memory, blocks[first : first + count], into)
 
-        taker = -1
-        for number, way in enumerate(self._ways):
-            if self._store(way, run, label, len(blocks), memory, read):
-                taker = number
-                break
+        size = len(blocks) * memory.bytes_per_block * memory.shards
+        taker = self.transfers.store(run, size, read)
         if stays or taker >= 0:  # what nobody took is not offered again block by block
-            node.offered = Offered(begin, taker, self._ways[taker].tier.ended)
-
-    def _store(
-        self, way: _Way, run: PublishedRun, label: DomainLabel, blocks: int, memory: Memory, read: _Read
-    ) -> bool:
-        """Whether the tier has the run now. Of what is there already nothing is decided, and nothing moves."""
-        if way.tier.has_run(label, run.keys, run.depth):
-            return True
-        if not way.tier.admits(label):
-            return False
-        size = blocks * memory.bytes_per_block * memory.shards
-        recompute_us = self._recompute_us(blocks, run.depth)
-        choice = way.link.choose_store(size, recompute_us, is_busy=size > self._left)
-        record = self._recorder("store", way, label.tenant, 0, choice)
-        if not choice.moves:
-            record(blocks, size, "", 0)
-            return False
-        self._left -= size
-        began_ns = perf_counter_ns()
-        stored = way.tier.store(run, read)
-        took_us = (perf_counter_ns() - began_ns) // 1000
-        has = stored == blocks or way.tier.has(label, run.keys[-KEY_BYTES:])
-        if stored:
-            part = size * stored // blocks
-            way.link.stored(part, stored, took_us)
-            record(stored, part, "done", took_us)
-        elif not has:  # no room, no buffer, or the store failed
-            record(blocks, size, "failed", took_us)
-        return has
+            node.offered = Offered(begin, taker, self.transfers.tiers[taker].ended)
 
     # -- back -----------------------------------------------------------------------------------------------------
 
@@ -215,7 +156,7 @@ class Offloading:
         latency: str,
     ) -> int:
         label, start = label_of(span.domain), span.start
-        if not any(way.tier.admits(label) for way in self._ways):
+        if not self.transfers.admits(label):
             return 0
         before = _chain_before(sequence, span)
         if len(before) != KEY_BYTES * start:
@@ -224,9 +165,9 @@ class Offloading:
         keys = (
             before + span.keys[: KEY_BYTES * (wanted + self._object_blocks)]
         )  # the last may have more of the prompt
-        come, tried = 0, set[_Way]()
+        come, tried = 0, set[TierWay]()
         while come < wanted:
-            way, found = self._best(label, keys, start + come, most, tried)
+            way, found = self.transfers.best(label, keys, start + come, most, tried)
             if way is None:
                 break
             came = self._load(way, manager, sequence, label, keys, start + come, found, latency)
@@ -236,29 +177,16 @@ class Offloading:
                     sequence, span.first + one.blocks, one.born_us, one.ceiling_us, now_us
                 )
                 leaf = sequence.leaf
-                if way is self._ways[0] and leaf is not None and leaf.start >= start + come:
+                if way is self.transfers.ways[0] and leaf is not None and leaf.start >= start + come:
                     leaf.offered = Offered(leaf.start, 0, way.tier.ended)
                 come += one.blocks
             if span.start != start + come:
                 break  # a key is taken by a node that cannot be attached: what comes is this request's alone
         return come
 
-    def _best(
-        self, label: DomainLabel, keys: bytes, depth: int, most: int, tried: set[_Way]
-    ) -> tuple[_Way | None, list[Found]]:
-        """Whoever brings most; of those alike, whoever is asked first."""
-        best: tuple[_Way | None, list[Found]] = (None, [])
-        farthest = 0
-        for way in self._ways:
-            found = way.tier.lookup(label, keys, depth, most) if way not in tried else []
-            blocks = sum([one.blocks for one in found])
-            if blocks > farthest:
-                best, farthest = (way, found), blocks
-        return best
-
     def _load(
         self,
-        way: _Way,
+        way: TierWay,
         manager: BlockManager,
         sequence: RunningSequence,
         label: DomainLabel,
@@ -267,12 +195,9 @@ class Offloading:
         found: list[Found],
         latency: str,
     ) -> list[Restored]:
-        blocks, size = sum(one.blocks for one in found), sum(one.size for one in found)
-        recompute_us = self._recompute_us(blocks, depth)
-        choice = way.link.choose_restore(size, recompute_us, self._clock.now_us(), latency=latency)
-        record = self._recorder("restore", way, label.tenant, sequence.residency.id, choice, latency)
+        reader = CopyReader(label, sequence.residency.id, latency)
+        choice = self.transfers.choose_restore(way, reader, depth, found)
         if not choice.moves:
-            record(blocks, size, "", 0)
             return []
         memory = cast(CopyableMemory, manager.pool.memory)
         span = sequence.spans[0]
@@ -281,16 +206,7 @@ class Offloading:
         def write(at: int, count: int, skip: int, data: memoryview) -> None:
             _write(memory, sequence.table[at + shift : at + shift + count], skip, data)
 
-        began_ns = perf_counter_ns()
-        came = way.tier.load(label, keys, depth, found, write)
-        took_us = (perf_counter_ns() - began_ns) // 1000
-        count = sum(one.blocks for one in came)
-        way.link.restored(size, count, took_us, asked=blocks)
-        if count == blocks:
-            record(blocks, size, "done", took_us)
-        else:
-            record(blocks, size, "partial" if count else "failed", took_us, count)
-        return came
+        return self.transfers.restore(way, reader, keys, depth, found, choice, write)
 
     # -- swap -----------------------------------------------------------------------------------------------------
 
@@ -320,7 +236,7 @@ class Offloading:
         def read(first: int, count: int, into: memoryview) -> None:
             _read(memory, block, into)
 
-        return any(self._store(way, run, label, 1, memory, read) for way in self._ways)
+        return self.transfers.store(run, memory.bytes_per_block * memory.shards, read) >= 0
 
     def keep_path(self, manager: BlockManager, leaf: Node | None) -> None:
         """Keep what was published of a path that nobody refers to now; it stays in the pool while there is room."""
@@ -345,7 +261,7 @@ class Offloading:
         label = label_of(span.domain)
         if len(keys) != KEY_BYTES * (span.start + 1):
             return 0
-        way, found = self._best(label, keys, span.start, span.start + 1, set())
+        way, found = self.transfers.best(label, keys, span.start, span.start + 1)
         came = (
             [] if way is None else self._load(way, manager, sequence, label, keys, span.start, found, latency)
         )
@@ -355,96 +271,6 @@ class Offloading:
         manager.decode.computed[sequence.slot] = whole * size + tokens
         sequence.tail_tokens = tokens
         return tokens
-
-    # -- time -----------------------------------------------------------------------------------------------------
-
-    def step(self, now_us: int) -> None:
-        """Once an engine step: what is due ends, and a tier that is left alone is looked at."""
-        self._left = self._step_bytes
-        for way in self._ways:
-            if way.tier.is_due(now_us):
-                way.tier.expire()
-        for way in self._ways:
-            if way.link.watch.due(now_us):
-                self._look(way)
-
-    @staticmethod
-    def _look(way: _Way) -> None:
-        began_ns = perf_counter_ns()
-        size = way.tier.probe()
-        if size:
-            way.link.restores.learn(size, (perf_counter_ns() - began_ns) // 1000)
-
-    def narrow(self) -> None:
-        """Policy or keys have changed: what may stay no longer ends."""
-        for way in self._ways:
-            way.tier.narrow()
-
-    def forget_tenant(self, tenant: str) -> None:
-        """A tenant that nobody listed has left: what it had in tiers ends."""
-        for way in self._ways:
-            way.tier.end_tenant(tenant)
-
-    def leaves(self) -> list[Event]:
-        """What began, ended and was decided since the last call, for the ledger."""
-        found: list[Event] = []
-        for way in self._ways:
-            events = way.tier.take_events()
-            if events:
-                found += copy_leaves(way.tier.name, events, way.tier.within_us)
-        if self._decisions:
-            found += self.take_decisions()
-        return found
-
-    def take_decisions(self) -> list[TransferDecided]:
-        """What was decided since the last call."""
-        decisions, self._decisions = self._decisions, []
-        return decisions
-
-    def counts(self) -> tuple[TierCounts, ...]:
-        """Each tier's own counters for conservation, when everything that happened was handed over."""
-        return tuple(TierCounts(way.tier.name, *way.tier.counts[:-1]) for way in self._ways)
-
-    def uses(self) -> list[TierUse]:
-        """What each tier did."""
-        return [way.link.use(way.tier.name) for way in self._ways]
-
-    def figures(self) -> dict[str, float]:
-        """Everything, by the keys of `metrics.MEASURES`."""
-        found: dict[str, float] = {}
-        for way in self._ways:
-            tier = way.tier
-            found |= tier_figures(way.link.use(tier.name), tier.counts, tier.capacity_bytes)
-        return found
-
-    def close(self) -> None:
-        """End what does not outlive the process, and let the stores go."""
-        for way in self._ways:
-            way.tier.close()
-
-    def _recompute_us(self, blocks: int, depth: int) -> float | None:
-        """What computing these blocks again is expected to take; None where that is not known."""
-        tokens = self._block_tokens
-        return self._cost.seconds_of(blocks * tokens, depth * tokens) * 1e6 if self._cost.is_known else None
-
-    def _recorder(
-        self,
-        action: str,
-        way: _Way,
-        tenant: str,
-        residency: int,
-        choice: TransferChoice,
-        latency: str = "",
-    ) -> Callable[..., None]:
-        """Puts a decision on record: `record(blocks, size, outcome, actual_us)`."""
-
-        def record(blocks: int, size: int, outcome: str, actual_us: int, part: int = 0) -> None:
-            moved = Moved(way.tier.name, tenant, residency, blocks, size)
-            cost = Outcome(outcome, actual_us, part)
-            now_us = self._clock.now_us()
-            self._decisions.append(decided(now_us, action, moved, choice, cost, latency))
-
-        return record
 
 
 def _key_before(node: Node, position: int) -> bytes:

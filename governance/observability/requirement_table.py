@@ -170,10 +170,10 @@ ROWS: tuple[RequirementRow, ...] = (
                    "engines/transformers/batching/test_tiers.py::test_no_output_changes_over_many_requests"),
                    vllm=_NO_TIER),
     RequirementRow("TIE-2", "moved only where it is faster than computing", ("governance/tiers/transfer_rates.py",
-                   "governance/governor/offloading.py"), ("tier_left_alone_total", "tier_prediction_error_ratio"),
+                   "governance/tiers/run_transfers.py"), ("tier_left_alone_total", "tier_prediction_error_ratio"),
                    (_TIERS, "governance/offload/test_transfer_or_recompute.py::"
                    "test_a_tier_that_is_always_slower_is_not_used_after_its_first_samples"), vllm=_NO_TIER),
-    RequirementRow("TIE-3", "stored, restored, refused; how long it took", ("governance/governor/offloading.py",),
+    RequirementRow("TIE-3", "stored, restored, refused; how long it took", ("governance/tiers/run_transfers.py",),
                    ("tier_stored_blocks_total", "tier_restored_blocks_total", "tier_store_seconds_total",
                     "tier_restore_seconds_total", "tier_refused_total"), (_TIERS,), vllm=_NO_TIER),
     RequirementRow("LIF-2", "drift, orphans", ("governance/orphans/online_pool_scan.py",),

@@ -1,13 +1,14 @@
 """What SGLang loaded, as the identity that conditions every namespace.
 
-1. Pages of one scheduler live and die with its process, so what must differ is what one process can hold at once:
-   weights of another epoch.
+1. Weights that are loaded anew are another epoch, with a number that nobody has again: copies in files outlive the
+   process, and must not be found under other weights of the same epoch. What a process begins with is epoch 0.
 2. The weights' digest is a fingerprint of the files' names, sizes and times, or of a hub name's revision. It says so in
    its prefix.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import structlog
@@ -15,6 +16,7 @@ import structlog
 from kvcustody.governance.identity.content_digest import attributes_text, named_digest, weights_fingerprint
 from kvcustody.governance.identity.model_identity import ModelIdentity
 
+_EPOCHS = 1 << 52  # a leaf's integers are below 2^53
 _log = structlog.get_logger(__name__)
 
 
@@ -31,7 +33,7 @@ class LoadedModel:
 
     def reloaded(self) -> None:
         """The weights changed: nothing computed before is reachable any more."""
-        self._epoch += 1
+        self._epoch = 1 + secrets.randbelow(_EPOCHS)
         self.identity = self._made()
 
     def _made(self) -> ModelIdentity:

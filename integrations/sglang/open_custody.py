@@ -1,4 +1,4 @@
-"""From SGLang's context to a governed cache with an open port: options checked, pool zeroed, ledger open."""
+"""From SGLang's context to a governed cache with an open port: options checked, pool zeroed, ledger and tiers open."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import structlog
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.logs import configure
-from kvcustody.governance.settings import load_settings
+from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.governance.tiers.open_tiers import BlockShape, TierPlan, open_tiers, tier_names, tier_plan
+from kvcustody.governance.tiers.run_transfers import RunTransfers
+from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.governance.worker.engine_worker import EnginePlan, open_engine_worker
+from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.identity.from_settings import check_issuers, open_verifier
 from kvcustody.integrations.sglang.check_engine import check_kind, check_options, check_version
 from kvcustody.integrations.sglang.model_identity import LoadedModel
 from kvcustody.integrations.sglang.page_allocator import govern_allocator
 from kvcustody.integrations.sglang.page_memory import PADDING_PAGE, PageMemory
 from kvcustody.integrations.sglang.radix_cache import GovernedRadixCache
+from kvcustody.integrations.sglang.slot_tiers import SlotTiers, unit_pages
 
 _log = structlog.get_logger(__name__)
 
@@ -31,6 +36,7 @@ def build_cache(context: Any) -> GovernedRadixCache:
     if params.is_eagle:
         raise ConfigError("speculative drafts share the tree's keys; that is not governed")
     settings = load_settings()
+    tiers = tier_plan(settings)
     configure(settings.log_level, settings.log_format)
     allocator = params.token_to_kv_pool_allocator
     govern_allocator(allocator)
@@ -47,6 +53,7 @@ def build_cache(context: Any) -> GovernedRadixCache:
         bytes_per_block=memory.bytes_per_page,
         device=str(context.server_args.device),
         reserved=(PADDING_PAGE, *range(pages, memory.pages)),
+        tiers=tuple(tier_names(settings)),
     )
     worker = open_engine_worker(settings, plan, cache.custody)
     try:
@@ -54,9 +61,29 @@ def build_cache(context: Any) -> GovernedRadixCache:
         cache.tokens = open_verifier(settings, worker.clock)
         cache.worker = worker
         cache.custody.port = worker.port
+        if tiers is not None:
+            _open_tiers(cache, settings, tiers)
         cache.custody.step()  # the whole pool, read back, before the first request
     except BaseException:
-        worker.close()
+        with cache.tier_stack:
+            worker.close()
         raise
     _log.info("sglang in custody", pages=pages, page_tokens=size, bytes_per_page=memory.bytes_per_page)
     return cache
+
+
+def _open_tiers(cache: GovernedRadixCache, settings: Settings, plan: TierPlan) -> None:
+    """Copies may leave to the tiers of the settings. Raises a `ConfigError` that names the setting it cannot have."""
+    worker, memory, size = cache.worker, cache.memory, cache.page_size
+    assert worker is not None
+    port, pages = worker.port, unit_pages(size)
+    shape = BlockShape(pages * memory.bytes_per_page, 1, pages * size)
+    rules = TierRules(lambda: port.tables, port.authorize, lambda: port.restricted)
+    root = open_root_key(settings)
+    tiers = open_tiers(plan, shape, port.keyring, root, worker.clock, cache.tier_stack, rules)
+    for tier in tiers:
+        tier.staging.pin(memory.pin)
+    transfers = RunTransfers(
+        tiers, port.measures.cost, worker.clock, shape.block_tokens, always=plan.moves_always
+    )
+    cache.custody.tiers = SlotTiers(transfers, port, memory, size)

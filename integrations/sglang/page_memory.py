@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
@@ -60,6 +62,18 @@ class PageMemory:
             for padding in self._padding:
                 padding.zero_()
         return results, self._memory.scrubbed(0) - self._unordered
+
+    def read(self, pages: NDArray[np.int64], into: memoryview) -> None:
+        """Copy `pages`, one after the other, into host memory that is exactly as long; waits."""
+        self._memory.read(0, pages, into)
+
+    def write(self, pages: NDArray[np.int64], data: memoryview) -> None:
+        """Copy what `read` made into `pages`."""
+        self._memory.write(0, pages, data)
+
+    def pin(self, address: int, size: int) -> Callable[[], None]:
+        """Let the pool's device reach `size` bytes of the host's; what is returned undoes it."""
+        return self._memory.pin(address, size)
 
     def close(self) -> None:
         """Leave nothing behind."""

@@ -29,6 +29,7 @@ class PageNode:
         "locks",
         "name",
         "number",
+        "offered",
         "pages",
         "parent",
         "tokens",
@@ -47,6 +48,9 @@ class PageNode:
         self.locks = 0
         self.used = 0
         self.is_cut_off = False  # taken out of the tree (rule 3)
+        self.offered: object = (
+            None  # what somebody who copies pages noted of it; both halves of a split keep it
+        )
 
 
 class PageTree:
@@ -140,7 +144,7 @@ class PageTree:
         assert parent is not None and 0 < at < len(node.pages)
         self._numbers += 1
         upper = PageNode(self._numbers, parent, node.name, node.tokens[: at * size], node.pages[:at].copy())
-        upper.locks, upper.used = node.locks, node.used
+        upper.locks, upper.used, upper.offered = node.locks, node.used, node.offered
         parent.children[self._edge(node.name, node.tokens, 0)] = upper
         upper.children[self._edge(node.name, node.tokens, at)] = node
         node.parent = upper
@@ -192,15 +196,18 @@ class PageTree:
 
     def remove(self, pages: Pages) -> Pages:
         """Take these out, and whatever of their nodes lies behind them. Returns the pages that come free now."""
-        numbers = self._owner[pages]
         free: list[Pages] = []
-        for number in np.unique(numbers[numbers > 0]).tolist():
-            node = self._nodes[number]
-            cut = int(np.isin(node.pages, pages).argmax())
+        for node, cut in self.cuts(pages):
             if cut:
                 self._split(node, cut)  # `node` is what lies behind the cut now
             free += self._cut_off(node)
         return np.concatenate(free) if free else NO_PAGES
+
+    def cuts(self, pages: Pages) -> list[tuple[PageNode, int]]:
+        """The nodes that have these, each with the place of the first of them in it."""
+        numbers = self._owner[pages]
+        nodes = [self._nodes[number] for number in np.unique(numbers[numbers > 0]).tolist()]
+        return [(node, int(np.isin(node.pages, pages).argmax())) for node in nodes]
 
     def _cut_off(self, node: PageNode) -> list[Pages]:
         parent = node.parent
@@ -216,25 +223,29 @@ class PageTree:
         self.evictable_pages -= len(node.pages)
         return [node.pages]
 
-    def remove_oldest(self, count: int) -> Pages:
-        """Take out at least `count` pages that nobody holds, or all: whole leaves, the least recently used first."""
+    def remove_oldest(self, count: int) -> list[PageNode]:
+        """Take out at least `count` pages that nobody holds, or all: whole leaves, the least recently used first.
+
+        Each returned one still knows what it continued.
+        """
         heap = [
             (node.used, -node.number, node)
             for node in self._nodes.values()
             if not node.locks and not node.children
         ]
         heapq.heapify(heap)
-        chosen: list[Pages] = []
+        chosen: list[PageNode] = []
         while heap and count > 0:
             _, _, node = heapq.heappop(heap)
-            chosen += self._cut_off(node)
+            self._cut_off(node)
+            chosen.append(node)
             count -= len(node.pages)
             parent = node.parent
             if parent is None or parent.parent is None or parent.locks:
                 continue
             if not parent.children and not parent.is_cut_off:
                 heapq.heappush(heap, (parent.used, -parent.number, parent))
-        return np.concatenate(chosen) if chosen else NO_PAGES
+        return chosen
 
     # -- books --------------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,15 @@
 1. A request that was never admitted finds nothing and leaves nothing.
 2. Every page that the scheduler gives back passes through here, and is told before it is free.
 3. A request is locked to the tree by SGLang's own calls; what was taken out under a lock comes free with it.
+4. What tiers have behind a hit is told as SGLang's own host tier would tell it, and comes when the scheduler has taken
+   the request (`init_load_back`): all of it, or SGLang asks again and computes.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +27,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
     EvictResult,
     IncLockRefResult,
+    InitLoadBackParams,
     MatchPrefixParams,
     MatchResult,
     TreeLock,
@@ -39,7 +43,8 @@ from kvcustody.integrations.sglang.model_identity import LoadedModel
 from kvcustody.integrations.sglang.page_allocator import page_ids
 from kvcustody.integrations.sglang.page_memory import PageMemory
 from kvcustody.integrations.sglang.page_tree import PageNode, Pages, PageTree
-from kvcustody.integrations.sglang.slot_custody import SlotCustody, SlotRequest
+from kvcustody.integrations.sglang.slot_custody import SlotCustody
+from kvcustody.integrations.sglang.slot_request import SlotRequest
 
 if TYPE_CHECKING:
     from kvcustody.governance.worker.engine_worker import EngineWorker
@@ -67,6 +72,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         self.scheduler: Any = None
         self.worker: EngineWorker | None = None
         self.tokens: ScopeTokens | None = None
+        self.tier_stack = ExitStack()  # what tiers hold open
         self._requests: dict[str, Any] = {}  # SGLang's, by id
         self._by_row: dict[int, SlotRequest] = {}
         rows = self.req_to_token_pool.req_to_token
@@ -131,8 +137,10 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     def begin(self, req: Any) -> None:
         """The scheduler has taken it, and locked what it found."""
         request = _of(req)
-        if request is not None and not request.has_begun:
-            self._by_row[id(req.kv)] = request
+        if request is None:
+            return
+        self._by_row[id(req.kv)] = request
+        if not request.has_begun:
             self.custody.begin(request, req.prefix_len // self.page_size)
 
     # -- SGLang's calls -----------------------------------------------------------------------------------------------
@@ -145,23 +153,52 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """What the request may read, page by page."""
         request = _of(params.req) if params.req is not None else None
-        node, pages = self.tree.root, np.empty(0, dtype=np.int64)
+        node, pages, beyond = self.tree.root, np.empty(0, dtype=np.int64), 0
         if request is not None and len(params.key):
             node, pages = self.custody.look_up(
                 request, params.key.token_ids, len(params.key) // self.page_size
             )
+            beyond = self.custody.restorable(request)
         return MatchResult(
             device_prefix_len=len(pages) * self.page_size,
             last_device_node=node,
             last_host_node=node,
             best_match_node=node,
+            host_hit_length=beyond * self.page_size,
         )
+
+    def init_load_back(self, params: InitLoadBackParams) -> tuple[int, PageNode] | None:
+        """The scheduler has chosen the request: what tiers have for it comes into the tree (rule 4)."""
+        req, size = params.req, self.page_size
+        request = _of(req)
+        if request is None or request.has_begun:
+            return 0, req.last_node  # it was told of nothing
+        pages, tokens = params.host_hit_length // size, req.full_untruncated_fill_ids
+        allocator, custody = self.token_to_kv_pool_allocator, self.custody
+        lacking = pages * size - allocator.available_size()
+        if lacking > 0:
+            custody.make_room(-(-lacking // size))
+        custody.zero()
+        if allocator.available_size() < pages * size or not custody.may_restore(request, tokens, pages):
+            return 0, req.last_node
+        slots = allocator.alloc(pages * size)
+        if slots is None:
+            return 0, req.last_node
+        self._by_row[id(req.kv)] = request
+        node = custody.restore(request, tokens, slots[::size].cpu().numpy().astype(np.int64) // size)
+        if node is not None:
+            return pages * size, node
+        self._by_row.pop(id(req.kv), None)
+        custody.preempted(request, req.origin_input_ids + req.output_ids)
+        return None
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         """What the request has computed enters the tree; its row goes on with the tree's pages."""
         request = _of(req)
         if request is None:
             return
+        if req.output_ids:
+            self.custody.first_token(request)
         tokens: array[int] = req.full_untruncated_fill_ids
         made = self.custody.publish(request, tokens, up_to // self.page_size)
         if made is None:
@@ -331,7 +368,11 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     def close(self) -> None:
         """End all custody and close the ledger; a second time changes nothing."""
         worker, self.worker = self.worker, None
-        if worker is not None:
+        if worker is None:
+            return
+        with self.tier_stack:
+            if self.custody.tiers is not None:
+                self.custody.tiers.close()
             worker.close(self.scrub)
             self.memory.close()
 

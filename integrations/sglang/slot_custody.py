@@ -10,6 +10,9 @@ it is a slot.
 3. What a request computed enters the tree at its checkpoints, along its path; where the same is there already, the
    request takes that and gives its own back.
 4. A request whose path was taken out of the tree publishes nothing more; so does one that an erasure covers.
+5. Where there are tiers (`SlotTiers`), what is evicted is offered to them while it is still there. What they bring
+   fills pages that are zero by then, and is in the tree before the request computes; a page that was handed out for it
+   and not filled goes back as one that was used.
 """
 
 from __future__ import annotations
@@ -21,16 +24,18 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.errors import IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
-from kvcustody.governance.external.namespace_keys import NO_PATH, TreePath, Walked
+from kvcustody.governance.external.namespace_keys import Walked
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, PageTree
+from kvcustody.integrations.sglang.slot_request import SlotRequest
+from kvcustody.integrations.sglang.slot_tiers import SlotTiers
 
 FLUSH_STEPS = 64  # a decode's pages are told at least once in so many steps
 ROOM_SHARE = 128  # where there is no room, at least one page in so many is ended,
@@ -64,41 +69,6 @@ class EngineRows(Protocol):
 
     def scrub(self, order: ScrubOrder) -> None:
         """Zero these now and tell the port."""
-
-
-class SlotRequest:
-    """A request under governance. `principal` is None where no valid identity came with it."""
-
-    __slots__ = (
-        "cause",
-        "found",
-        "has_begun",
-        "narrowed_by",
-        "node",
-        "path",
-        "published",
-        "publishes",
-        "reported",
-        "request_id",
-        "residency",
-    )
-
-    def __init__(self, request_id: str, residency: ExternalResidency, narrowed_by: str) -> None:
-        self.request_id = request_id
-        self.residency = residency
-        self.narrowed_by = narrowed_by  # what its client said besides: a part of its namespaces
-        self.cause: str | None = None  # why it ends, where governance ends it
-        self.forget_row()
-
-    def forget_row(self) -> None:
-        """It has no pages: new, or preempted."""
-        self.path: TreePath = NO_PATH
-        self.found: Pages = NO_PAGES  # by its last look-up
-        self.node: PageNode | None = None  # where its published pages end, once it has published
-        self.has_begun = False
-        self.reported = 0  # leading pages of its row that the port knows of
-        self.published = 0  # leading pages of its row that are the tree's
-        self.publishes = True
 
 
 class CheckpointResult(NamedTuple):
@@ -141,6 +111,7 @@ class SlotCustody:
         self.page_tokens = tree.page_tokens
         self.requests: dict[str, SlotRequest] = {}
         self._port: EnginePort | None = None
+        self._tiers: SlotTiers | None = None
         self._steps = 0  # since the last `flush` of all
 
     @property
@@ -154,6 +125,16 @@ class SlotCustody:
         self._port = port
         port.defer_calls(self.flush, hand_outs_alone=True)
         port.count_tokens(lambda request_id: self.rows.tokens_of(str(request_id)))
+
+    @property
+    def tiers(self) -> SlotTiers | None:
+        """What keeps pages off the device; None: nothing."""
+        return self._tiers
+
+    @tiers.setter
+    def tiers(self, tiers: SlotTiers) -> None:
+        self._tiers = tiers
+        self.port.pool.evicting = self._leave
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -198,6 +179,7 @@ class SlotCustody:
         walk = _Walk(self, request, tokens, last)
         path = self.port.look_up_tree(request.residency, walk)
         request.path, request.found = path, path.blocks
+        request.planned = None if self._tiers is None else self._tiers.plan(request, tokens, last)
         if len(path.spans) == 1 and len(walk.last.blocks) == len(path.blocks):
             assert walk.last.node is None or isinstance(walk.last.node, PageNode)
             return walk.last.node or self.tree.root, path.blocks
@@ -237,8 +219,56 @@ class SlotCustody:
     def begin(self, request: SlotRequest, pages: int) -> None:
         """The engine starts it behind its first `pages` found pages, which it has locked."""
         request.has_begun = True
-        request.reported = request.published = pages
+        request.reported = request.published = request.cached = pages
         self.port.attached(request.residency, request.found[:pages])
+
+    def restorable(self, request: SlotRequest) -> int:
+        """How many pages tiers would bring behind what its last look-up found."""
+        return 0 if request.planned is None else request.planned.pages
+
+    def may_restore(self, request: SlotRequest, tokens: array[int], pages: int) -> bool:
+        """Whether so many pages can come now: asked again behind whatever made room for them."""
+        tiers = self._tiers
+        hit = len(request.found)
+        _, there, _ = self._along(request, tokens, hit + pages)
+        if tiers is None or there != hit:  # the same is in the tree, past its time
+            return False
+        request.planned = tiers.plan(request, tokens, hit + pages)
+        return self.restorable(request) == pages
+
+    def zero(self) -> None:
+        """Scrub what ended, so that a tier may fill it before the step's own scrubs (rule 5)."""
+        order = self.port.scrubs_now()
+        if order is not None:
+            self.rows.scrub(order)
+
+    def restore(self, request: SlotRequest, tokens: array[int], pages: Pages) -> PageNode | None:
+        """Fill these zero pages from tiers, behind what was found: where they end in the tree.
+
+        None: some did not come. Those that did are in the tree; the request waits again, as one that was preempted.
+        """
+        tiers, plan, port = self._tiers, request.planned, self.port
+        assert tiers is not None and plan is not None and plan.pages == len(pages), "restored as planned"
+        if not port.pool.are_clean(pages.tolist()):
+            raise IsolationError("a tier would fill pages that are not zero")
+        hit = plan.hit
+        self.begin(request, hit)
+        self._tell(request, pages)
+        came, born_us, ceiling_us = tiers.bring(request, plan, pages)
+        node, _, _ = self._along(request, tokens, hit)
+        if came:
+            filled = pages[:came]
+            port.restored(request.residency, filled.tolist(), born_us, ceiling_us)
+            row = np.concatenate((request.found[:hit], filled))
+            before = int(row[hit - 1]) if hit else -1
+            node = self._insert(request, node, tokens, row, hit, hit + came)
+            port.published(request.residency, filled, before)
+        if came == len(pages):
+            request.published, request.node, request.cached = hit + came, node, hit + came
+            return node
+        port.returned(request.residency, pages[came:])
+        self.rows.free(pages[came:])
+        return None
 
     def report(self, request: SlotRequest) -> None:
         """Tell what was handed out to it since the last time (rule 2)."""
@@ -250,6 +280,11 @@ class SlotCustody:
         if len(pages):
             request.reported += len(pages)
             self.port.handed_out(request.residency, pages)
+
+    def first_token(self, request: SlotRequest) -> None:
+        """Its first token is there: what computing takes is measured."""
+        if request.has_begun:
+            self.port.first_token(request.residency, request.cached * self.page_tokens)
 
     def flush(self) -> None:
         """Tell what was handed out to anybody."""
@@ -329,7 +364,9 @@ class SlotCustody:
             victims = port.victims(pages, in_use=tree.is_held)
             freed = self._take_out(np.array(victims, dtype=np.int64))
         if freed < pages:
-            oldest = tree.remove_oldest(pages - freed)
+            nodes = tree.remove_oldest(pages - freed)
+            self._offer([(node, 0) for node in nodes])
+            oldest = _joined([node.pages for node in nodes])
             self.rows.free(oldest)
             port.unpublished(oldest)
             freed += len(oldest)
@@ -341,6 +378,17 @@ class SlotCustody:
         if len(chosen):
             self.rows.free(self.tree.remove(chosen))
             self.port.unpublished(chosen, "reset")
+
+    def _leave(self, pages: Pages) -> None:
+        """The policy makes room with these."""
+        self._offer(self.tree.cuts(pages))
+
+    def _offer(self, parts: list[tuple[PageNode, int]]) -> None:
+        """Nodes that lose their pages from a place on: nothing of them is zeroed yet."""
+        tiers = self._tiers
+        if tiers is not None:
+            for node, keep in parts:
+                tiers.offer(node, keep)
 
     def _take_out(self, pages: Pages) -> int:
         if not len(pages):
@@ -359,6 +407,8 @@ class SlotCustody:
             self.flush()
         port = self._port
         assert port is not None, "no port yet"
+        if self._tiers is not None:
+            self._tiers.step()
         if port.has_work():
             order = port.step()
             if order is not None:

@@ -52,7 +52,7 @@ def run_job(
             virtual_seconds = (stand.clock.now_us() - begin_us) / 1e6
             running = stand.governor.stats()
             offloading = stand.governor.offload
-            tiers = [] if offloading is None else offloading.uses()
+            tiers = [] if offloading is None else offloading.transfers.uses()
             identities = _scanned(stand)
             stand.governor.close()
             pool = stand.governor.stats().pools[0]

@@ -44,7 +44,7 @@ def without_effect(
 def _idle(
     offload: Offload, what: str, owner: PoolOwner | None, tiers: Collection[str] | None
 ) -> Iterator[Finding]:
-    """A copy needs a tier that is configured, but for plain ones of transformers' own caches; beside vLLM always."""
+    """A copy needs a tier that is configured, but for plain ones of transformers' caches; beside an engine always."""
     beside_engine = owner is PoolOwner.ENGINE
     if tiers is None and not beside_engine:
         return  # nothing is known of workers
@@ -53,7 +53,7 @@ def _idle(
         absent = [tier for tier in absent if tier.must_encrypt]
     if absent:
         which = ", ".join(map(quote, absent))
-        where = " beside vLLM" if beside_engine else ""
+        where = " beside this engine" if beside_engine else ""
         settings = ", ".join(quote(_SETTINGS[tier]) for tier in absent if tier in _SETTINGS)
         why = "no such tier is configured" + (f" (set {settings})" if settings else "")
         yield offload.mark, _CODE, f"{what}: nothing is offloaded to {which}{where}: {why}"

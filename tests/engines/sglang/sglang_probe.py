@@ -139,7 +139,11 @@ def _erase(scheduler: Any, **selector: Any) -> dict[str, Any]:
     port = _port(scheduler)
     erased = port.erase(Selector(**selector))
     scheduler.tree_cache.custody.step()
-    return {"blocks": erased.ended_blocks, "remaining": erased.remaining_blocks}
+    return {
+        "blocks": erased.ended_blocks,
+        "remaining": erased.remaining_blocks,
+        "erasure": erased.erasure,
+    }
 
 
 def _scan(scheduler: Any, recover: bool = False) -> list[str]:
@@ -193,26 +197,88 @@ def _held(scheduler: Any) -> dict[str, int]:
 
 def _conservation(scheduler: Any) -> list[str]:
     """The identities that do not hold between the ledger and the pool's own counters, at a quiet moment."""
-    from sqlalchemy import select
-
     from kvcustody.audit.coverage.conservation import conservation
     from kvcustody.audit.database.engine import open_store
-    from kvcustody.audit.schema.ledger import incarnations
 
     cache = scheduler.tree_cache
     counts = cache.custody.port.counts()
     assert cache.worker.writer.flush()
     store = open_store(os.environ["KVCUSTODY_DATABASE_URL"])
     with store.connect() as connection:
-        life = (
-            connection.execute(select(incarnations.c.uuid).order_by(incarnations.c.id.desc()))
-            .scalars()
-            .first()
-        )
-        found = conservation(connection, life, counts)
+        found = conservation(connection, cache.worker.writer.incarnation, counts)
     store.dispose()
     assert found, "nothing was compared"
     return [str(one) for one in found if one.difference]
+
+
+def _tiers(scheduler: Any) -> dict[str, Any]:
+    """By tier: copies, whose they are, and what it brought."""
+    tiers = scheduler.tree_cache.custody.tiers
+    found = {}
+    for way in tiers.transfers.ways:
+        copies = way.tier.copies()
+        found[way.tier.name] = {
+            "copies": len(copies),
+            "tenants": sorted({copy.tenant for copy in copies}),
+            "stored": way.link.stored_blocks,
+            "restored": way.link.restored_blocks,
+            "waiting": way.tier.counts.waiting,
+            "ended": way.tier.counts.ended,
+        }
+    return found
+
+
+def _hurt_store(scheduler: Any, how: str) -> None:
+    """From now on the stores fail, lose what they have, or return another object than is asked for; "": no longer."""
+    from kvcustody.errors import StoreError
+
+    for way in scheduler.tree_cache.custody.tiers.transfers.ways:
+        store = way.tier._store
+        way.tier._store = store._store if isinstance(store, _HurtStore) else store
+        if how:
+            way.tier._store = _HurtStore(way.tier, how, StoreError)
+
+
+class _HurtStore:
+    def __init__(self, tier: Any, how: str, error: type[Exception]) -> None:
+        self._store, self._how, self._error = tier._store, how, error
+        names = [copy.name for copy in tier.copies()]
+        self._instead = {name: names[at - 1] for at, name in enumerate(names)}
+
+    def prepare_load(self, name: bytes) -> Any:
+        if self._how == "fails":
+            raise self._error("the store does not answer")
+        if self._how == "loses":
+            return None
+        return self._store.prepare_load(self._instead.get(name, name))
+
+    def complete_load(self, name: bytes) -> None:
+        self._store.complete_load(self._instead.get(name, name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def _to_files(scheduler: Any) -> int:
+    """What `host` has goes down to the next tier, as where it has no room; how many copies go."""
+    tier = scheduler.tree_cache.custody.tiers.transfers.ways[0].tier
+    rows = [row for _, row in tier._index.names()]
+    for row in rows:
+        tier._hand_down(tier._index.name(row), tier._index.row(row))
+    tier._end(rows, "evicted")
+    return len(rows)
+
+
+def _open_to_anybody(scheduler: Any) -> None:
+    """For a positive control: every domain's copies are named and sealed as those of the first that had one."""
+    from kvcustody.integrations.sglang import slot_tiers
+
+    tiers = scheduler.tree_cache.custody.tiers
+    owners = [owner.label for way in tiers.transfers.ways for owner in way.tier._owners if owner.label]
+    first, keys = owners[0], slot_tiers.SlotTiers._keys
+    name = scheduler.tree_cache.custody.port.keyring.domains.state(first.spec).digest().hex()
+    slot_tiers.label_of = lambda domain: first
+    slot_tiers.SlotTiers._keys = lambda self, label, _name, *given: keys(self, first, name, *given)
 
 
 _ANSWERS = {
@@ -222,9 +288,13 @@ _ANSWERS = {
     "erase": _erase,
     "free": _free,
     "held": _held,
+    "hurt_store": _hurt_store,
+    "open_to_anybody": _open_to_anybody,
     "pid": _pid,
     "scan": _scan,
     "spent": lambda scheduler: dict(_spent),
     "stats": _stats,
+    "tiers": _tiers,
+    "to_files": _to_files,
     "written": lambda scheduler: dict(_written),
 }

@@ -26,14 +26,14 @@ class DecidedWorld:
         offload = self.world.worker.governor.offload
         assert offload is not None
         self.offload = offload
-        take = offload.take_decisions
+        take = offload.transfers.take_decisions
 
         def taking() -> list[TransferDecided]:
             taken = take()
             self.decisions += taken
             return taken
 
-        offload.take_decisions = taking  # type: ignore[method-assign]
+        offload.transfers.take_decisions = taking  # type: ignore[method-assign]
         self._serve(6, 1.0)  # a second a token: moving is faster
         self._cut(1)
         self._serve(2, 1.0)
@@ -44,12 +44,12 @@ class DecidedWorld:
         self._serve(2, 1e12, seeds=(3, 4))  # and what is not there yet stays away
         self.offset_us = self.world.clock.utc_us() - self.world.clock.now_us()
         self.incarnation = self.world.worker.writer.incarnation
-        self.uses = {use.tier: use for use in offload.uses()}
+        self.uses = {use.tier: use for use in offload.transfers.uses()}
         self.status = worker_status(self.world.worker.governor.stats(), 16)
         self.world.worker.close()
 
     def _serve(self, times: int, tokens_a_second: float, seeds: tuple[int, int] = (1, 2)) -> None:
-        self.offload._cost = DeclaredRate(tokens_a_second)
+        self.offload.transfers.cost = DeclaredRate(tokens_a_second)
         for number in range(times):
             for tenant, seed in zip(("acme", "beta"), seeds, strict=True):
                 self.world.serve(tenant, prompt(seed, 10))

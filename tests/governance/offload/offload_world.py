@@ -78,7 +78,7 @@ class World:
         size = TensorMemory.allocate(1, SPEC).bytes_per_block
         self.worker: Worker = open_worker(settings, MemoryPlan(make, BLOCKS, 1, size), clock=self.clock)
         if self.worker.governor.offload is not None:  # nothing is computed here, and time stands still
-            self.worker.governor.offload._cost = DeclaredRate(1)
+            self.worker.governor.offload.transfers.cost = DeclaredRate(1)
         self.memory = made[0]
         self.size = size
 

@@ -63,14 +63,14 @@ class Asked:
         offload = self.world.worker.governor.offload
         assert offload is not None
         self.offload, self.decided = offload, list[TransferDecided]()
-        take = offload.take_decisions
+        take = offload.transfers.take_decisions
 
         def taking() -> list[TransferDecided]:
             taken = take()
             self.decided += taken
             return taken
 
-        offload.take_decisions = taking  # type: ignore[method-assign]
+        offload.transfers.take_decisions = taking  # type: ignore[method-assign]
 
     def ask(self, latency: str, tokens: list[int]) -> int:
         governor = self.world.worker.governor

@@ -32,7 +32,7 @@ def test_what_was_evicted_comes_back_to_its_own_and_to_nobody_else(world: World)
     assert world.serve("acme", mine) == 160, "from a tier"
     assert world.serve("acme", mine + prompt(2, 4)) >= 160
     assert world.worker.governor.offload is not None
-    uses = world.worker.governor.offload.uses()
+    uses = world.worker.governor.offload.transfers.uses()
     assert sum(use.restored_blocks for use in uses) >= 10
 
 
@@ -197,7 +197,7 @@ def test_random_requests_are_answered_as_by_a_cache_that_lasts(world: World) -> 
         hits += world.serve(tenant, shared + prompt(int(drawn.integers(40)), int(drawn.integers(1, 6))))
         world.clock.advance(int(drawn.integers(2_000_000)))
     assert world.worker.governor.offload is not None
-    restored = sum(use.restored_blocks for use in world.worker.governor.offload.uses())
+    restored = sum(use.restored_blocks for use in world.worker.governor.offload.transfers.uses())
     assert hits and restored > 100, "void: nothing came from a tier"
 
 
@@ -214,7 +214,7 @@ def test_what_the_host_has_no_room_for_goes_to_the_disk_as_it_is_sealed(tmp_path
     world.crowd(9)
     hits = sum(world.serve("acme", tokens) for tokens in prompts)
     assert world.worker.governor.offload is not None
-    uses = {use.tier: use.restored_blocks for use in world.worker.governor.offload.uses()}
+    uses = {use.tier: use.restored_blocks for use in world.worker.governor.offload.transfers.uses()}
     assert hits > 500 and uses["host"] + uses["nvme"] > 30 and uses["nvme"] > 0, (hits, uses)
     world.clock.advance(600_000_000)
     world.worker.governor.step()

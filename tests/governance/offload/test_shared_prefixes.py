@@ -35,7 +35,7 @@ class SharedWorld(World):
 
     def restored(self) -> int:
         assert self.worker.governor.offload is not None
-        return sum(use.restored_blocks for use in self.worker.governor.offload.uses())
+        return sum(use.restored_blocks for use in self.worker.governor.offload.transfers.uses())
 
 
 @pytest.fixture(params=["host", "nvme"])

@@ -21,14 +21,14 @@ def offloading(world: World) -> Offloading:
 def watched(offload: Offloading) -> list[TransferDecided]:
     """What is decided from now on, as the ledger gets it."""
     found: list[TransferDecided] = []
-    take = offload.take_decisions
+    take = offload.transfers.take_decisions
 
     def taking() -> list[TransferDecided]:
         taken = take()
         found.extend(taken)
         return taken
 
-    offload.take_decisions = taking  # type: ignore[method-assign]
+    offload.transfers.take_decisions = taking  # type: ignore[method-assign]
     return found
 
 
@@ -57,7 +57,7 @@ def test_a_tier_that_is_faster_is_used_and_both_numbers_are_on_record(tmp_path: 
 def test_a_tier_that_is_always_slower_is_not_used_after_its_first_samples(tmp_path: Path) -> None:
     world = World(tmp_path, "host")
     offload = offloading(world)
-    offload._cost = DeclaredRate(1e12)
+    offload.transfers.cost = DeclaredRate(1e12)
     decided = watched(offload)
     for number in range(12):
         world.serve("acme", prompt(1, 10))
@@ -80,11 +80,11 @@ def test_a_tier_that_was_left_alone_is_looked_at_between_steps_and_used_again(
 ) -> None:
     world = World(tmp_path, "host")
     offload = offloading(world)
-    offload._cost = DeclaredRate(1.0)
+    offload.transfers.cost = DeclaredRate(1.0)
     for number in range(2):
         world.serve("acme", prompt(1, 10))
         world.crowd(number)
-    (way,) = offload._ways
+    (way,) = offload.transfers.ways
     for size in (1_000, 10_000, 100_000):
         for _ in range(20):
             way.link.restores.learn(size, 10**12)  # the link has become hopeless
@@ -103,7 +103,7 @@ def test_a_tier_that_was_left_alone_is_looked_at_between_steps_and_used_again(
 def test_one_step_moves_no_more_than_its_share(tmp_path: Path) -> None:
     world = World(tmp_path, "host")
     offload = offloading(world)
-    offload._step_bytes = offload._left = 4 * world.size
+    offload.transfers.step_bytes = offload.transfers.left_bytes = 4 * world.size
     world.serve("acme", prompt(1, 10))
     found = watched(offload)
     world.serve("beta", prompt(2, 22))

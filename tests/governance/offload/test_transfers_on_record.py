@@ -282,7 +282,7 @@ def test_one_in_sixteen_of_what_does_not_pay_says_that_it_was_tried(tmp_path: Pa
         assert world.worker.governor.offload is not None
         for number in range(12):
             if number == 2:  # both ways are measured
-                world.worker.governor.offload._cost = DeclaredRate(1e12)
+                world.worker.governor.offload.transfers.cost = DeclaredRate(1e12)
             world.serve("acme", prompt(1, 10))
             world.crowd(number)
 

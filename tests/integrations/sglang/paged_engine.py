@@ -18,7 +18,8 @@ from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import identify
 from kvcustody.integrations.sglang.page_tree import Pages, PageTree
-from kvcustody.integrations.sglang.slot_custody import SlotCustody, SlotRequest
+from kvcustody.integrations.sglang.slot_custody import SlotCustody
+from kvcustody.integrations.sglang.slot_request import SlotRequest
 from kvcustody.testkit.conformance.deployment import KeepingLedger, keyring, table, toy_model
 
 Content = tuple[object, tuple[int, ...]]
@@ -40,7 +41,7 @@ class Running:
 class PagedEngine:
     """`pages` pages of `page_tokens` tokens; page 0 is padding."""
 
-    def __init__(self, policy: str, clock, pages: int = 64, page_tokens: int = 1) -> None:
+    def __init__(self, policy: str, clock, pages: int = 64, page_tokens: int = 1, keys=None) -> None:
         self.clock = clock
         self.page_tokens = page_tokens
         self.tree = PageTree(pages, page_tokens)
@@ -52,7 +53,7 @@ class PagedEngine:
             ExternalPool(pages, reserved=(0,)),
             self.custody,
             table(policy),
-            keyring(clock),
+            keyring(clock) if keys is None else keys,
             self.ledger,
             clock=clock,
             block_tokens=page_tokens,
@@ -93,8 +94,18 @@ class PagedEngine:
         node, found = self.custody.look_up(one.request, array("q", one.tokens), last)
         for at, page in enumerate(found.tolist()):
             assert self.content[page] == (one.who, tuple(one.tokens[: (at + 1) * size])), "what it attaches"
-        need = -(-len(one.tokens) // size) - len(found)
         self.tree.lock(node)
+        if self.custody.restorable(one.request):
+            brought = self._bring(rid, node)
+            self.free(self.tree.unlock(node))
+            if brought is None:
+                return self.start(rid)  # as a scheduler's next turn
+            node = brought
+            found = self.tree.path(node)
+            for at, page in enumerate(found.tolist()):
+                assert self.content[page] == (one.who, tuple(one.tokens[: (at + 1) * size])), "what came"
+            self.tree.lock(node)
+        need = -(-len(one.tokens) // size) - len(found)
         if need > len(self.free_pages):
             self.custody.make_room(need - len(self.free_pages))
         if need > len(self.free_pages):
@@ -105,8 +116,25 @@ class PagedEngine:
         one.node, one.row, one.protected = node, found.tolist(), len(found)
         one.computed = len(found) * size
         self.hits += len(found)
-        self.custody.begin(one.request, len(found))
+        if not one.request.has_begun:
+            self.custody.begin(one.request, len(found))
         return True
+
+    def _bring(self, rid: str, node):
+        """As the backend does it: where what tiers have ends, the hit's own node, or None to ask again."""
+        one, custody = self.waiting[rid], self.custody
+        tokens, count = array("q", one.tokens), custody.restorable(one.request)
+        if count > len(self.free_pages):
+            custody.make_room(count - len(self.free_pages))
+        custody.zero()
+        if count > len(self.free_pages) or not custody.may_restore(one.request, tokens, count):
+            return node
+        pages = [self.free_pages.pop(0) for _ in range(count)]
+        self.handed += count
+        brought = custody.restore(one.request, tokens, np.array(pages, dtype=np.int64))
+        if brought is None:
+            custody.preempted(one.request, one.tokens)
+        return brought
 
     def chunk(self, rid: str, tokens: int) -> None:
         """Compute so many more tokens of it, and publish what is whole."""

@@ -40,7 +40,7 @@ class CanaryWorld(World):
     def uses(self) -> list[TierUse]:
         """What was stored in each tier, and came back."""
         assert self.worker.governor.offload is not None
-        return self.worker.governor.offload.uses()
+        return self.worker.governor.offload.transfers.uses()
 
     def content(self, tokens: list[int], block: int) -> bytes:
         told = repr(tokens[: TOKENS * (block + 1)]).encode()

@@ -62,7 +62,7 @@ class LastingWorld(World):
 
     def _count(self) -> None:
         assert self.worker.governor.offload is not None
-        self.restored += sum(use.restored_blocks for use in self.worker.governor.offload.uses())
+        self.restored += sum(use.restored_blocks for use in self.worker.governor.offload.transfers.uses())
 
 
 def operate(world: LastingWorld, operations: int, seed: int) -> None:

@@ -37,7 +37,7 @@ def tiers(kind: str, folder: Path) -> dict[str, Any]:
 
 def restored(engine: Governed) -> int:
     assert engine.governor.offload is not None
-    return sum(use.restored_blocks for use in engine.governor.offload.uses())
+    return sum(use.restored_blocks for use in engine.governor.offload.transfers.uses())
 
 
 def ask(engine: Governed, whose: str, tokens: list[int]) -> tuple[int, list[int]]:

@@ -1,0 +1,279 @@
+"""Runs of published blocks on their way between one engine's device and its tiers: which go, which come, on record.
+
+    transfers = RunTransfers(tiers, cost, clock, block_tokens)
+    taker = transfers.store(run, size, read)                     # who has the run now, -1: nobody
+    way, found = transfers.best(label, keys, depth, most)        # whoever brings most of what follows
+    choice = transfers.choose_restore(way, reader, depth, found)
+    came = transfers.restore(way, reader, keys, depth, found, choice, write)
+    transfers.step(now_us); transfers.leaves()
+
+1. Each movement, and each one that was decided against, is on record with what both ways were expected to take.
+2. A tier that is slower than computing is left alone; between steps, now and then, one read says whether it still is.
+3. In one step of the engine no more than `step_bytes` leave the device: the rest of what is evicted is not kept.
+4. What a tier has already is not decided about, and does not move.
+
+For engines whose device is reached from the thread that schedules: own pools (`governor.offloading`) and SGLang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from kvcustody.audit.coverage.conservation import TierCounts
+from kvcustody.audit.events import Event, TransferDecided
+from kvcustody.clock import Clock
+from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.observability.prefill_cost import RecomputeCost
+from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from kvcustody.governance.tiers.tier import (
+    KEY_BYTES,
+    Found,
+    PublishedRun,
+    Read,
+    Restored,
+    SealedTier,
+    Write,
+)
+from kvcustody.governance.tiers.tier_link import (
+    NOTHING_MOVED,
+    Moved,
+    Outcome,
+    TierLink,
+    TransferChoice,
+    decided,
+    tier_figures,
+)
+from kvcustody.governance.tiers.transfer_rates import TierUse
+
+STEP_BYTES_MAX = 256 << 20
+
+
+class TierWay:
+    """One tier with what its use has taken."""
+
+    __slots__ = ("link", "tier")
+
+    def __init__(self, tier: SealedTier, *, always: bool) -> None:
+        self.tier = tier
+        self.link = TierLink(always=always)
+
+
+class CopyReader(NamedTuple):
+    """Whom blocks come back for: a residency that reads a domain, and its request's latency class."""
+
+    label: DomainLabel
+    residency: int
+    latency: str = ""
+
+
+class RunTransfers:
+    """The tiers of one engine, in the order in which they are asked. Called on the owning thread."""
+
+    def __init__(
+        self,
+        tiers: Sequence[SealedTier],
+        cost: RecomputeCost,
+        clock: Clock,
+        block_tokens: int,
+        *,
+        step_bytes: int = STEP_BYTES_MAX,
+        always: bool = False,
+    ) -> None:
+        """`always`: whatever is permitted is moved, whatever it takes."""
+        self.ways = [TierWay(tier, always=always) for tier in tiers]
+        self.cost = cost
+        self.step_bytes = self.left_bytes = step_bytes
+        self.object_blocks = min((tier.object_blocks for tier in tiers), default=1)
+        self._clock = clock
+        self._block_tokens = block_tokens
+        self._decisions: list[TransferDecided] = []
+
+    @property
+    def tiers(self) -> list[SealedTier]:
+        """In the order in which they are asked."""
+        return [way.tier for way in self.ways]
+
+    def admits(self, label: DomainLabel) -> bool:
+        """Whether policy lets blocks of this domain be in any."""
+        return any(way.tier.admits(label) for way in self.ways)
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def store(self, run: PublishedRun, size: int, read: Read) -> int:
+        """Offer a run of so many bytes to one after the other; the place of whoever has it now, -1: nobody."""
+        for number, way in enumerate(self.ways):
+            if self._store(way, run, size, read):
+                return number
+        return -1
+
+    def _store(self, way: TierWay, run: PublishedRun, size: int, read: Read) -> bool:
+        """Whether the tier has the run now. Of what is there already nothing is decided, and nothing moves."""
+        label, blocks = run.label, len(run.keys) // KEY_BYTES
+        if way.tier.has_run(label, run.keys, run.depth):
+            return True
+        if not way.tier.admits(label):
+            return False
+        recompute_us = self._recompute_us(blocks, run.depth)
+        choice = way.link.choose_store(size, recompute_us, is_busy=size > self.left_bytes)
+        moved = Moved(way.tier.name, label.tenant, 0, blocks, size)
+        if not choice.moves:
+            self._record("store", moved, choice)
+            return False
+        self.left_bytes -= size
+        began_ns = perf_counter_ns()
+        stored = way.tier.store(run, read)
+        took_us = (perf_counter_ns() - began_ns) // 1000
+        has = stored == blocks or way.tier.has(label, run.keys[-KEY_BYTES:])
+        if stored:
+            part = size * stored // blocks
+            way.link.stored(part, stored, took_us)
+            self._record("store", moved._replace(blocks=stored, size=part), choice, Outcome("done", took_us))
+        elif not has:  # no room, no buffer, or the store failed
+            self._record("store", moved, choice, Outcome("failed", took_us))
+        return has
+
+    # -- back -----------------------------------------------------------------------------------------------------
+
+    def best(
+        self, label: DomainLabel, keys: bytes, depth: int, most: int, tried: Collection[TierWay] = ()
+    ) -> tuple[TierWay | None, list[Found]]:
+        """Whoever brings most of what follows `depth`; of those alike, whoever is asked first."""
+        best: tuple[TierWay | None, list[Found]] = (None, [])
+        farthest = 0
+        for way in self.ways:
+            found = way.tier.lookup(label, keys, depth, most) if way not in tried else []
+            blocks = sum([one.blocks for one in found])
+            if blocks > farthest:
+                best, farthest = (way, found), blocks
+        return best
+
+    def choose_restore(
+        self, way: TierWay, reader: CopyReader, depth: int, found: Sequence[Found]
+    ) -> TransferChoice:
+        """Whether to bring these back. On record by then, where they are not."""
+        blocks, size = _extent(found)
+        recompute_us = self._recompute_us(blocks, depth)
+        now_us = self._clock.now_us()
+        choice = way.link.choose_restore(size, recompute_us, now_us, latency=reader.latency)
+        if not choice.moves:
+            self._record("restore", _moved(way, reader, found), choice, latency=reader.latency)
+        return choice
+
+    def restore(
+        self,
+        way: TierWay,
+        reader: CopyReader,
+        keys: bytes,
+        depth: int,
+        found: list[Found],
+        choice: TransferChoice,
+        write: Write,
+    ) -> list[Restored]:
+        """Bring back what was found and chosen; what came, in order. Raises `DeviceError` where the device failed."""
+        blocks, size = _extent(found)
+        began_ns = perf_counter_ns()
+        came = way.tier.load(reader.label, keys, depth, found, write)
+        took_us = (perf_counter_ns() - began_ns) // 1000
+        count = sum(one.blocks for one in came)
+        way.link.restored(size, count, took_us, asked=blocks)
+        if count == blocks:
+            outcome = Outcome("done", took_us)
+        else:
+            outcome = Outcome("partial" if count else "failed", took_us, count)
+        self._record("restore", _moved(way, reader, found), choice, outcome, reader.latency)
+        return came
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def step(self, now_us: int) -> None:
+        """Once an engine step: what is due ends, and a tier that is left alone is looked at."""
+        self.left_bytes = self.step_bytes
+        for way in self.ways:
+            if way.tier.is_due(now_us):
+                way.tier.expire()
+        for way in self.ways:
+            if way.link.watch.due(now_us):
+                self._look(way)
+
+    @staticmethod
+    def _look(way: TierWay) -> None:
+        began_ns = perf_counter_ns()
+        size = way.tier.probe()
+        if size:
+            way.link.restores.learn(size, (perf_counter_ns() - began_ns) // 1000)
+
+    def narrow(self) -> None:
+        """Policy or keys have changed: what may stay no longer ends."""
+        for way in self.ways:
+            way.tier.narrow()
+
+    def forget_tenant(self, tenant: str) -> None:
+        """A tenant that nobody listed has left: what it had in tiers ends."""
+        for way in self.ways:
+            way.tier.end_tenant(tenant)
+
+    def close(self) -> None:
+        """End what does not outlive the process, and let the stores go."""
+        for way in self.ways:
+            way.tier.close()
+
+    # -- evidence -------------------------------------------------------------------------------------------------
+
+    def leaves(self) -> list[Event]:
+        """What began, ended and was decided since the last call, for the ledger."""
+        found: list[Event] = []
+        for way in self.ways:
+            events = way.tier.take_events()
+            if events:
+                found += copy_leaves(way.tier.name, events, way.tier.within_us)
+        if self._decisions:
+            found += self.take_decisions()
+        return found
+
+    def take_decisions(self) -> list[TransferDecided]:
+        """What was decided since the last call."""
+        decisions, self._decisions = self._decisions, []
+        return decisions
+
+    def counts(self) -> tuple[TierCounts, ...]:
+        """Each tier's own counters for conservation, when everything that happened was handed over."""
+        return tuple(TierCounts(way.tier.name, *way.tier.counts[:-1]) for way in self.ways)
+
+    def uses(self) -> list[TierUse]:
+        """What each tier did."""
+        return [way.link.use(way.tier.name) for way in self.ways]
+
+    def figures(self) -> dict[str, float]:
+        """Everything, by the keys of `metrics.MEASURES`."""
+        found: dict[str, float] = {}
+        for way in self.ways:
+            tier = way.tier
+            found |= tier_figures(way.link.use(tier.name), tier.counts, tier.capacity_bytes)
+        return found
+
+    def _recompute_us(self, blocks: int, depth: int) -> float | None:
+        """What computing these blocks again is expected to take; None where that is not known."""
+        tokens = self._block_tokens
+        return self.cost.seconds_of(blocks * tokens, depth * tokens) * 1e6 if self.cost.is_known else None
+
+    def _record(
+        self,
+        action: str,
+        moved: Moved,
+        choice: TransferChoice,
+        outcome: Outcome = NOTHING_MOVED,
+        latency: str = "",
+    ) -> None:
+        """Put a decision on record."""
+        self._decisions.append(decided(self._clock.now_us(), action, moved, choice, outcome, latency))
+
+
+def _extent(found: Sequence[Found]) -> tuple[int, int]:
+    """Blocks and sealed bytes."""
+    return sum(one.blocks for one in found), sum(one.size for one in found)
+
+
+def _moved(way: TierWay, reader: CopyReader, found: Sequence[Found]) -> Moved:
+    return Moved(way.tier.name, reader.label.tenant, reader.residency, *_extent(found))

@@ -1,0 +1,74 @@
+"""A request of SGLang under governance: what it found, what of its row is told and published, what tiers have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.allocator.external.residency import ExternalResidency
+from kvcustody.governance.external.namespace_keys import NO_PATH, TreePath
+from kvcustody.governance.tiers.run_transfers import CopyReader, TierWay
+from kvcustody.governance.tiers.tier import Found
+from kvcustody.governance.tiers.tier_link import TransferChoice
+from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages
+
+
+class PlannedLeg(NamedTuple):
+    """What one tier brings, from a depth of the chain on."""
+
+    way: TierWay
+    depth: int
+    found: list[Found]
+    choice: TransferChoice
+
+
+class PlannedRestore(NamedTuple):
+    """`pages` of a request's prompt that tiers would bring behind the first `hit`; `keys` are those of its units."""
+
+    reader: CopyReader
+    keys: bytes
+    hit: int
+    pages: int
+    legs: tuple[PlannedLeg, ...]
+
+
+class SlotRequest:
+    """A request under governance. `principal` is None where no valid identity came with it."""
+
+    __slots__ = (
+        "avoids",
+        "cached",
+        "cause",
+        "found",
+        "has_begun",
+        "narrowed_by",
+        "node",
+        "path",
+        "planned",
+        "published",
+        "publishes",
+        "reported",
+        "request_id",
+        "residency",
+        "unit_keys",
+    )
+
+    def __init__(self, request_id: str, residency: ExternalResidency, narrowed_by: str) -> None:
+        self.request_id = request_id
+        self.residency = residency
+        self.narrowed_by = narrowed_by  # what its client said besides: a part of its namespaces
+        self.cause: str | None = None  # why it ends, where governance ends it
+        self.avoids: frozenset[TierWay] = frozenset()  # tiers that failed it, or are slower than computing
+        self.forget_row()
+
+    def forget_row(self) -> None:
+        """It has no pages: new, or preempted."""
+        self.path: TreePath = NO_PATH
+        self.found: Pages = NO_PAGES  # by its last look-up
+        self.node: PageNode | None = None  # where its published pages end, once it has published
+        self.has_begun = False
+        self.cached = 0  # leading pages that it did not compute
+        self.reported = 0  # leading pages of its row that the port knows of
+        self.published = 0  # leading pages of its row that are the tree's
+        self.publishes = True
+        self.planned: PlannedRestore | None = None  # what tiers have behind its last look-up
+        self.unit_keys: tuple[str, int, bytes | None] | None = None  # by namespace and length, for tiers
