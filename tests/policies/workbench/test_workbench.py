@@ -278,7 +278,10 @@ def test_a_tier_that_nobody_has_is_told(compiled):
         "offload of `low`",
     ]
     low, mid = told(owner=PoolOwner.ENGINE, tiers=None)
-    assert "`host`, `nvme` beside this engine" in low and "offload of `mid`: nothing is offloaded to `host`" in mid
+    assert (
+        "`host`, `nvme` beside this engine" in low
+        and "offload of `mid`: nothing is offloaded to `host`" in mid
+    )
     assert told(owner=PoolOwner.ENGINE, tiers=("host", "nvme")) == []
 
 
