@@ -7,7 +7,11 @@
 1. A copy is found from the moment that its shard told of it, until its end is told, decided here, or due: whichever is
    first. The first shard's copies stand for all: a load that another shard cannot do fails there, and is computed.
 2. An erasure takes effect here before it returns. It is done when every worker has said what it ended.
-3. What is told by workers (`objects`) and what can be found (`index`) are compared by scans.
+3. What is told by workers (`objects`) and what can be found (`index`) are compared by scans. What is on its way is in
+   neither: a copy whose end was ordered comes back into `objects` when every worker has answered that order and none
+   has told the end.
+4. A copy that a load did not bring is passed over for a while, and stored again by who computes it meanwhile where a
+   shard lacks it. It is no orphan: its workers have it, and it is found again.
 """
 
 from __future__ import annotations
@@ -22,9 +26,15 @@ from kvcustody.governance.erasure.selector import Selector, may_hold
 from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry, TierErased
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.tiers.copy_event import CopyEvent
-from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, DestroyCopies, EraseCopies
+from kvcustody.integrations.vllm.tiers.tier_messages import (
+    CopyJob,
+    DestroyCopies,
+    EraseCopies,
+    ExpireCopies,
+)
 
 _ERASURES_MAX = 1000  # of which is remembered what was done
+_PASSED_OVER_US = 10_000_000
 
 
 class KnownCopy(NamedTuple):
@@ -41,10 +51,10 @@ class KnownCopy(NamedTuple):
 
 
 class FoundCopies(NamedTuple):
-    """Copies one after the other: their names, the depth at which the last one ends, and their sealed bytes."""
+    """Copies one after the other: their names, the depth at which each ends, and their sealed bytes."""
 
     names: tuple[bytes, ...]
-    end: int
+    ends: tuple[int, ...]
     size: int
 
 
@@ -79,7 +89,10 @@ class CopyDirectory:
         self._send = send
         self._copies: dict[bytes, KnownCopy] = {}
         self._hidden: set[bytes] = set()  # told of, and not found any more
-        self._ending: dict[int, frozenset[bytes]] = {}  # by the job that ends them
+        self._ending: dict[bytes, int] = {}  # by name, the last job that is to end it
+        self._passed_over: dict[bytes, int] = {}  # until when
+        self._expiring: dict[int, int] = {}  # by job, when it was sent
+        self._known_us = 0
         self._domains: Counter[DomainSpec | None] = Counter()
         self._pairs: Counter[tuple[str, str]] = Counter()
         self._due: list[tuple[int, bytes]] = []
@@ -115,7 +128,8 @@ class CopyDirectory:
         for event in events:
             if event.step == "stored":
                 self._drop(event.name)
-                self._hidden.discard(event.name)
+                if event.name not in self._ending:  # else that order ends this one too
+                    self._hidden.discard(event.name)
                 copy = KnownCopy(
                     event.number,
                     event.tenant,
@@ -133,6 +147,7 @@ class CopyDirectory:
             elif event.step == "ended":
                 self._drop(event.name)
                 self._hidden.discard(event.name)
+                self._ending.pop(event.name, None)
 
     def answered(self, number: int, shard: int, erased: TierErased | None) -> None:
         """A worker has done what an erasure asked."""
@@ -146,7 +161,8 @@ class CopyDirectory:
     def job_is_over(self, number: int) -> None:
         """Every worker has answered."""
         self._erasure_jobs.pop(number, None)
-        self._ending.pop(number, None)
+        self._known_us = max(self._known_us, self._expiring.pop(number, 0))
+        self._ending = {name: job for name, job in self._ending.items() if job != number}
 
     # -- look-up --------------------------------------------------------------------------------------------------
 
@@ -162,6 +178,7 @@ class CopyDirectory:
         Objects end where the depth is a multiple of `step`, or sooner.
         """
         names: list[bytes] = []
+        ends: list[int] = []
         size = 0
         while depth < whole:
             for end in range(min(whole, depth - depth % step + step), depth, -1):
@@ -169,22 +186,37 @@ class CopyDirectory:
                 copy = self._copies.get(name)
                 if copy is None or name in self._hidden or copy.due_us <= now_us:
                     continue
-                if end - copy.blocks <= depth:
+                if end - copy.blocks <= depth and not self._is_passed_over(name, now_us):
                     names.append(name)
+                    ends.append(end)
                     depth = end
                     size += copy.size
                     break
             else:
                 break
-        return FoundCopies(tuple(names), depth, size)
+        return FoundCopies(tuple(names), tuple(ends), size)
 
-    def has(self, name: bytes) -> bool:
+    def has(self, name: bytes, now_us: int = 0) -> bool:
         """Whether this object can be found."""
-        return name in self._copies and name not in self._hidden
+        return name in self._copies and name not in self._hidden and not self._is_passed_over(name, now_us)
 
-    def hide(self, names: Iterable[bytes]) -> None:
-        """These are found no more, whatever becomes of them."""
+    def pass_over(self, name: bytes, now_us: int) -> None:
+        """A load did not bring this one (rule 4)."""
+        if name in self._copies:
+            self._passed_over[name] = now_us + _PASSED_OVER_US
+
+    def _is_passed_over(self, name: bytes, now_us: int) -> bool:
+        until_us = self._passed_over.get(name)
+        if until_us is not None and until_us <= now_us:
+            del self._passed_over[name]
+        return until_us is not None and until_us > now_us
+
+    def _end(self, names: Collection[bytes], job: CopyJob) -> int:
+        """These are found no more; `job` is what ends them. Returns its number."""
         self._hidden.update(name for name in names if name in self._copies)
+        number = self._send(job)
+        self._ending |= dict.fromkeys(names, number)
+        return number
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
@@ -205,14 +237,21 @@ class CopyDirectory:
         state = known.state()
         if not state.done and erasure not in self._erasure_jobs.values():
             names = frozenset(name for name, copy in self._copies.items() if _may_be_of(copy, selector))
-            self.hide(names)
-            number = self._send(EraseCopies(0, self._tier, erasure, selector, before_us))
-            self._erasure_jobs[number], self._ending[number] = erasure, names
+            number = self._end(names, EraseCopies(0, self._tier, erasure, selector, before_us))
+            self._erasure_jobs[number] = erasure
         return state
 
+    def expire(self, now_us: int) -> None:
+        """Have the workers end what is due, and say so."""
+        self._expiring[self._send(ExpireCopies(0, self._tier))] = now_us
+
+    def known_us(self, now_us: int) -> int:
+        """What was due at this time has been told to have ended; `now_us` or earlier."""
+        return min(now_us, self._known_us)
+
     def objects(self) -> Mapping[bytes, TierEntry]:
-        """What the workers have, less what they were just told to end."""
-        return self._entries(frozenset().union(*self._ending.values()))
+        """What the workers have, less what is ending (rule 3)."""
+        return self._entries(self._ending)
 
     def index(self) -> Mapping[bytes, TierEntry]:
         """What can be found."""
@@ -232,11 +271,9 @@ class CopyDirectory:
     def destroy(self, keys: Collection[bytes]) -> int:
         """Have the workers end these; how many they had."""
         names = tuple(keys)
-        count = sum(name in self._copies for name in names)
-        self.hide(names)
         if names:
-            self._ending[self._send(DestroyCopies(0, self._tier, names))] = frozenset(names)
-        return count
+            self._end(names, DestroyCopies(0, self._tier, names))
+        return sum(name in self._copies for name in names)
 
     def forget(self, keys: Collection[bytes]) -> int:
         """Find these no more; how many could be found."""
@@ -246,6 +283,7 @@ class CopyDirectory:
 
     def _drop(self, name: bytes) -> None:
         copy = self._copies.pop(name, None)
+        self._passed_over.pop(name, None)
         if copy is None:
             return
         pair = (copy.tenant, copy.classification)

@@ -49,12 +49,12 @@ class UnsavedRun:
 
 
 class PlannedLoad(NamedTuple):
-    """What was found for a request, from `depth` to `until` of its chain."""
+    """What was found for a request, from `depth` to `until` of its chain, and the depth at which each copy ends."""
 
     tier: str
     names: tuple[bytes, ...]
+    ends: tuple[int, ...]
     depth: int
     until: int
-    end: int
     size: int = 0  # sealed bytes, of one shard
     choice: TransferChoice | None = None

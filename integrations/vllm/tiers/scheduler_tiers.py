@@ -53,7 +53,6 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     CopyJob,
     CopyReply,
     CopyRule,
-    ExpireCopies,
     ForgetTenant,
     LoadCopies,
     NarrowCopies,
@@ -261,7 +260,7 @@ class SchedulerTiers:
         for tier, directory in self.directories.items():
             rule = self._rule(tier, label.tenant, label.classification)
             name = self._name(tier, label, run.keys[-len(_NO_KEY) :])
-            if not rule.limit.absolute_us or name is None or directory.has(name):
+            if not rule.limit.absolute_us or name is None or directory.has(name, now_us):
                 continue
             blocks = len(run.blocks)
             size, recompute_us = blocks * self._block_bytes, self._recompute_us(blocks, run.depth)
@@ -315,9 +314,9 @@ class SchedulerTiers:
             except KeyringError:  # the epoch was destroyed
                 return 0
             found = directory.longest(name_at, depth, len(keys), self._step, now_us)
-            until = min(found.end, limit)
+            until = min(found.ends[-1], limit) if found.ends else depth
             if until > (depth if best is None else best.until):
-                best = PlannedLoad(tier, found.names, depth, until, found.end, found.size)
+                best = PlannedLoad(tier, found.names, found.ends, depth, until, found.size)
         if best is None:
             return 0
         blocks = best.until - depth
@@ -338,7 +337,7 @@ class SchedulerTiers:
         if planned is None or residency is None:
             raise IsolationError(f"`{governed.request_id}` was given blocks for a load that nobody planned")
         blocks = list(table[planned.depth : planned.until])
-        keys = chain(governed.request.block_hashes, planned.end)
+        keys = chain(governed.request.block_hashes, planned.ends[-1])
         label = label_of(residency.domain)
         job = LoadCopies(_LATER, planned.tier, governed.request_id, label, keys, planned.depth, blocks)
         number = self._send(job)
@@ -435,7 +434,8 @@ class SchedulerTiers:
             self._failed[planned.tier] += 1
             governed.skips_tiers = True
             governed.restored_blocks = come
-            self.directories[planned.tier].hide(planned.names)
+            missing = next(at for at, end in enumerate(planned.ends) if end > planned.depth + come)
+            self.directories[planned.tier].pass_over(planned.names[missing], self._port.clock.now_us())
         if governed.residency is residency:
             self._port.restored(
                 residency,
@@ -497,7 +497,7 @@ class SchedulerTiers:
             due_us = directory.next_due_us()
             if due_us is not None and due_us <= now_us:
                 self._expire_us = now_us + _EXPIRE_PAUSE_US
-                self._send(ExpireCopies(_LATER, tier))
+                directory.expire(now_us)
 
     @property
     def _have_rules_changed(self) -> bool:
