@@ -261,7 +261,7 @@ class SchedulerState:
         governed.fills_one_by_one = self._fills and not residency.granted_blocks and residency.publishes
         if restored_tokens:
             assert self.deferred.tiers is not None
-            self.deferred.tiers.allocated(governed, attached + handed)
+            self.deferred.tiers.allocated(governed)
         if not self.simple:
             self.deferred.flush()
 

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -51,11 +52,21 @@ class KnownCopy(NamedTuple):
 
 
 class FoundCopies(NamedTuple):
-    """Copies one after the other: their names, the depth at which each ends, and their sealed bytes."""
+    """Copies one after the other: their names, the depth at which each ends, and the sealed bytes of each."""
 
     names: tuple[bytes, ...]
     ends: tuple[int, ...]
-    size: int
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Sealed bytes of all."""
+        return sum(self.sizes)
+
+    def until(self, end: int) -> FoundCopies:
+        """Those that end there or before."""
+        count = bisect_right(self.ends, end)
+        return FoundCopies(self.names[:count], self.ends[:count], self.sizes[:count])
 
 
 class _Erasure:
@@ -179,7 +190,7 @@ class CopyDirectory:
         """
         names: list[bytes] = []
         ends: list[int] = []
-        size = 0
+        sizes: list[int] = []
         while depth < whole:
             for end in range(min(whole, depth - depth % step + step), depth, -1):
                 name = name_at(end)
@@ -190,11 +201,11 @@ class CopyDirectory:
                     names.append(name)
                     ends.append(end)
                     depth = end
-                    size += copy.size
+                    sizes.append(copy.size)
                     break
             else:
                 break
-        return FoundCopies(tuple(names), tuple(ends), size)
+        return FoundCopies(tuple(names), tuple(ends), tuple(sizes))
 
     def has(self, name: bytes, now_us: int = 0) -> bool:
         """Whether this object can be found."""
@@ -304,8 +315,3 @@ def _may_be_of(copy: KnownCopy, selector: Selector) -> bool:
     if copy.label is not None:
         return may_hold(selector, copy.label)
     return selector.tenant is None or selector.tenant == copy.tenant
-
-
-def chain(keys: Sequence[bytes], end: int) -> bytes:
-    """The keys of a chain's first `end` blocks, as workers take them."""
-    return b"".join(keys[:end])

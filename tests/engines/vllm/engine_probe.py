@@ -177,8 +177,9 @@ class WorkerProbe:
             store.complete_store = fails
         elif kind == "slow":
             store.prepare_load = slowly(store.prepare_load)
-        elif kind == "lies":
-            for placed in store._placed.values():
+        elif kind in ("lies", "newest lies"):
+            every = list(store._placed.values())
+            for placed in every if kind == "lies" else every[-1:]:
                 store._view[placed.start + placed.size - 40] ^= 1
                 changed += 1
         return changed
