@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import pytest
+from test_tier import STEP, Place
 
-from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory
+from kvcustody.governance.tiers.tier import PublishedRun
 from kvcustody.integrations.vllm.tiers.copy_plans import PlannedLoad, PlannedPart
 from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, LayerGroup
 
+SECOND = 1_000_000
 KEYS = [hashlib.sha256(bytes([number])).digest() for number in range(8)]
 
 
@@ -41,7 +44,31 @@ def test_what_did_not_come_is_named_group_by_group() -> None:
     assert named == [b"w"] * 2 + [b"a"] * 2 + [b"b"] * 4 + [b"c"] * 4
 
 
-def test_copies_are_cut_where_a_hit_ends() -> None:
-    directory = CopyDirectory("host", 1, lambda job: 1)
-    found = directory.longest(lambda end: KEYS[0], 0, 4, 4, 0)
-    assert (found.names, found.ends, found.size) == ((), (), 0) == (*found.until(9)[:2], found.until(9).size)
+def test_one_group_s_copy_in_the_place_of_another_s_does_not_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, groups = Place(tmp_path, "host"), (LayerGroup(0), LayerGroup(1))
+    label, chain, now_us = place.label("acme"), KEYS[:STEP], place.world.clock.now_us()
+    for group in groups:
+        run = PublishedRun(label, group.keys(chain), NO_KEY, 0, now_us, now_us + SECOND, now_us + SECOND)
+        assert place.tier.store(run, lambda first, count, into: None) == STEP
+
+    def come(group: LayerGroup) -> int:
+        keys = group.keys(chain)
+        found = place.tier.lookup(label, keys, 0)
+        return sum(one.blocks for one in place.tier.load(label, keys, 0, found, lambda *_: None))
+
+    assert [come(group) for group in groups] == [STEP, STEP], "control"
+    load, names = place.store.prepare_load, [one.name for one in place.store.page(b"", 9)]
+
+    def prepare(name: bytes) -> memoryview:
+        other = names[1 - names.index(name)]
+        foreign = load(other)
+        assert load(name) is not None and foreign is not None
+        held = bytes(foreign)
+        foreign.release()
+        place.store.complete_load(other)
+        return memoryview(held)
+
+    monkeypatch.setattr(place.store, "prepare_load", prepare)
+    assert come(groups[0]) == 0 and place.ends() == ["broken"]
