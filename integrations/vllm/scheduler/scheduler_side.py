@@ -57,7 +57,7 @@ from kvcustody.integrations.vllm.scheduler.governed_request import (
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
-from kvcustody.integrations.vllm.tiers.layer_groups import ONE_GROUP, LayerGroup, tier_groups
+from kvcustody.integrations.vllm.tiers.layer_groups import ONE_GROUP, CopiedGroup, tier_groups
 from kvcustody.integrations.vllm.tiers.scheduler_tiers import SchedulerTiers
 from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers
 from kvcustody.policies.document.token_priorities import KindRange
@@ -141,7 +141,7 @@ class SchedulerSide:
         self,
         plan: TierPlan,
         names: tuple[str, ...],
-        groups: tuple[LayerGroup, ...],
+        groups: tuple[CopiedGroup, ...],
         opened: opening.OpenedCustody,
         shards: int,
     ) -> None:

@@ -25,12 +25,12 @@ class LeavingPart(NamedTuple):
 
 
 class LeavingRun(NamedTuple):
-    """A part of a chain, `count` blocks from `depth` on, that is in the index: an object for each layer group."""
+    """A part of a chain, `length` blocks from `depth` on, that is in the index: an object for each layer group."""
 
     domain: Domain
     residency: ExternalResidency
     depth: int
-    count: int
+    length: int
     parts: tuple[LeavingPart, ...]
     born_us: int
     ceiling_us: int
@@ -63,14 +63,19 @@ class UnsavedRun:
         """The first blocks were cut off."""
         self.parent = self.keys[count - 1]
         self.first += count
-        for column in (self.keys, *self.blocks, *self.generations):
+        del self.keys[:count]
+        for column in (*self.blocks, *self.generations):
             del column[:count]
 
 
 class PlannedPart(NamedTuple):
-    """Copies of one layer group, one after the other, with the depth at which each ends: blocks `depth` to `until`."""
+    """Copies of one layer group and domain, one after the other, with the depth at which each ends.
+
+    They fill blocks `depth` to `until`.
+    """
 
     group: int
+    domain: Domain
     names: tuple[bytes, ...]
     ends: tuple[int, ...]
     depth: int

@@ -30,7 +30,7 @@ _SETTINGS = "`host_tier_bytes` and `nvme_tier_path`"
 _FULL, _WINDOW = "FullAttentionManager", "SlidingWindowManager"
 
 
-class LayerGroup(NamedTuple):
+class CopiedGroup(NamedTuple):
     """One group. `window_blocks`: how many blocks before its end a hit needs; None: all."""
 
     number: int = 0
@@ -52,10 +52,10 @@ class LayerGroup(NamedTuple):
         return b"".join(map(self.key, keys) if self.number else keys)
 
 
-ONE_GROUP = (LayerGroup(),)
+ONE_GROUP: tuple[CopiedGroup, ...] = (CopiedGroup(),)
 
 
-def tier_groups(manager: KVCacheManager, block_tokens: int) -> tuple[LayerGroup, ...]:
+def tier_groups(manager: KVCacheManager, block_tokens: int) -> tuple[CopiedGroup, ...]:
     """The groups of vLLM's manager. Raises `ConfigError` for those that cannot be copied (rule 3)."""
     coordinator = manager.coordinator
     singles = coordinator.single_type_managers
@@ -69,7 +69,7 @@ def tier_groups(manager: KVCacheManager, block_tokens: int) -> tuple[LayerGroup,
     if len(singles) > 1:
         _refuse_several(manager, names, block_tokens)
     return tuple(
-        LayerGroup(number, -(-(single.sliding_window - 1) // block_tokens) if name == _WINDOW else None)
+        CopiedGroup(number, -(-(single.sliding_window - 1) // block_tokens) if name == _WINDOW else None)
         for number, (single, name) in enumerate(zip(singles, names, strict=True))
     )
 

@@ -10,7 +10,8 @@
 1. A block is copied as it is before the step that carries the job writes anything. So a job may only leave with a step
    behind the one that computes its blocks (`settle`), and one that had to wait for its turn leaves only if none of its
    blocks has ended meanwhile.
-2. What leaves is of the request's own domain, with the times of its blocks: due when its last use was long enough ago,
+2. What leaves is of the request's own domain, or of a segment that it begins with and computed, with the times of its
+   blocks: due when its last use was long enough ago,
    and no later than their ceiling. What comes back carries both, and so does what is computed from it.
 3. A request that waits for a load holds its blocks. One whose load failed once computes.
 4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier. A load is made
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.audit.coverage.conservation import TierCounts
 from kvcustody.errors import IsolationError, KeyringError
@@ -58,7 +60,7 @@ from kvcustody.integrations.vllm.tiers.copy_plans import (
     PlannedPart,
     UnsavedRun,
 )
-from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, ONE_GROUP, LayerGroup
+from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, ONE_GROUP, CopiedGroup
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseTier,
     CopyJob,
@@ -86,6 +88,7 @@ _LATER = 0  # the number of a job that has none yet
 _STORES_MAX = 64  # under way at once
 _WAITING_MAX = 4096  # runs that wait for their turn; the oldest are not kept beyond it
 _EXPIRE_PAUSE_US = 250_000
+_TO_ITS_END = 1 << 62
 _ENDS_TRIED = 16  # of a hit of several layer groups
 
 
@@ -97,6 +100,15 @@ class _Loading(NamedTuple):
     planned: PlannedLoad
     blocks: list[int]
     began_us: int
+
+
+class _Span(NamedTuple):
+    """Blocks `first` to `last` of a chain are of this domain, and so are those up to `whole`, which are not wanted."""
+
+    domain: Domain
+    first: int
+    last: int
+    whole: int
 
 
 class _Storing(NamedTuple):
@@ -130,7 +142,7 @@ class SchedulerTiers:
         object_blocks: int,
         block_tokens: int,
         shards: int,
-        groups: tuple[LayerGroup, ...] = ONE_GROUP,
+        groups: tuple[CopiedGroup, ...] = ONE_GROUP,
         always: bool = False,
     ) -> None:
         """`always`: whatever is permitted is moved, whatever it takes."""
@@ -182,7 +194,13 @@ class SchedulerTiers:
     ) -> None:
         """Entries of a request's tables from `first` on, by layer group, are in the index under these keys."""
         residency = governed.residency
-        if residency is None or not residency.publishes or not _is_own(residency):
+        if residency is None or not residency.publishes or residency.granted_blocks:
+            return
+        shared = residency.segment_blocks
+        if first < shared < first + len(keys):
+            at = shared - first
+            self.published(governed, first, [of_group[:at] for of_group in blocks], keys[:at])
+            self.published(governed, shared, [of_group[at:] for of_group in blocks], keys[at:])
             return
         run = governed.unsaved
         if run is None or run.end != first:
@@ -199,7 +217,7 @@ class SchedulerTiers:
         if len(blocks) > 1:
             for end in self._window_ends(governed, run, len(keys)):
                 self._cut(governed, run, end, self._fresh)
-        boundary = run.end - run.end % self._step
+        boundary = run.end if run.end == shared else run.end - run.end % self._step
         if boundary > run.first:
             self._cut(governed, run, boundary, self._fresh)
 
@@ -246,9 +264,11 @@ class SchedulerTiers:
         """The blocks before `end` become runs that leave, one for each object."""
         residency = governed.residency
         assert residency is not None
-        domain = residency.domain
-        due_us = self._port.clock.now_us() + domain.idle_us
+        now_us = self._port.clock.now_us()
         while run.first < end:
+            domain = residency.domain
+            if run.first < residency.segment_blocks and residency.segment_domain is not None:
+                domain = residency.segment_domain  # a run ends where the segment does
             count = min(end, run.first - run.first % self._step + self._step) - run.first
             parts = [self._part(group, run, count, domain.tag) for group in self._groups]
             made = tuple(part for part in parts if part is not None)
@@ -256,12 +276,13 @@ class SchedulerTiers:
                 blocks = np.concatenate([part.blocks for part in made])
                 born_us = int(self._port.pool.born_us[blocks].min())
                 ceiling_us = int(self._port.pool.ceiling_us[blocks].min())
+                due_us = now_us + domain.idle_us
                 into.append(
                     LeavingRun(domain, residency, run.first, count, made, born_us, ceiling_us, due_us)
                 )
             run.drop(count)
 
-    def _part(self, group: LayerGroup, run: UnsavedRun, count: int, tag: int) -> LeavingPart | None:
+    def _part(self, group: CopiedGroup, run: UnsavedRun, count: int, tag: int) -> LeavingPart | None:
         """What an object of one group holds of the run's first blocks; None where something of it is not there."""
         pool, at = self._port.pool, group.first_needed(run.first, run.first + count) - run.first
         listed = run.blocks[group.number][at:count]
@@ -326,7 +347,7 @@ class SchedulerTiers:
             if not rule.limit.absolute_us or not parts:
                 continue
             blocks = sum(len(part.blocks) for part in parts)
-            size, recompute_us = blocks * self._block_bytes, self._recompute_us(run.count, run.depth)
+            size, recompute_us = blocks * self._block_bytes, self._recompute_us(run.length, run.depth)
             choice = self._links[tier].choose_store(size, recompute_us)
             if not choice.moves:
                 self._decide("store", Moved(tier, label.tenant, 0, blocks, size), choice)
@@ -368,25 +389,24 @@ class SchedulerTiers:
         """How many blocks a load would bring from `depth` of the chain on; planned until it is asked again."""
         governed.planned = None
         residency, limit = governed.residency, governed.readable_tokens // self._block_tokens
-        if residency is None or governed.skips_tiers or depth >= limit or not _is_own(residency):
+        if residency is None or governed.skips_tiers or depth >= limit or residency.granted_blocks:
             return 0
-        label = label_of(residency.domain)
-        spec = label.spec
-        if spec is None or not residency.domain.may_be_copied:
-            return 0
-        if not any(directory.may_have(spec) for directory in self.directories.values()):
+        spans = self._spans(residency, depth, limit)
+        specs = [label_of(span.domain).spec for span in spans]
+        if not any(
+            spec is not None and directory.may_have(spec)
+            for spec in specs[:1]
+            for directory in self.directories.values()
+        ):
             return 0
         keys = request.block_hashes
         if type(keys) is LazyKeys:
             keys = request.block_hashes = keys.complete()
         best: PlannedLoad | None = None
         now_us = self._port.clock.now_us()
-        for tier, directory in self.directories.items():
-            rule = self._rule(tier, label.tenant, label.classification)
-            if not directory.may_have(spec) or not rule.limit.absolute_us:
-                continue
+        for tier in self.directories:
             try:
-                found = self._find(tier, label, keys, depth, limit)
+                found = self._find(tier, spans, keys)
             except KeyringError:  # the epoch was destroyed
                 return 0
             if found is not None and (best is None or found.until > best.until):
@@ -402,31 +422,62 @@ class SchedulerTiers:
             governed.skips_tiers = True
             if latency == "interactive":
                 self._left_alone.add(best.tier)
-            moved = Moved(best.tier, label.tenant, residency.id, best.blocks, best.size)
+            moved = Moved(best.tier, residency.tenant, residency.id, best.blocks, best.size)
             self._decide("restore", moved, choice, latency=latency)
             return 0
         governed.planned = best._replace(choice=choice)
         return best.until - depth
 
-    def _find(
-        self, tier: str, label: DomainLabel, keys: Sequence[bytes], depth: int, limit: int
-    ) -> PlannedLoad | None:
-        """The longest hit behind `depth` that one tier's copies make, of at most `limit` blocks.
+    def _spans(self, residency: ExternalResidency, depth: int, limit: int) -> list[_Span]:
+        """Whose the blocks behind `depth` are, one domain after the other, as far as the request may read each now."""
+        shared = residency.segment_blocks
+        spans = [_Span(residency.domain, max(depth, shared), limit, _TO_ITS_END)]
+        if residency.segment_domain is not None and depth < shared:
+            spans.insert(0, _Span(residency.segment_domain, depth, min(shared, limit), shared))
+        may = [self._port.may_restore(residency, span.domain) for span in spans]
+        return spans[: may.index(False)] if False in may else spans
+
+    def _find(self, tier: str, spans: Sequence[_Span], keys: Sequence[bytes]) -> PlannedLoad | None:
+        """The longest hit that one tier's copies make of what these domains have."""
+        parts, size, depth = list[PlannedPart](), 0, spans[0].first
+        directory, until = self.directories[tier], spans[0].first
+        for span in spans:
+            label = label_of(span.domain)
+            spec = label.spec
+            rule = self._rule(tier, label.tenant, label.classification)
+            if spec is None or until < span.first or not rule.limit.absolute_us:
+                break
+            if not directory.may_have(spec):
+                break
+            found = self._find_in(tier, span, keys)
+            if found is None:
+                break
+            parts += found.parts
+            size += found.size
+            until = found.until
+            if until < span.last:
+                break
+        return PlannedLoad(tier, tuple(parts), depth, until, size) if until > depth else None
+
+    def _find_in(self, tier: str, span: _Span, keys: Sequence[bytes]) -> PlannedLoad | None:
+        """The same of one domain.
 
         Of one group the last object may be longer than is wanted. Of several a hit ends where an object of each
         full-attention group does, and windows are looked for before a few of the last such ends.
         """
         directory, now_us = self.directories[tier], self._port.clock.now_us()
+        domain, depth, limit, whole_chain = span
+        label = label_of(domain)
 
-        def longest(group: LayerGroup, first: int, whole: int) -> FoundCopies:
+        def longest(group: CopiedGroup, first: int, whole: int) -> FoundCopies:
             return directory.longest(self._names(tier, label, keys, group), first, whole, self._step, now_us)
 
         whole_groups = [group for group in self._groups if group.window_blocks is None]
-        found = {group: longest(group, depth, len(keys)) for group in whole_groups}
+        found = {group: longest(group, depth, min(len(keys), whole_chain)) for group in whole_groups}
         if len(self._groups) == 1:
             ((group, one),) = found.items()
             until = min(one.ends[-1], limit) if one.ends else depth
-            part = PlannedPart(group.number, one.names, one.ends, depth, until)
+            part = PlannedPart(group.number, domain, one.names, one.ends, depth, until)
             return PlannedLoad(tier, (part,), depth, until, one.size) if until > depth else None
         ends = set(range(depth + 1, limit + 1)).intersection(*(one.ends for one in found.values()))
         for until in sorted(ends, reverse=True)[:_ENDS_TRIED]:
@@ -436,7 +487,7 @@ class SchedulerTiers:
                 one = found[group].until(until) if group in found else longest(group, first, until)
                 if not one.ends or one.ends[-1] != until:
                     break
-                parts.append(PlannedPart(group.number, one.names, one.ends, first, until))
+                parts.append(PlannedPart(group.number, domain, one.names, one.ends, first, until))
                 size += one.size
             else:
                 return PlannedLoad(tier, tuple(parts), depth, until, size)
@@ -449,18 +500,22 @@ class SchedulerTiers:
         if planned is None or residency is None:
             raise IsolationError(f"`{governed.request_id}` was given blocks for a load that nobody planned")
         keys, parts = governed.request.block_hashes, []
-        for number, _, ends, depth, until in planned.parts:
+        for number, domain, _, ends, depth, until in planned.parts:
             blocks = governed.tables[number][depth:until]
             if len(blocks) < until - depth or NULL_BLOCK in blocks:
                 raise IsolationError(f"`{governed.request_id}` was not given the blocks of a load")
-            first = max(
-                0, depth - depth % self._step - 1
-            )  # an object may begin before `depth`, and has a parent
-            parts.append(
-                LoadPart(first, self._groups[number].keys(keys[first : ends[-1]]), depth, list(blocks))
+            first = max(0, depth - depth % self._step - 1)  # an object may begin before `depth`
+            of_group = self._groups[number].keys(keys[first : ends[-1]])
+            parts.append(LoadPart(label_of(domain), first, of_group, depth, list(blocks)))
+        number = self._send(
+            LoadCopies(
+                _LATER,
+                planned.tier,
+                governed.request_id,
+                tuple(parts),
+                together=len(self._groups) > 1,
             )
-        label = label_of(residency.domain)
-        number = self._send(LoadCopies(_LATER, planned.tier, governed.request_id, label, tuple(parts)))
+        )
         governed.restored_blocks = planned.until - planned.depth
         blocks = [block for part in parts for block in part.blocks]
         self._loads[number] = (_Loading(governed, residency, planned, blocks, self._port.clock.now_us()), [])
@@ -709,7 +764,7 @@ class SchedulerTiers:
             return None
 
     def _names(
-        self, tier: str, label: DomainLabel, keys: Sequence[bytes], group: LayerGroup
+        self, tier: str, label: DomainLabel, keys: Sequence[bytes], group: CopiedGroup
     ) -> Callable[[int], bytes]:
         layout, spec, naming = self._layout[tier], label.spec, self._keys.name
         assert spec is not None
@@ -728,11 +783,6 @@ class SchedulerTiers:
         if label is not None:
             self._label_of[number] = label
         return number
-
-
-def _is_own(residency: ExternalResidency) -> bool:
-    """Its blocks are of its own domain alone: no grant, no segment."""
-    return residency.reads_own_alone and not residency.segment_blocks and not residency.granted_blocks
 
 
 def _share(choice: TransferChoice, blocks: int, whole: int) -> TransferChoice:

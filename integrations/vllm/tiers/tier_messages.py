@@ -64,8 +64,12 @@ class StoreCopy(NamedTuple):
 
 
 class LoadPart(NamedTuple):
-    """Blocks of one layer group to fill, from `depth` of the chain on. `keys`: of the chain, from block `first` on."""
+    """Blocks of one layer group and domain to fill, from `depth` of the chain on.
 
+    `keys`: of the chain, from block `first` on.
+    """
+
+    label: DomainLabel
     first: int
     keys: bytes
     depth: int
@@ -73,13 +77,16 @@ class LoadPart(NamedTuple):
 
 
 class LoadCopies(NamedTuple):
-    """Fill these blocks of a request that waits; of several groups all or, for vLLM, none."""
+    """Fill these blocks of a request that waits, part by part.
+
+    `together`: parts are of several layer groups, and for vLLM all of it came or none.
+    """
 
     number: int
     tier: str
     request_id: str
-    label: DomainLabel
     parts: tuple[LoadPart, ...]
+    together: bool = False
 
 
 class EraseCopies(NamedTuple):

@@ -221,7 +221,7 @@ class WorkerTiers:
             if job is not None:
                 come = sum(one.blocks for one in reply.restored)
                 missing = [block for part in job.parts for block in part.blocks][come:]
-                if len(job.parts) == 1:
+                if not job.together:
                     self._failed.update(missing)
                 elif missing:  # one group's blocks are of no use without the others'
                     self._failed_requests.add(job.request_id)
@@ -391,10 +391,9 @@ class TierThread:
         tier.store(run, read)
 
     def _load(self, tier: SealedTier, job: LoadCopies) -> tuple[Restored, ...]:
-        label = received(job.label)
         come: list[Restored] = []
         for part in job.parts:
-            brought = self._load_part(tier, label, part)
+            brought = self._load_part(tier, received(part.label), part)
             come += brought
             if sum(one.blocks for one in brought) < len(part.blocks):
                 break

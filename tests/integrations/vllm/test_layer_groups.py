@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from test_tier import STEP, Place
 
 from kvcustody.governance.tiers.tier import PublishedRun
 from kvcustody.integrations.vllm.tiers.copy_plans import PlannedLoad, PlannedPart
-from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, LayerGroup
+from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, CopiedGroup
+
+if TYPE_CHECKING:
+    from kvcustody.allocator.pool.accounting import Domain
 
 SECOND = 1_000_000
 KEYS = [hashlib.sha256(bytes([number])).digest() for number in range(8)]
 
 
 def test_each_group_has_keys_of_its_own_and_the_first_those_of_the_chain() -> None:
-    groups = [LayerGroup(number) for number in range(5)]
+    groups = [CopiedGroup(number) for number in range(5)]
     assert groups[0].keys(KEYS) == b"".join(KEYS)
     every = {group.key(key) for group in groups for key in KEYS}
     assert len(every) == len(groups) * len(KEYS)
@@ -32,12 +36,13 @@ def test_each_group_has_keys_of_its_own_and_the_first_those_of_the_chain() -> No
 def test_a_window_needs_its_last_blocks_less_those_that_are_there(
     window: int | None, depth: int, end: int, first: int
 ) -> None:
-    assert LayerGroup(1, window).first_needed(depth, end) == first
+    assert CopiedGroup(1, window).first_needed(depth, end) == first
 
 
 def test_what_did_not_come_is_named_group_by_group() -> None:
-    window = PlannedPart(0, (b"w",), (12,), 10, 12)
-    whole = PlannedPart(1, (b"a", b"b", b"c"), (4, 8, 14), 2, 12)
+    domain = cast("Domain", None)  # whose they are is not asked
+    window = PlannedPart(0, domain, (b"w",), (12,), 10, 12)
+    whole = PlannedPart(1, domain, (b"a", b"b", b"c"), (4, 8, 14), 2, 12)
     planned = PlannedLoad("host", (window, whole), 2, 12)
     assert planned.blocks == 12
     named = [planned.missing(come) for come in range(12)]
@@ -47,13 +52,13 @@ def test_what_did_not_come_is_named_group_by_group() -> None:
 def test_one_group_s_copy_in_the_place_of_another_s_does_not_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, groups = Place(tmp_path, "host"), (LayerGroup(0), LayerGroup(1))
+    place, groups = Place(tmp_path, "host"), (CopiedGroup(0), CopiedGroup(1))
     label, chain, now_us = place.label("acme"), KEYS[:STEP], place.world.clock.now_us()
     for group in groups:
         run = PublishedRun(label, group.keys(chain), NO_KEY, 0, now_us, now_us + SECOND, now_us + SECOND)
         assert place.tier.store(run, lambda first, count, into: None) == STEP
 
-    def come(group: LayerGroup) -> int:
+    def come(group: CopiedGroup) -> int:
         keys = group.keys(chain)
         found = place.tier.lookup(label, keys, 0)
         return sum(one.blocks for one in place.tier.load(label, keys, 0, found, lambda *_: None))

@@ -9,7 +9,7 @@ import pytest
 from scheduler_rig import Rig
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.vllm.tiers.layer_groups import LayerGroup, tier_groups
+from kvcustody.integrations.vllm.tiers.layer_groups import CopiedGroup, tier_groups
 from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers
 
 BLOCK_TOKENS = 16
@@ -38,11 +38,11 @@ def test_engines_on_one_machine_may_have_tiers():
 
 
 def test_full_attention_alone_and_beside_windows_may_be_copied():
-    assert tier_groups(manager(FULL), BLOCK_TOKENS) == (LayerGroup(0, None),)
+    assert tier_groups(manager(FULL), BLOCK_TOKENS) == (CopiedGroup(0, None),)
     assert tier_groups(manager(WINDOW, FULL, WINDOW), BLOCK_TOKENS) == (
-        LayerGroup(0, 2),
-        LayerGroup(1, None),
-        LayerGroup(2, 2),
+        CopiedGroup(0, 2),
+        CopiedGroup(1, None),
+        CopiedGroup(2, 2),
     )
 
 

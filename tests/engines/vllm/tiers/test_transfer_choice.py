@@ -105,4 +105,4 @@ def test_a_request_says_its_class_and_what_is_chosen_follows(
     assert [one.latency_class for one in restores] == ["interactive", "interactive", "batch", ""]
     assert (restores[0].reason, restores[0].choice, restores[0].transfer_us) == ("untried", "recompute", 0)
     assert restores[1].transfer_us > 0, "it was measured for nobody"
-    assert restores[1].reason in ("faster", "slower", "uncertain"), "and never tried"
+    assert restores[1].reason not in ("untried", "tried")
