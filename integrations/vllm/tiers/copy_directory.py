@@ -101,6 +101,7 @@ class CopyDirectory:
         self._copies: dict[bytes, KnownCopy] = {}
         self._hidden: set[bytes] = set()  # told of, and not found any more
         self._ending: dict[bytes, int] = {}  # by name, the last job that is to end it
+        self._orders: set[int] = set()  # those jobs
         self._passed_over: dict[bytes, int] = {}  # until when
         self._expiring: dict[int, int] = {}  # by job, when it was sent
         self._known_us = 0
@@ -173,7 +174,9 @@ class CopyDirectory:
         """Every worker has answered."""
         self._erasure_jobs.pop(number, None)
         self._known_us = max(self._known_us, self._expiring.pop(number, 0))
-        self._ending = {name: job for name, job in self._ending.items() if job != number}
+        if number in self._orders:
+            self._orders.discard(number)
+            self._ending = {name: job for name, job in self._ending.items() if job != number}
 
     # -- look-up --------------------------------------------------------------------------------------------------
 
@@ -226,7 +229,9 @@ class CopyDirectory:
         """These are found no more; `job` is what ends them. Returns its number."""
         self._hidden.update(name for name in names if name in self._copies)
         number = self._send(job)
-        self._ending |= dict.fromkeys(names, number)
+        if names:
+            self._orders.add(number)
+            self._ending |= dict.fromkeys(names, number)
         return number
 
     # -- ends -----------------------------------------------------------------------------------------------------
