@@ -711,7 +711,6 @@ class EnginePort(Authority[ExternalPool]):
             return domain.may_be_copied
         return (
             domain is residency.segment_domain
-            and residency.monitored is None
             and now_us < self._reuse.lease_until_us
             and now_us + self._clock.offset_us < chain.until_utc_us
         )

@@ -194,7 +194,7 @@ class SchedulerTiers:
     ) -> None:
         """Entries of a request's tables from `first` on, by layer group, are in the index under these keys."""
         residency = governed.residency
-        if residency is None or not residency.publishes or residency.granted_blocks:
+        if residency is None or not residency.publishes or not _has_copies(residency):
             return
         shared = residency.segment_blocks
         if first < shared < first + len(keys):
@@ -389,7 +389,7 @@ class SchedulerTiers:
         """How many blocks a load would bring from `depth` of the chain on; planned until it is asked again."""
         governed.planned = None
         residency, limit = governed.residency, governed.readable_tokens // self._block_tokens
-        if residency is None or governed.skips_tiers or depth >= limit or residency.granted_blocks:
+        if residency is None or governed.skips_tiers or depth >= limit or not _has_copies(residency):
             return 0
         spans = self._spans(residency, depth, limit)
         specs = [label_of(span.domain).spec for span in spans]
@@ -783,6 +783,11 @@ class SchedulerTiers:
         if label is not None:
             self._label_of[number] = label
         return number
+
+
+def _has_copies(residency: ExternalResidency) -> bool:
+    """It leaves and finds copies: the policy is enforced for it, and no grant opened blocks to it."""
+    return residency.monitored is None and not residency.granted_blocks
 
 
 def _share(choice: TransferChoice, blocks: int, whole: int) -> TransferChoice:
