@@ -57,6 +57,9 @@ class CopyCustody(Protocol):
     def copies(self) -> Sequence[HeldCopy]:
         """Every copy that can be found; what happened to any of them was taken as events before."""
 
+    def known_us(self, now_us: int) -> int:
+        """Up to when the ends of these copies are known here, in boot time; `now_us` where they are ended here."""
+
 
 class CopyStore(Protocol):
     """Blocks' copies outside the device, by key. Called on the owning thread."""

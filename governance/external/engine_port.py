@@ -689,10 +689,31 @@ class EnginePort(Authority[ExternalPool]):
 
         Told before they are published.
         """
-        if blocks:
-            self._flush_deferred()
-            self.pool.restored(residency, np.array(blocks, dtype=np.int64), born_us, ceiling_us)
-            residency.computes_us = self._clock.now_us()
+        if not blocks:
+            return
+        self._flush_deferred()
+        which, plan = np.array(blocks, dtype=np.int64), residency.facts
+        self.pool.restored(residency, which, born_us, ceiling_us)
+        residency.computes_us = self._clock.now_us()
+        if residency.segment_blocks and isinstance(plan, Plan):
+            for tag in set(self.pool.tag[which].tolist()) - {residency.domain.tag}:
+                self._reuse.crossed(plan, self.pool.domains[tag])
+
+    def may_restore(self, residency: ExternalResidency, domain: Domain) -> bool:
+        """Whether a tier may fill blocks of this domain for the request, by its last look-up: as for attaching them.
+
+        Its own, or that of the segment which it begins with. What a grant opens stays in the pool.
+        """
+        chain, now_us = residency.keys, self._clock.now_us()
+        if not isinstance(chain, KeyChain) or chain.epoch != self._epoch or now_us >= self._reuse.expires_us:
+            return False
+        if not domain.may_be_copied or domain is residency.domain:
+            return domain.may_be_copied
+        return (
+            domain is residency.segment_domain
+            and now_us < self._reuse.lease_until_us
+            and now_us + self._clock.offset_us < chain.until_utc_us
+        )
 
     def record_copies(self, leaves: Sequence[Event]) -> None:
         """What became of copies off the device, for the ledger; it leaves with the next step."""

@@ -171,14 +171,17 @@ def tier_findings(tiers: Iterable[CopyStore], now_us: int) -> list[RepairableFin
                 finding = Finding(orphan, one[key].tenant, f"in tier `{tier.name}`", (), age_us)
                 made.append(RepairableFinding(finding, _TierRepair(repair, key, action)))
         if isinstance(tier, CopyCustody):
-            made += _past_ceiling(tier, tier.copies(), now_us)
+            made += _past_ceiling(tier, tier.copies(), tier.known_us(now_us), now_us)
     return made
 
 
-def _past_ceiling(tier: CopyStore, copies: Iterable[HeldCopy], now_us: int) -> list[RepairableFinding]:
+def _past_ceiling(
+    tier: CopyStore, copies: Iterable[HeldCopy], known_us: int, now_us: int
+) -> list[RepairableFinding]:
+    """`known_us`: what had ended by then is known here; later ends may be on their way."""
     made = []
     for copy in copies:
-        if copy.due_us + PAST_US < now_us:
+        if copy.due_us + PAST_US < known_us:
             cause = f"in tier `{tier.name}`, {copy.blocks} blocks"
             finding = Finding(PAST_CEILING, copy.tenant, cause, (), now_us - copy.due_us)
             made.append(RepairableFinding(finding, _TierRepair(tier.destroy, copy.name, "destroyed")))

@@ -34,11 +34,13 @@ from kvcustody.integrations.identity.request_body import (
     owns_response,
     parse_body,
     put_kinds,
+    put_latency,
     put_token,
     put_trace,
     refuse_fields,
     take_client_salt,
     take_kinds,
+    take_latency,
     write_body,
 )
 from kvcustody.integrations.identity.request_headers import REQUEST_ID, SESSION_ID, RequestHeaders
@@ -125,7 +127,7 @@ class RequestGate:
         assert admitted.scoped is not None, "only requests for the engine are scoped"
         body = parse_body(data)
         client_salt = take_client_salt(body)
-        kinds = take_kinds(body)
+        kinds, latency = take_kinds(body), take_latency(body)
         check_transfer(body, allowed=self._document.allow_transfer_parameters)
         server = self._server
         refuse_fields(body, server.refused_fields)
@@ -145,6 +147,7 @@ class RequestGate:
         put_token(body, carried, admitted.scoped)
         put_trace(body, admitted.trace, admitted.scoped)
         put_kinds(body, kinds, admitted.scoped)
+        put_latency(body, latency, admitted.scoped)
         return write_body(body)
 
     def _authenticate(self, headers: RequestHeaders) -> Authenticated:

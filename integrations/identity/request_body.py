@@ -4,8 +4,8 @@
    was parsed, so no second parser can read something else.
 2. Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways
    to the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused. Beside it is the trace of the request's
-   headers, where it came with one and the body has room, and what the client says of its content (`kvcustody_kinds`);
-   in SGLang's bodies these are in `custom_params`.
+   headers, where it came with one and the body has room, and what the client says of its content (`kvcustody_kinds`)
+   and of its hurry (`kvcustody_latency`, for vLLM); in SGLang's bodies the first two are in `custom_params`.
 3. Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, sessions, stored
    responses, media uuids. Equal ids of different owners never meet.
 4. Everything else is kept, value for value.
@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.request import KINDS_MAX, read_kinds
+from kvcustody.governance.request import KINDS_MAX, LATENCY_CLASSES, read_kinds
 from kvcustody.governance.tokens.scope_token import Carried
 from kvcustody.integrations.content.custom_params import CUSTOM_PARAMS, KINDS, MARKS, TRACE, put_custom
 from kvcustody.integrations.identity.refusal import malformed, not_found
@@ -34,7 +34,8 @@ OUR_TRANSFER_FIELD: Final = "kvcustody"
 OUR_TRACE_FIELD: Final = TRACE
 OUR_KINDS_FIELD: Final = KINDS
 OUR_MARKS_FIELD: Final = MARKS  # set behind the door alone (`message_kinds` of an engine)
-_OURS: Final = (OUR_TRANSFER_FIELD, OUR_TRACE_FIELD, OUR_KINDS_FIELD, OUR_MARKS_FIELD)
+OUR_LATENCY_FIELD: Final = "kvcustody_latency"
+_OURS: Final = (OUR_TRANSFER_FIELD, OUR_TRACE_FIELD, OUR_KINDS_FIELD, OUR_MARKS_FIELD, OUR_LATENCY_FIELD)
 _TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params", "kv_hints")
 _SESSION = "session_id"
 _MEDIA_FIELDS = (
@@ -122,6 +123,22 @@ def put_kinds(body: dict[str, Any], kinds: tuple[KindRange, ...], scoped: Scoped
     if kinds:
         spans = [[each.first, each.last, each.kind] for each in kinds]
         _put(body, OUR_KINDS_FIELD, spans, scoped.room)
+
+
+def take_latency(body: dict[str, Any]) -> str:
+    """Remove the class that the client gives its request: `kvcustody_latency`, `interactive` or `batch`."""
+    given = body.pop(OUR_LATENCY_FIELD, None)
+    if given is None:
+        return ""
+    if not isinstance(given, str) or given not in LATENCY_CLASSES:
+        raise malformed(OUR_LATENCY_FIELD, "is neither `interactive` nor `batch`")
+    return given
+
+
+def put_latency(body: dict[str, Any], latency: str, scoped: Scoped) -> None:
+    """Put it where the engine will look; a body without room goes without: it chooses among ways that are all safe."""
+    if latency and scoped.room is Room.TRANSFER:
+        _put(body, OUR_LATENCY_FIELD, latency, scoped.room)
 
 
 def put_token(body: dict[str, Any], carried: Carried, scoped: Scoped) -> None:

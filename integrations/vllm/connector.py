@@ -5,7 +5,8 @@
 2. It supports hybrid managers, and does not ask vLLM to deliver or defer anything: `requires_kv_delivery` is False
    whatever role the command line names.
 3. With tiers, blocks that one brings back are loaded asynchronously in vLLM's own way: their request waits alone, and
-   what a load could not fill is told as failed, so that vLLM computes it.
+   what a load could not fill is told as failed, so that vLLM computes it: by block, or by request where a model has
+   several layer groups.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvcustody.errors import ConfigError, IsolationError
@@ -23,6 +25,7 @@ from kvcustody.integrations.vllm import installed
 from kvcustody.integrations.vllm.open_custody import NULL_BLOCK, settings_of
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
+from kvcustody.integrations.vllm.tiers.layer_groups import describe_groups
 from kvcustody.integrations.vllm.tiers.worker_tiers import WorkerTiers
 from kvcustody.integrations.vllm.versions import check_version
 from kvcustody.integrations.vllm.worker.first_in_step import wrap_runners
@@ -65,7 +68,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 _shard(vllm_config),
                 tuning=settings.scrub_tuning_path,
                 null_block=NULL_BLOCK,
-                open_tiers=_tiers_opener(vllm_config, settings),
+                open_tiers=_tiers_opener(vllm_config, settings, describe_groups(kv_cache_config)),
             )
             wrap_runners(self.worker_side.execute)
 
@@ -172,8 +175,15 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Requests whose load is over."""
         return None, self._worker.finished_loads() or None
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> base.KVConnectorTransferResults:
+        """Requests whose load is over; of a model of several layer groups also those that must compute all of it."""
+        finished = self._worker.finished_loads()
+        return base.KVConnectorTransferResults(
+            finished_recving=finished, failed_recving=self._worker.failed_requests()
+        )
+
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that a load could not fill."""
+        """Blocks that a load could not fill, where they are of one layer group."""
         return self._worker.failed_blocks()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
@@ -203,8 +213,10 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return int(blocks)
 
 
-def _tiers_opener(config: VllmConfig, settings: Settings) -> Callable[[TensorMemory], WorkerTiers] | None:
-    """Makes a worker's tiers over its cache; None where nothing leaves the device."""
+def _tiers_opener(
+    config: VllmConfig, settings: Settings, groups: tuple[str, ...]
+) -> Callable[[TensorMemory], WorkerTiers] | None:
+    """Makes a worker's tiers over its cache; None where nothing leaves the device. groups: what is in each."""
     plan = tier_plan(settings)
     if plan is None:
         return None
@@ -220,7 +232,8 @@ def _tiers_opener(config: VllmConfig, settings: Settings) -> Callable[[TensorMem
             memory,
             shard=shard,
             shards=config.parallel_config.world_size,
-            software=f"vllm {__version__} {model.dtype} {config.cache_config.cache_dtype}",
+            software=(f"vllm {__version__} {model.dtype} {config.cache_config.cache_dtype}", *groups),
+            groups=max(1, len(groups)),
             clock=settings.open_clock(None, stack),
             stack=stack,
         )

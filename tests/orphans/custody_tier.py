@@ -39,6 +39,9 @@ class CustodyTier(FileTier):
     def copies(self) -> list[HeldCopy]:
         return [*self.held.values()]
 
+    def known_us(self, now_us: int) -> int:
+        return now_us
+
     def destroy(self, keys: Collection[bytes]) -> int:
         for copy in [self.held[key] for key in keys if key in self.held]:
             self.entries.pop(copy.name, None)

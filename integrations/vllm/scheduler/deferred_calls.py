@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kvcustody.errors import IsolationError
 from kvcustody.governance.external.engine_port import EnginePort
-from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
+from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest, PublishedRange
+from kvcustody.integrations.vllm.tiers.copy_plans import NOT_THERE
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -272,13 +273,14 @@ class DeferredCalls:
             self.port.published_each(blocks, before, keys if len(keys) == len(blocks) else ())
             if self.tiers is not None and len(keys) == len(blocks):
                 for (governed, at), block, key in zip(filled, blocks, keys, strict=True):
-                    self.tiers.published(governed, at, [block], [key])
+                    self.tiers.published(governed, at, [[block]], [key])
 
     def _report_range(self, governed: GovernedRequest) -> None:
         """Runs of full blocks that entered the index; a group with gaps has no chain of parents."""
         ranges, governed.unreported_ranges = governed.unreported_ranges, []
         null, residency = self._null, governed.residency
         assert residency is not None
+        leaving = _Leaving(ranges, len(self._groups)) if self.tiers is not None and ranges else None
         for number, first, last, mask in ranges:
             table = governed.tables[number]
             group = self._groups[number]
@@ -296,5 +298,25 @@ class DeferredCalls:
                 if len(keys) != len(blocks):
                     keys = ()
                 self.port.published(residency, blocks, before, chained=chained, depths=depths, keys=keys)
-                if self.tiers is not None and keys:
-                    self.tiers.published(governed, first, blocks, keys)
+                if leaving is not None:
+                    leaving.note(number, places, blocks)
+        if self.tiers is not None and leaving is not None:
+            keys = governed.request.block_hashes[leaving.first : leaving.last]
+            if len(keys) == leaving.last - leaving.first:
+                self.tiers.published(governed, leaving.first, leaving.blocks, keys)
+
+
+class _Leaving:
+    """What entered the index of a request's groups at once, position by position, as tiers take it.
+
+    Groups of one model publish together; of one whose window begins later, what is before is not there.
+    """
+
+    def __init__(self, ranges: Sequence[PublishedRange], groups: int) -> None:
+        self.first = min(one.first for one in ranges)
+        self.last = max(one.last for one in ranges)
+        self.blocks = [[NOT_THERE] * (self.last - self.first) for _ in range(groups)]
+
+    def note(self, group: int, places: list[int], blocks: list[int]) -> None:
+        for at, block in zip(places, blocks, strict=True):
+            self.blocks[group][at - self.first] = block

@@ -37,7 +37,7 @@ from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.keys.shred_keys import ShredKeys
-from kvcustody.governance.request import NO_HINTS, read_kinds
+from kvcustody.governance.request import LATENCY_CLASSES, NO_HINTS, read_kinds
 from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_plan
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
@@ -57,6 +57,7 @@ from kvcustody.integrations.vllm.scheduler.governed_request import (
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
+from kvcustody.integrations.vllm.tiers.layer_groups import ONE_GROUP, CopiedGroup, tier_groups
 from kvcustody.integrations.vllm.tiers.scheduler_tiers import SchedulerTiers
 from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers
 from kvcustody.policies.document.token_priorities import KindRange
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
 KINDS = "kvcustody_kinds"  # where they carry what its caller says of its content
 MARKS = "kvcustody_marks"  # and what the door marked it with
+LATENCY = "kvcustody_latency"  # where they carry the class that its caller gives it
 TRACE = "kvcustody_trace"  # where they carry the trace that the request came with
 _LONGEST_WAIT_SECONDS = 3600.0  # a wall clock that was set says no more than this
 _DEADLINE_STEPS = 4  # what has to be scrubbed within so many steps does not wait for the next one's
@@ -116,11 +118,11 @@ class SchedulerSide:
         if self._opened is not None:
             return
         block_tokens = int(manager.block_pool.hash_block_size)
-        names = tuple(tier_names(self.settings))
+        names, groups = tuple(tier_names(self.settings)), ONE_GROUP
         plan = opening.plan_of(self._config, self._cache, manager, block_tokens, names)
         if self._tier_plan is not None:
-            groups = [type(single).__name__ for single in manager.coordinator.single_type_managers]
-            refuse_tiers(self._config, groups, has_others=opening.has_foreign_connectors(self._config))
+            refuse_tiers(self._config, has_others=opening.has_foreign_connectors(self._config))
+            groups = tier_groups(manager, block_tokens)
         state = SchedulerState(manager, block_tokens)
         self.control.state = self.state = state
         opened = self._opened = opening.open_custody(self.settings, plan, self.control)
@@ -131,12 +133,17 @@ class SchedulerSide:
         governed_pool(manager.block_pool, state)
         governed_manager(manager, state)
         if self._tier_plan is not None:
-            self._open_tiers(self._tier_plan, names, opened, plan.shards)
+            self._open_tiers(self._tier_plan, names, groups, opened, plan.shards)
         if self.settings.kv_events_endpoint:
             self._open_publisher(opened)
 
     def _open_tiers(
-        self, plan: TierPlan, names: tuple[str, ...], opened: opening.OpenedCustody, shards: int
+        self,
+        plan: TierPlan,
+        names: tuple[str, ...],
+        groups: tuple[CopiedGroup, ...],
+        opened: opening.OpenedCustody,
+        shards: int,
     ) -> None:
         """Copies may leave to the tiers of the settings. Raises a `CustodyError` that says what cannot be opened."""
         shred = ShredKeys.open(plan.shred_keys, open_root_key(self.settings), opened.clock)
@@ -148,6 +155,7 @@ class SchedulerSide:
             object_blocks=plan.object_blocks,
             block_tokens=state.block_tokens,
             shards=shards,
+            groups=groups,
             always=plan.moves_always,
         )
         self.tiers = state.deferred.tiers = tiers
@@ -228,9 +236,10 @@ class SchedulerSide:
     def on_new_request(self, request: Request) -> None:
         """Who a request is from (rule 1), and what it may ever do."""
         verified, trace = self._verify(request), self._trace(request)
-        kinds = self._kinds(request)
+        kinds, latency = self._kinds(request), self._latency(request)
         if isinstance(verified, VerifiedToken):
-            principal, hints = verified.principal, verified.hints._replace(kinds=kinds)
+            hints = verified.hints._replace(kinds=kinds, latency=latency)
+            principal = verified.principal
         else:
             principal, hints = None, NO_HINTS
             self.port.attempts.note(verified.reason)
@@ -258,6 +267,16 @@ class SchedulerSide:
         given, marks = rest.pop(KINDS, ()), rest.pop(MARKS, ())
         request.kv_transfer_params = rest or None
         return _kinds_in(given, is_marked=False) + _kinds_in(marks, is_marked=True)
+
+    def _latency(self, request: Request) -> str:
+        """The class that the caller gives its request; what the door would not have passed says nothing."""
+        params = request.kv_transfer_params
+        if not isinstance(params, dict) or LATENCY not in params:
+            return ""
+        rest = dict(params)
+        given = rest.pop(LATENCY)
+        request.kv_transfer_params = rest or None
+        return given if isinstance(given, str) and given in LATENCY_CLASSES else ""
 
     def _trace(self, request: Request) -> str:
         """The trace that the middleware saw, or vLLM, which hands headers on where it sends spans; else empty."""

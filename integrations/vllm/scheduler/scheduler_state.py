@@ -166,6 +166,8 @@ class SchedulerState:
                 deferred.flush_unchecked()
                 count = self.port.attachable(residency, ids)
             return min(fine, count * self.block_tokens)
+        if deferred.freed_outside_release:  # what a window passed in this very step ends with its report
+            deferred.flush_unchecked()
         for group, blocks in zip(self.groups, found, strict=True):
             places = [at for at, block in enumerate(blocks) if not block.is_null]
             ids = [blocks[at].block_id for at in places]
@@ -261,7 +263,7 @@ class SchedulerState:
         governed.fills_one_by_one = self._fills and not residency.granted_blocks and residency.publishes
         if restored_tokens:
             assert self.deferred.tiers is not None
-            self.deferred.tiers.allocated(governed, attached + handed)
+            self.deferred.tiers.allocated(governed)
         if not self.simple:
             self.deferred.flush()
 

@@ -7,12 +7,17 @@
 1. A copy is found from the moment that its shard told of it, until its end is told, decided here, or due: whichever is
    first. The first shard's copies stand for all: a load that another shard cannot do fails there, and is computed.
 2. An erasure takes effect here before it returns. It is done when every worker has said what it ended.
-3. What is told by workers (`objects`) and what can be found (`index`) are compared by scans.
+3. What is told by workers (`objects`) and what can be found (`index`) are compared by scans. What is on its way is in
+   neither: a copy whose end was ordered comes back into `objects` when every worker has answered that order and none
+   has told the end.
+4. A copy that a load did not bring is passed over for a while, and stored again by who computes it meanwhile where a
+   shard lacks it. It is no orphan: its workers have it, and it is found again.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -22,9 +27,15 @@ from kvcustody.governance.erasure.selector import Selector, may_hold
 from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry, TierErased
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.tiers.copy_event import CopyEvent
-from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, DestroyCopies, EraseCopies
+from kvcustody.integrations.vllm.tiers.tier_messages import (
+    CopyJob,
+    DestroyCopies,
+    EraseCopies,
+    ExpireCopies,
+)
 
 _ERASURES_MAX = 1000  # of which is remembered what was done
+_PASSED_OVER_US = 10_000_000
 
 
 class KnownCopy(NamedTuple):
@@ -41,11 +52,21 @@ class KnownCopy(NamedTuple):
 
 
 class FoundCopies(NamedTuple):
-    """Copies one after the other: their names, the depth at which the last one ends, and their sealed bytes."""
+    """Copies one after the other: their names, the depth at which each ends, and the sealed bytes of each."""
 
     names: tuple[bytes, ...]
-    end: int
-    size: int
+    ends: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Sealed bytes of all."""
+        return sum(self.sizes)
+
+    def until(self, end: int) -> FoundCopies:
+        """Those that end there or before."""
+        count = bisect_right(self.ends, end)
+        return FoundCopies(self.names[:count], self.ends[:count], self.sizes[:count])
 
 
 class _Erasure:
@@ -79,7 +100,11 @@ class CopyDirectory:
         self._send = send
         self._copies: dict[bytes, KnownCopy] = {}
         self._hidden: set[bytes] = set()  # told of, and not found any more
-        self._ending: dict[int, frozenset[bytes]] = {}  # by the job that ends them
+        self._ending: dict[bytes, int] = {}  # by name, the last job that is to end it
+        self._orders: set[int] = set()  # those jobs
+        self._passed_over: dict[bytes, int] = {}  # until when
+        self._expiring: dict[int, int] = {}  # by job, when it was sent
+        self._known_us = 0
         self._domains: Counter[DomainSpec | None] = Counter()
         self._pairs: Counter[tuple[str, str]] = Counter()
         self._due: list[tuple[int, bytes]] = []
@@ -115,7 +140,8 @@ class CopyDirectory:
         for event in events:
             if event.step == "stored":
                 self._drop(event.name)
-                self._hidden.discard(event.name)
+                if event.name not in self._ending:  # else that order ends this one too
+                    self._hidden.discard(event.name)
                 copy = KnownCopy(
                     event.number,
                     event.tenant,
@@ -133,6 +159,7 @@ class CopyDirectory:
             elif event.step == "ended":
                 self._drop(event.name)
                 self._hidden.discard(event.name)
+                self._ending.pop(event.name, None)
 
     def answered(self, number: int, shard: int, erased: TierErased | None) -> None:
         """A worker has done what an erasure asked."""
@@ -146,7 +173,10 @@ class CopyDirectory:
     def job_is_over(self, number: int) -> None:
         """Every worker has answered."""
         self._erasure_jobs.pop(number, None)
-        self._ending.pop(number, None)
+        self._known_us = max(self._known_us, self._expiring.pop(number, 0))
+        if number in self._orders:
+            self._orders.discard(number)
+            self._ending = {name: job for name, job in self._ending.items() if job != number}
 
     # -- look-up --------------------------------------------------------------------------------------------------
 
@@ -162,29 +192,47 @@ class CopyDirectory:
         Objects end where the depth is a multiple of `step`, or sooner.
         """
         names: list[bytes] = []
-        size = 0
+        ends: list[int] = []
+        sizes: list[int] = []
         while depth < whole:
             for end in range(min(whole, depth - depth % step + step), depth, -1):
                 name = name_at(end)
                 copy = self._copies.get(name)
                 if copy is None or name in self._hidden or copy.due_us <= now_us:
                     continue
-                if end - copy.blocks <= depth:
+                if end - copy.blocks <= depth and not self._is_passed_over(name, now_us):
                     names.append(name)
+                    ends.append(end)
                     depth = end
-                    size += copy.size
+                    sizes.append(copy.size)
                     break
             else:
                 break
-        return FoundCopies(tuple(names), depth, size)
+        return FoundCopies(tuple(names), tuple(ends), tuple(sizes))
 
-    def has(self, name: bytes) -> bool:
+    def has(self, name: bytes, now_us: int = 0) -> bool:
         """Whether this object can be found."""
-        return name in self._copies and name not in self._hidden
+        return name in self._copies and name not in self._hidden and not self._is_passed_over(name, now_us)
 
-    def hide(self, names: Iterable[bytes]) -> None:
-        """These are found no more, whatever becomes of them."""
+    def pass_over(self, name: bytes, now_us: int) -> None:
+        """A load did not bring this one (rule 4)."""
+        if name in self._copies:
+            self._passed_over[name] = now_us + _PASSED_OVER_US
+
+    def _is_passed_over(self, name: bytes, now_us: int) -> bool:
+        until_us = self._passed_over.get(name)
+        if until_us is not None and until_us <= now_us:
+            del self._passed_over[name]
+        return until_us is not None and until_us > now_us
+
+    def _end(self, names: Collection[bytes], job: CopyJob) -> int:
+        """These are found no more; `job` is what ends them. Returns its number."""
         self._hidden.update(name for name in names if name in self._copies)
+        number = self._send(job)
+        if names:
+            self._orders.add(number)
+            self._ending |= dict.fromkeys(names, number)
+        return number
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
@@ -205,14 +253,21 @@ class CopyDirectory:
         state = known.state()
         if not state.done and erasure not in self._erasure_jobs.values():
             names = frozenset(name for name, copy in self._copies.items() if _may_be_of(copy, selector))
-            self.hide(names)
-            number = self._send(EraseCopies(0, self._tier, erasure, selector, before_us))
-            self._erasure_jobs[number], self._ending[number] = erasure, names
+            number = self._end(names, EraseCopies(0, self._tier, erasure, selector, before_us))
+            self._erasure_jobs[number] = erasure
         return state
 
+    def expire(self, now_us: int) -> None:
+        """Have the workers end what is due, and say so."""
+        self._expiring[self._send(ExpireCopies(0, self._tier))] = now_us
+
+    def known_us(self, now_us: int) -> int:
+        """What was due at this time has been told to have ended; `now_us` or earlier."""
+        return min(now_us, self._known_us)
+
     def objects(self) -> Mapping[bytes, TierEntry]:
-        """What the workers have, less what they were just told to end."""
-        return self._entries(frozenset().union(*self._ending.values()))
+        """What the workers have, less what is ending (rule 3)."""
+        return self._entries(self._ending)
 
     def index(self) -> Mapping[bytes, TierEntry]:
         """What can be found."""
@@ -232,11 +287,9 @@ class CopyDirectory:
     def destroy(self, keys: Collection[bytes]) -> int:
         """Have the workers end these; how many they had."""
         names = tuple(keys)
-        count = sum(name in self._copies for name in names)
-        self.hide(names)
         if names:
-            self._ending[self._send(DestroyCopies(0, self._tier, names))] = frozenset(names)
-        return count
+            self._end(names, DestroyCopies(0, self._tier, names))
+        return sum(name in self._copies for name in names)
 
     def forget(self, keys: Collection[bytes]) -> int:
         """Find these no more; how many could be found."""
@@ -246,6 +299,7 @@ class CopyDirectory:
 
     def _drop(self, name: bytes) -> None:
         copy = self._copies.pop(name, None)
+        self._passed_over.pop(name, None)
         if copy is None:
             return
         pair = (copy.tenant, copy.classification)
@@ -266,8 +320,3 @@ def _may_be_of(copy: KnownCopy, selector: Selector) -> bool:
     if copy.label is not None:
         return may_hold(selector, copy.label)
     return selector.tenant is None or selector.tenant == copy.tenant
-
-
-def chain(keys: Sequence[bytes], end: int) -> bytes:
-    """The keys of a chain's first `end` blocks, as workers take them."""
-    return b"".join(keys[:end])

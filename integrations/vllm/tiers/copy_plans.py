@@ -11,50 +11,97 @@ if TYPE_CHECKING:
     from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.governance.tiers.tier_link import TransferChoice
 
+NOT_THERE = -1
 
-class LeavingRun(NamedTuple):
-    """A part of a chain whose blocks are in the index: what one object would hold."""
 
-    domain: Domain
-    residency: ExternalResidency
+class LeavingPart(NamedTuple):
+    """What one object of one layer group would hold, from `depth` of the chain on."""
+
     keys: bytes
     parent: bytes
     depth: int
     blocks: Blocks
     generations: Blocks
+
+
+class LeavingRun(NamedTuple):
+    """A part of a chain, `length` blocks from `depth` on, that is in the index: an object for each layer group."""
+
+    domain: Domain
+    residency: ExternalResidency
+    depth: int
+    length: int
+    parts: tuple[LeavingPart, ...]
     born_us: int
     ceiling_us: int
     due_us: int
 
 
 class UnsavedRun:
-    """The published blocks of a request that no object has yet, one after the other.
+    """The published blocks of a request that no object has yet, one after the other, by layer group.
 
-    Those before `settled` were computed by steps that have left.
+    Those before `settled` were computed by steps that have left. `NOT_THERE`: a window has passed it. Of several groups
+    the generations are kept too: a window gives blocks back before their run is cut.
     """
 
-    __slots__ = ("blocks", "first", "keys", "parent", "settled")
+    __slots__ = ("blocks", "first", "generations", "keys", "parent", "settled")
 
-    def __init__(self, first: int, parent: bytes) -> None:
+    def __init__(self, first: int, parent: bytes, groups: int) -> None:
         self.first = first
         self.parent = parent
         self.settled = first
         self.keys: list[bytes] = []
-        self.blocks: list[int] = []
+        self.blocks: list[list[int]] = [[] for _ in range(groups)]
+        self.generations: list[list[int]] = [[] for _ in range(groups)]
 
     @property
     def end(self) -> int:
         """The place behind its last block."""
-        return self.first + len(self.blocks)
+        return self.first + len(self.keys)
+
+    def drop(self, count: int) -> None:
+        """The first blocks were cut off."""
+        self.parent = self.keys[count - 1]
+        self.first += count
+        del self.keys[:count]
+        for column in (*self.blocks, *self.generations):
+            del column[:count]
+
+
+class PlannedPart(NamedTuple):
+    """Copies of one layer group and domain, one after the other, with the depth at which each ends.
+
+    They fill blocks `depth` to `until`.
+    """
+
+    group: int
+    domain: Domain
+    names: tuple[bytes, ...]
+    ends: tuple[int, ...]
+    depth: int
+    until: int
 
 
 class PlannedLoad(NamedTuple):
     """What was found for a request, from `depth` to `until` of its chain."""
 
     tier: str
-    names: tuple[bytes, ...]
+    parts: tuple[PlannedPart, ...]
     depth: int
     until: int
-    end: int
     size: int = 0  # sealed bytes, of one shard
     choice: TransferChoice | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Of all groups together."""
+        return sum(part.until - part.depth for part in self.parts)
+
+    def missing(self, come: int) -> bytes:
+        """The name of the first object that did not come, where `come` blocks did."""
+        for part in self.parts:
+            for name, end in zip(part.names, part.ends, strict=True):
+                if min(end, part.until) - part.depth > come:
+                    return name
+            come -= part.until - part.depth
+        raise AssertionError("all of it came")

@@ -3,31 +3,35 @@
     tiers.published(governed, first, blocks, keys)   # blocks of a request entered the index
     tiers.released(governed)                         # it gave its blocks back: what is left of its run may leave
     tiers.restorable(request, governed, depth)       # blocks that a load would bring behind a hit
-    tiers.allocated(governed, table)                 # it has its blocks: the load leaves with this step
+    tiers.allocated(governed)                        # it has its blocks: the load leaves with this step
     order = tiers.take_jobs(); tiers.settle()        # with a step's order, and when all of it was told
     tiers.receive(replies)
 
 1. A block is copied as it is before the step that carries the job writes anything. So a job may only leave with a step
    behind the one that computes its blocks (`settle`), and one that had to wait for its turn leaves only if none of its
    blocks has ended meanwhile.
-2. What leaves is of the request's own domain, with the times of its blocks: due when its last use was long enough ago,
+2. What leaves is of the request's own domain, or of a segment that it begins with and computed, with the times of its
+   blocks: due when its last use was long enough ago,
    and no later than their ceiling. What comes back carries both, and so does what is computed from it.
 3. A request that waits for a load holds its blocks. One whose load failed once computes.
 4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier. A load is made
-   where that is expected to be faster than computing, by what loads took from their request's blocks to the answer.
+   where that is expected to be faster than computing, by what loads took from their request's blocks to the answer. A
+   request in a hurry tries nothing: a worker reads an object for nobody instead, once in a while.
 5. A change of policy or keys reaches the workers with the next step; until then nothing of what it ends is looked up
    that the policy does not permit.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
+from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.audit.coverage.conservation import TierCounts
 from kvcustody.errors import IsolationError, KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
@@ -46,18 +50,28 @@ from kvcustody.governance.tiers.tier_link import (
     tier_figures,
 )
 from kvcustody.governance.tiers.tier_rules import Tables, TierRules
-from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, chain
-from kvcustody.integrations.vllm.tiers.copy_plans import LeavingRun, PlannedLoad, UnsavedRun
+from kvcustody.integrations.vllm.open_custody import NULL_BLOCK
+from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, FoundCopies
+from kvcustody.integrations.vllm.tiers.copy_plans import (
+    NOT_THERE,
+    LeavingPart,
+    LeavingRun,
+    PlannedLoad,
+    PlannedPart,
+    UnsavedRun,
+)
+from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, ONE_GROUP, CopiedGroup
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseTier,
     CopyJob,
     CopyReply,
     CopyRule,
-    ExpireCopies,
     ForgetTenant,
     LoadCopies,
+    LoadPart,
     NarrowCopies,
     OpenTier,
+    ProbeCopy,
     Rules,
     StoreCopy,
 )
@@ -70,11 +84,12 @@ if TYPE_CHECKING:
     from kvcustody.governance.external.engine_port import EnginePort
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
 
-_NO_KEY = bytes(32)
 _LATER = 0  # the number of a job that has none yet
 _STORES_MAX = 64  # under way at once
 _WAITING_MAX = 4096  # runs that wait for their turn; the oldest are not kept beyond it
 _EXPIRE_PAUSE_US = 250_000
+_TO_ITS_END = 1 << 62
+_ENDS_TRIED = 16  # of a hit of several layer groups
 
 
 class _Loading(NamedTuple):
@@ -85,6 +100,15 @@ class _Loading(NamedTuple):
     planned: PlannedLoad
     blocks: list[int]
     began_us: int
+
+
+class _Span(NamedTuple):
+    """Blocks `first` to `last` of a chain are of this domain, and so are those up to `whole`, which are not wanted."""
+
+    domain: Domain
+    first: int
+    last: int
+    whole: int
 
 
 class _Storing(NamedTuple):
@@ -118,6 +142,7 @@ class SchedulerTiers:
         object_blocks: int,
         block_tokens: int,
         shards: int,
+        groups: tuple[CopiedGroup, ...] = ONE_GROUP,
         always: bool = False,
     ) -> None:
         """`always`: whatever is permitted is moved, whatever it takes."""
@@ -129,6 +154,7 @@ class SchedulerTiers:
         self._step = object_blocks
         self._block_tokens = block_tokens
         self._shards = shards
+        self._groups = groups
         self._numbers = 0
         self._jobs: list[CopyJob] = []
         self._fresh: list[LeavingRun] = []
@@ -139,6 +165,8 @@ class SchedulerTiers:
         self._stores: set[int] = set()
         self._loads: dict[int, tuple[_Loading, list[tuple[Restored, ...]]]] = {}
         self._storing: dict[int, tuple[_Storing, int]] = {}  # by job, with the longest that a shard took
+        self._left_alone: set[str] = set()  # tiers that a request in a hurry did not wait for
+        self._probes: dict[int, tuple[str, int, int]] = {}  # by job: of which tier, since when, bytes
         self._links = {tier: TierLink(always=always) for tier in tiers}
         self._capacity = dict.fromkeys(tiers, 0)
         self._block_bytes = port.pool.bytes_per_block
@@ -158,24 +186,58 @@ class SchedulerTiers:
     # -- what leaves ----------------------------------------------------------------------------------------------
 
     def published(
-        self, governed: GovernedRequest, first: int, blocks: Sequence[int], keys: Sequence[bytes]
+        self,
+        governed: GovernedRequest,
+        first: int,
+        blocks: Sequence[Sequence[int]],
+        keys: Sequence[bytes],
     ) -> None:
-        """Entries of a request's table from `first` on are in the index under these keys."""
+        """Entries of a request's tables from `first` on, by layer group, are in the index under these keys."""
         residency = governed.residency
-        if residency is None or not residency.publishes or not _is_own(residency):
+        if residency is None or not residency.publishes or not _has_copies(residency):
+            return
+        shared = residency.segment_blocks
+        if first < shared < first + len(keys):
+            at = shared - first
+            self.published(governed, first, [of_group[:at] for of_group in blocks], keys[:at])
+            self.published(governed, shared, [of_group[at:] for of_group in blocks], keys[at:])
             return
         run = governed.unsaved
         if run is None or run.end != first:
             if run is not None:
                 self._cut(governed, run, run.end, self._fresh)
-            parent = governed.request.block_hashes[first - 1] if first else _NO_KEY
-            run = governed.unsaved = UnsavedRun(first, parent)
-        run.blocks.extend(blocks)
+            parent = governed.request.block_hashes[first - 1] if first else NO_KEY
+            run = governed.unsaved = UnsavedRun(first, parent, len(self._groups))
         run.keys.extend(keys)
+        for group, of_group in enumerate(blocks):
+            run.blocks[group].extend(of_group)
+            if len(blocks) > 1:
+                run.generations[group].extend(self._port.pool.generation[list(of_group)].tolist())
         self._unsettled.append(run)
-        boundary = run.end - run.end % self._step
+        if len(blocks) > 1:
+            for end in self._window_ends(governed, run, len(keys)):
+                self._cut(governed, run, end, self._fresh)
+        boundary = run.end if run.end == shared else run.end - run.end % self._step
         if boundary > run.first:
             self._cut(governed, run, boundary, self._fresh)
+
+    def _window_ends(self, governed: GovernedRequest, run: UnsavedRun, added: int) -> list[int]:
+        """Where a hit may end that no object does yet: every window's blocks are there, and those behind are not.
+
+        Of the last ones that were added only at the end of a prompt, where others begin alike.
+        """
+        windows = [run.blocks[one.number] for one in self._groups if one.window_blocks is not None]
+        if not windows:
+            return []
+        first = max(1, len(run.keys) - added)
+        there = [all(blocks[at] != NOT_THERE for blocks in windows) for at in range(first - 1, len(run.keys))]
+        ends = [
+            run.first + first + at
+            for at, (one, behind) in enumerate(itertools.pairwise(there))
+            if one and not behind
+        ]
+        prompt_end = (governed.request.num_prompt_tokens - 1) // self._block_tokens
+        return [*ends, run.end] if there[-1] and run.end == prompt_end else ends
 
     def released(self, governed: GovernedRequest) -> None:
         """The request ended, or was preempted: what it published was computed by steps that have left.
@@ -202,35 +264,48 @@ class SchedulerTiers:
         """The blocks before `end` become runs that leave, one for each object."""
         residency = governed.residency
         assert residency is not None
-        pool, domain = self._port.pool, residency.domain
-        due_us = self._port.clock.now_us() + domain.idle_us
+        now_us = self._port.clock.now_us()
         while run.first < end:
+            domain = residency.domain
+            if run.first < residency.segment_blocks and residency.segment_domain is not None:
+                domain = residency.segment_domain  # a run ends where the segment does
             count = min(end, run.first - run.first % self._step + self._step) - run.first
-            keys, blocks = run.keys[:count], np.array(run.blocks[:count], dtype=np.int64)
-            if (pool.tag[blocks] == domain.tag).all():
+            parts = [self._part(group, run, count, domain.tag) for group in self._groups]
+            made = tuple(part for part in parts if part is not None)
+            if made:
+                blocks = np.concatenate([part.blocks for part in made])
+                born_us = int(self._port.pool.born_us[blocks].min())
+                ceiling_us = int(self._port.pool.ceiling_us[blocks].min())
+                due_us = now_us + domain.idle_us
                 into.append(
-                    LeavingRun(
-                        domain,
-                        residency,
-                        b"".join(keys),
-                        run.parent,
-                        run.first,
-                        blocks,
-                        pool.generation[blocks],
-                        int(pool.born_us[blocks].min()),
-                        int(pool.ceiling_us[blocks].min()),
-                        due_us,
-                    )
+                    LeavingRun(domain, residency, run.first, count, made, born_us, ceiling_us, due_us)
                 )
-            run.parent = keys[-1]
-            run.first += count
-            del run.keys[:count], run.blocks[:count]
+            run.drop(count)
+
+    def _part(self, group: CopiedGroup, run: UnsavedRun, count: int, tag: int) -> LeavingPart | None:
+        """What an object of one group holds of the run's first blocks; None where something of it is not there."""
+        pool, at = self._port.pool, group.first_needed(run.first, run.first + count) - run.first
+        listed = run.blocks[group.number][at:count]
+        if not listed or NOT_THERE in listed:
+            return None
+        blocks = np.array(listed, dtype=np.int64)
+        generations = pool.generation[blocks]
+        if not (pool.tag[blocks] == tag).all():
+            return None
+        if len(self._groups) > 1:
+            known = run.generations[group.number][at:count]
+            if generations.tolist() != known or not self._are_kept(blocks):
+                return None
+        parent = run.keys[at - 1] if at else run.parent
+        keys = group.keys(run.keys[at:count])
+        return LeavingPart(keys, group.key(parent), run.first + at, blocks, generations)
 
     def take_jobs(self) -> tuple[CopyJob, ...]:
         """The jobs that leave with the step that is being built (rule 1)."""
         self._look()
         waiting = self._waiting
-        while waiting and len(self._stores) + len(self.directories) <= min(self._buffers, _STORES_MAX):
+        each = len(self.directories) * len(self._groups)
+        while waiting and len(self._stores) + each <= min(self._buffers, max(_STORES_MAX, each)):
             self._leave(waiting.popleft())
         if waiting:
             self._waiting = deque((run for run in waiting if self._is_intact(run)), maxlen=_WAITING_MAX)
@@ -246,12 +321,15 @@ class SchedulerTiers:
         self._waiting += [run for run in fresh if self._is_intact(run)]
 
     def _is_intact(self, run: LeavingRun) -> bool:
-        pool = self._port.pool
-        states = pool.state[run.blocks]
-        return bool(
-            (pool.generation[run.blocks] == run.generations).all()
-            and ((states == ACTIVE) | (states == CACHED)).all()
+        generation = self._port.pool.generation
+        return all(
+            (generation[part.blocks] == part.generations).all() and self._are_kept(part.blocks)
+            for part in run.parts
         )
+
+    def _are_kept(self, blocks: Blocks) -> bool:
+        states = self._port.pool.state[blocks]
+        return bool(((states == ACTIVE) | (states == CACHED)).all())
 
     def _leave(self, run: LeavingRun) -> None:
         label, now_us = label_of(run.domain), self._port.clock.now_us()
@@ -260,32 +338,50 @@ class SchedulerTiers:
             return
         for tier, directory in self.directories.items():
             rule = self._rule(tier, label.tenant, label.classification)
-            name = self._name(tier, label, run.keys[-len(_NO_KEY) :])
-            if not rule.limit.absolute_us or name is None or directory.has(name):
+            names = [self._name(tier, label, part.keys[-len(NO_KEY) :]) for part in run.parts]
+            parts = [
+                part
+                for part, name in zip(run.parts, names, strict=True)
+                if name is not None and not directory.has(name, now_us)
+            ]
+            if not rule.limit.absolute_us or not parts:
                 continue
-            blocks = len(run.blocks)
-            size, recompute_us = blocks * self._block_bytes, self._recompute_us(blocks, run.depth)
+            blocks = sum(len(part.blocks) for part in parts)
+            size, recompute_us = blocks * self._block_bytes, self._recompute_us(run.length, run.depth)
             choice = self._links[tier].choose_store(size, recompute_us)
-            moved = Moved(tier, label.tenant, 0, blocks, size)
             if not choice.moves:
-                self._decide("store", moved, choice)
+                self._decide("store", Moved(tier, label.tenant, 0, blocks, size), choice)
                 continue
-            job = StoreCopy(
-                _LATER,
-                tier,
-                label,
-                run.keys,
-                run.parent,
-                run.depth,
-                run.born_us,
-                run.ceiling_us,
-                due_us,
-                rule,
-                run.blocks.tolist(),
-            )
-            number = self._send(job, label)
-            self._stores.add(number)
-            self._storing[number] = (_Storing(moved, choice), 0)
+            for part in parts:
+                self._store(tier, label, run, part, rule, _share(choice, len(part.blocks), blocks))
+
+    def _store(
+        self,
+        tier: str,
+        label: DomainLabel,
+        run: LeavingRun,
+        part: LeavingPart,
+        rule: CopyRule,
+        choice: TransferChoice,
+    ) -> None:
+        job = StoreCopy(
+            _LATER,
+            tier,
+            label,
+            part.keys,
+            part.parent,
+            part.depth,
+            run.born_us,
+            run.ceiling_us,
+            min(run.ceiling_us, run.due_us),
+            rule,
+            part.blocks.tolist(),
+        )
+        count = len(part.blocks)
+        number = self._send(job, label)
+        self._stores.add(number)
+        moved = Moved(tier, label.tenant, 0, count, count * self._block_bytes)
+        self._storing[number] = (_Storing(moved, choice), 0)
 
     # -- what comes back ------------------------------------------------------------------------------------------
 
@@ -293,56 +389,135 @@ class SchedulerTiers:
         """How many blocks a load would bring from `depth` of the chain on; planned until it is asked again."""
         governed.planned = None
         residency, limit = governed.residency, governed.readable_tokens // self._block_tokens
-        if residency is None or governed.skips_tiers or depth >= limit or not _is_own(residency):
+        if residency is None or governed.skips_tiers or depth >= limit or not _has_copies(residency):
             return 0
-        label = label_of(residency.domain)
-        spec = label.spec
-        if spec is None or not residency.domain.may_be_copied:
-            return 0
-        if not any(directory.may_have(spec) for directory in self.directories.values()):
+        spans = self._spans(residency, depth, limit)
+        specs = [label_of(span.domain).spec for span in spans]
+        if not any(
+            spec is not None and directory.may_have(spec)
+            for spec in specs[:1]
+            for directory in self.directories.values()
+        ):
             return 0
         keys = request.block_hashes
         if type(keys) is LazyKeys:
             keys = request.block_hashes = keys.complete()
         best: PlannedLoad | None = None
         now_us = self._port.clock.now_us()
-        for tier, directory in self.directories.items():
-            rule = self._rule(tier, label.tenant, label.classification)
-            if not directory.may_have(spec) or not rule.limit.absolute_us:
-                continue
+        for tier in self.directories:
             try:
-                name_at = self._names(tier, label, keys)
+                found = self._find(tier, spans, keys)
             except KeyringError:  # the epoch was destroyed
                 return 0
-            found = directory.longest(name_at, depth, len(keys), self._step, now_us)
-            until = min(found.end, limit)
-            if until > (depth if best is None else best.until):
-                best = PlannedLoad(tier, found.names, depth, until, found.end, found.size)
+            if found is not None and (best is None or found.until > best.until):
+                best = found
         if best is None:
             return 0
-        blocks = best.until - depth
-        recompute_us = self._recompute_us(blocks, depth)
-        choice = self._links[best.tier].choose_restore(best.size, recompute_us, now_us, looks=True)
+        recompute_us = self._recompute_us(best.until - depth, depth)
+        latency = governed.hints.latency
+        choice = self._links[best.tier].choose_restore(
+            best.size, recompute_us, now_us, looks=True, latency=latency
+        )
         if not choice.moves:
             governed.skips_tiers = True
-            moved = Moved(best.tier, label.tenant, residency.id, blocks, best.size)
-            self._decide("restore", moved, choice)
+            if latency == "interactive":
+                self._left_alone.add(best.tier)
+            moved = Moved(best.tier, residency.tenant, residency.id, best.blocks, best.size)
+            self._decide("restore", moved, choice, latency=latency)
             return 0
         governed.planned = best._replace(choice=choice)
-        return blocks
+        return best.until - depth
 
-    def allocated(self, governed: GovernedRequest, table: Sequence[int]) -> None:
+    def _spans(self, residency: ExternalResidency, depth: int, limit: int) -> list[_Span]:
+        """Whose the blocks behind `depth` are, one domain after the other, as far as the request may read each now."""
+        shared = residency.segment_blocks
+        spans = [_Span(residency.domain, max(depth, shared), limit, _TO_ITS_END)]
+        if residency.segment_domain is not None and depth < shared:
+            spans.insert(0, _Span(residency.segment_domain, depth, min(shared, limit), shared))
+        may = [self._port.may_restore(residency, span.domain) for span in spans]
+        return spans[: may.index(False)] if False in may else spans
+
+    def _find(self, tier: str, spans: Sequence[_Span], keys: Sequence[bytes]) -> PlannedLoad | None:
+        """The longest hit that one tier's copies make of what these domains have."""
+        parts, size, depth = list[PlannedPart](), 0, spans[0].first
+        directory, until = self.directories[tier], spans[0].first
+        for span in spans:
+            label = label_of(span.domain)
+            spec = label.spec
+            rule = self._rule(tier, label.tenant, label.classification)
+            if spec is None or until < span.first or not rule.limit.absolute_us:
+                break
+            if not directory.may_have(spec):
+                break
+            found = self._find_in(tier, span, keys)
+            if found is None:
+                break
+            parts += found.parts
+            size += found.size
+            until = found.until
+            if until < span.last:
+                break
+        return PlannedLoad(tier, tuple(parts), depth, until, size) if until > depth else None
+
+    def _find_in(self, tier: str, span: _Span, keys: Sequence[bytes]) -> PlannedLoad | None:
+        """The same of one domain.
+
+        Of one group the last object may be longer than is wanted. Of several a hit ends where an object of each
+        full-attention group does, and windows are looked for before a few of the last such ends.
+        """
+        directory, now_us = self.directories[tier], self._port.clock.now_us()
+        domain, depth, limit, whole_chain = span
+        label = label_of(domain)
+
+        def longest(group: CopiedGroup, first: int, whole: int) -> FoundCopies:
+            return directory.longest(self._names(tier, label, keys, group), first, whole, self._step, now_us)
+
+        whole_groups = [group for group in self._groups if group.window_blocks is None]
+        found = {group: longest(group, depth, min(len(keys), whole_chain)) for group in whole_groups}
+        if len(self._groups) == 1:
+            ((group, one),) = found.items()
+            until = min(one.ends[-1], limit) if one.ends else depth
+            part = PlannedPart(group.number, domain, one.names, one.ends, depth, until)
+            return PlannedLoad(tier, (part,), depth, until, one.size) if until > depth else None
+        ends = set(range(depth + 1, limit + 1)).intersection(*(one.ends for one in found.values()))
+        for until in sorted(ends, reverse=True)[:_ENDS_TRIED]:
+            parts, size = [], 0
+            for group in self._groups:
+                first = group.first_needed(depth, until)
+                one = found[group].until(until) if group in found else longest(group, first, until)
+                if not one.ends or one.ends[-1] != until:
+                    break
+                parts.append(PlannedPart(group.number, domain, one.names, one.ends, first, until))
+                size += one.size
+            else:
+                return PlannedLoad(tier, tuple(parts), depth, until, size)
+        return None
+
+    def allocated(self, governed: GovernedRequest) -> None:
         """The request has blocks for what was planned: its load leaves with this step."""
         planned, governed.planned = governed.planned, None
         residency = governed.residency
         if planned is None or residency is None:
             raise IsolationError(f"`{governed.request_id}` was given blocks for a load that nobody planned")
-        blocks = list(table[planned.depth : planned.until])
-        keys = chain(governed.request.block_hashes, planned.end)
-        label = label_of(residency.domain)
-        job = LoadCopies(_LATER, planned.tier, governed.request_id, label, keys, planned.depth, blocks)
-        number = self._send(job)
-        governed.restored_blocks = len(blocks)
+        keys, parts = governed.request.block_hashes, []
+        for number, domain, _, ends, depth, until in planned.parts:
+            blocks = governed.tables[number][depth:until]
+            if len(blocks) < until - depth or NULL_BLOCK in blocks:
+                raise IsolationError(f"`{governed.request_id}` was not given the blocks of a load")
+            first = max(0, depth - depth % self._step - 1)  # an object may begin before `depth`
+            of_group = self._groups[number].keys(keys[first : ends[-1]])
+            parts.append(LoadPart(label_of(domain), first, of_group, depth, list(blocks)))
+        number = self._send(
+            LoadCopies(
+                _LATER,
+                planned.tier,
+                governed.request_id,
+                tuple(parts),
+                together=len(self._groups) > 1,
+            )
+        )
+        governed.restored_blocks = planned.until - planned.depth
+        blocks = [block for part in parts for block in part.blocks]
         self._loads[number] = (_Loading(governed, residency, planned, blocks, self._port.clock.now_us()), [])
 
     def is_loading(self, governed: GovernedRequest) -> bool:
@@ -371,6 +546,9 @@ class SchedulerTiers:
             if reply.number in self._storing:
                 storing, longest_us = self._storing[reply.number]
                 self._storing[reply.number] = (storing, max(longest_us, reply.took_us))
+            if reply.number in self._probes:
+                tier, began_us, size = self._probes[reply.number]
+                self._probes[reply.number] = (tier, began_us, max(size, reply.probed))
             if reply.number in self._loads:
                 self._loads[reply.number][1].append(reply.restored)
             self._answered(reply, directory)
@@ -389,6 +567,10 @@ class SchedulerTiers:
         loading = self._loads.pop(reply.number, None)
         if loading is not None:
             self._loaded(*loading)
+        probe = self._probes.pop(reply.number, None)
+        if probe is not None and probe[2]:
+            tier, began_us, size = probe
+            self._links[tier].restores.learn(size, self._port.clock.now_us() - began_us)
         storing = self._storing.pop(reply.number, None)
         if storing is not None:
             self._stored(*storing, has=any(event.step == "stored" for event in reply.events))
@@ -413,29 +595,34 @@ class SchedulerTiers:
         outcome: str = "",
         actual_us: int = 0,
         part_blocks: int = 0,
+        latency: str = "",
     ) -> None:
         """Put a decision on record."""
         now_us = self._port.clock.now_us()
         cost = Outcome(outcome, actual_us, part_blocks)
-        self._port.record_copies([decided(now_us, action, moved, choice, cost)])
+        self._port.record_copies([decided(now_us, action, moved, choice, cost, latency)])
 
     def _loaded(self, loading: _Loading, by_shard: list[tuple[Restored, ...]]) -> None:
         """All shards have answered: what came is as old as its copies, and a request whose load failed computes."""
         governed, residency, planned = loading.governed, loading.residency, loading.planned
         asked = len(loading.blocks)
-        come = min(sum(one.blocks for one in restored) for restored in by_shard)
+        came = come = min(sum(one.blocks for one in restored) for restored in by_shard)
+        if len(self._groups) > 1 and come < asked:  # vLLM computes all of it (`failed_requests`)
+            come = 0
         took_us = self._port.clock.now_us() - loading.began_us
         self._links[planned.tier].restored(planned.size, come, took_us, asked=asked)
         outcome = "done" if come == asked else "partial" if come else "failed"
         assert planned.choice is not None, "a plan is of a choice"
         moved = Moved(planned.tier, residency.tenant, residency.id, asked, planned.size)
         part = come if come < asked else 0
-        self._decide("restore", moved, planned.choice, outcome, took_us, part)
+        latency = governed.hints.latency
+        self._decide("restore", moved, planned.choice, outcome, took_us, part, latency)
         if part or not come:
             self._failed[planned.tier] += 1
             governed.skips_tiers = True
             governed.restored_blocks = come
-            self.directories[planned.tier].hide(planned.names)
+            now_us = self._port.clock.now_us()
+            self.directories[planned.tier].pass_over(planned.missing(came), now_us)
         if governed.residency is residency:
             self._port.restored(
                 residency,
@@ -491,13 +678,16 @@ class SchedulerTiers:
                 rules |= {pair: self._rule(tier, *pair) for pair in directory.pairs}
                 self._send(NarrowCopies(_LATER, tier, rules))
         now_us = self._port.clock.now_us()
+        for tier in [tier for tier in self._left_alone if self._links[tier].watch.due(now_us)]:
+            self._left_alone.discard(tier)
+            self._probes[self._send(ProbeCopy(_LATER, tier))] = (tier, now_us, 0)
         if now_us < self._expire_us:
             return
-        for tier, directory in self.directories.items():
+        for directory in self.directories.values():
             due_us = directory.next_due_us()
             if due_us is not None and due_us <= now_us:
                 self._expire_us = now_us + _EXPIRE_PAUSE_US
-                self._send(ExpireCopies(_LATER, tier))
+                directory.expire(now_us)
 
     @property
     def _have_rules_changed(self) -> bool:
@@ -573,12 +763,14 @@ class SchedulerTiers:
         except KeyringError:
             return None
 
-    def _names(self, tier: str, label: DomainLabel, keys: Sequence[bytes]) -> Callable[[int], bytes]:
+    def _names(
+        self, tier: str, label: DomainLabel, keys: Sequence[bytes], group: CopiedGroup
+    ) -> Callable[[int], bytes]:
         layout, spec, naming = self._layout[tier], label.spec, self._keys.name
         assert spec is not None
 
         def name_at(end: int) -> bytes:
-            return naming(spec, keys[end - 1], shard=0, layout=layout)
+            return naming(spec, group.key(keys[end - 1]), shard=0, layout=layout)
 
         return name_at
 
@@ -593,6 +785,12 @@ class SchedulerTiers:
         return number
 
 
-def _is_own(residency: ExternalResidency) -> bool:
-    """Its blocks are of its own domain alone: no grant, no segment."""
-    return residency.reads_own_alone and not residency.segment_blocks and not residency.granted_blocks
+def _has_copies(residency: ExternalResidency) -> bool:
+    """It leaves and finds copies: the policy is enforced for it, and no grant opened blocks to it."""
+    return residency.monitored is None and not residency.granted_blocks
+
+
+def _share(choice: TransferChoice, blocks: int, whole: int) -> TransferChoice:
+    """What one object has of a choice that was made for several."""
+    transfer_us, recompute_us = choice.transfer_us * blocks // whole, choice.recompute_us * blocks // whole
+    return choice._replace(transfer_us=transfer_us, recompute_us=recompute_us)

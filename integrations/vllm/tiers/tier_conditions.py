@@ -1,7 +1,7 @@
 """What must hold before blocks of a vLLM engine may go to tiers.
 
-Each condition is refused at start by name: a failed load that would end its request, layers of several kinds, another
-connector beside ours, workers on several machines.
+Each condition is refused at start by name: a failed load that would end its request, another connector beside ours,
+workers on several machines. What a model's layers must be is in `layer_groups`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _SETTINGS = "`host_tier_bytes` and `nvme_tier_path`"
 _ONE_MACHINE = (None, "mp", "uni")
 
 
-def refuse_tiers(config: VllmConfig, groups: list[str], *, has_others: bool) -> None:
+def refuse_tiers(config: VllmConfig, *, has_others: bool) -> None:
     """Raises `ConfigError` for an engine whose blocks cannot leave it under custody.
 
-    groups: the managers of its layer groups, by name; has_others: another connector runs beside ours.
+    has_others: another connector runs beside ours.
     """
     policy = getattr(config.kv_transfer_config, "kv_load_failure_policy", None)
     if policy != "recompute":
@@ -32,11 +32,6 @@ def refuse_tiers(config: VllmConfig, groups: list[str], *, has_others: bool) -> 
         raise ConfigError(
             "tiers: beside another connector vllm loads from one and saves to all; remove the other, or unset "
             + _SETTINGS
-        )
-    if len(groups) != 1 or groups[0] != "FullAttentionManager":
-        raise ConfigError(
-            f"tiers: this model's layers are managed by `{'`, `'.join(groups)}`; only full attention in one group is "
-            f"copied; unset {_SETTINGS}"
         )
     parallel = config.parallel_config
     backend = parallel.distributed_executor_backend

@@ -63,16 +63,30 @@ class StoreCopy(NamedTuple):
     blocks: list[int]
 
 
+class LoadPart(NamedTuple):
+    """Blocks of one layer group and domain to fill, from `depth` of the chain on.
+
+    `keys`: of the chain, from block `first` on.
+    """
+
+    label: DomainLabel
+    first: int
+    keys: bytes
+    depth: int
+    blocks: list[int]
+
+
 class LoadCopies(NamedTuple):
-    """Fill these blocks of a request that waits, from `depth` of the chain on. `keys`: of the chain, from its first."""
+    """Fill these blocks of a request that waits, part by part.
+
+    `together`: parts are of several layer groups, and for vLLM all of it came or none.
+    """
 
     number: int
     tier: str
     request_id: str
-    label: DomainLabel
-    keys: bytes
-    depth: int
-    blocks: list[int]
+    parts: tuple[LoadPart, ...]
+    together: bool = False
 
 
 class EraseCopies(NamedTuple):
@@ -108,6 +122,13 @@ class ExpireCopies(NamedTuple):
     tier: str
 
 
+class ProbeCopy(NamedTuple):
+    """Read one object as a load does, and drop it: what a link takes that nobody is to wait for."""
+
+    number: int
+    tier: str
+
+
 class CloseTier(NamedTuple):
     """The last job: end what does not outlive the process, and let the store go."""
 
@@ -124,6 +145,7 @@ CopyJob: TypeAlias = (
     | DestroyCopies
     | ForgetTenant
     | ExpireCopies
+    | ProbeCopy
     | CloseTier
 )
 
@@ -139,8 +161,9 @@ class OpenedTier(NamedTuple):
 class CopyReply(NamedTuple):
     """One worker's answer to a job, with everything that happened to its copies until then.
 
-    `number` 0: nobody asked. `restored`: to a load, less than was asked where it failed. `counts`: the worker's own,
-    behind these events. `took_us`: what the job took on the thread.
+    `number` 0: nobody asked. `restored`: to a load, part by part, less than was asked where it failed. `counts`: the
+    worker's own, behind these events. `took_us`: what the job took on the thread.
+    `probed`: the bytes that were read for nobody.
     """
 
     number: int
@@ -152,6 +175,7 @@ class CopyReply(NamedTuple):
     opened: OpenedTier | None = None
     counts: CopyCounts | None = None
     took_us: int = 0
+    probed: int = 0
 
 
 def received(label: DomainLabel) -> DomainLabel:

@@ -27,6 +27,7 @@ import structlog
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, KeyringError
+from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.tier_protocol import TierErased
 from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.keyring import Keyring
@@ -42,6 +43,7 @@ from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import (
+    KEY_BYTES,
     CopyLimit,
     PublishedRun,
     Restored,
@@ -62,9 +64,11 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     ExpireCopies,
     ForgetTenant,
     LoadCopies,
+    LoadPart,
     NarrowCopies,
     OpenedTier,
     OpenTier,
+    ProbeCopy,
     Rules,
     StoreCopy,
     received,
@@ -108,11 +112,15 @@ class WorkerTiers:
         *,
         shard: int,
         shards: int,
-        software: str,
+        software: tuple[str, ...],
         clock: Clock,
         stack: ExitStack,
+        groups: int = 1,
     ) -> None:
-        """Raises a `CustodyError` that names the setting of what cannot be had. `stack` is closed with the tiers."""
+        """Raises a `CustodyError` that names the setting of what cannot be had. `stack` is closed with the tiers.
+
+        software: what else a block's bytes depend on. groups: layer groups, each of which is stored by itself.
+        """
         self._blocks = BlockBytes(memory)
         self._shard = shard
         self._stack = stack
@@ -121,10 +129,11 @@ class WorkerTiers:
         self._loading: dict[int, LoadCopies] = {}
         self._finished: set[str] = set()
         self._failed: set[int] = set()
+        self._failed_requests: set[str] = set()
         self._ready: list[CopyReply] = []
         size = plan.object_blocks * self._blocks.block_bytes
         tiers = tier_names(settings)
-        self.buffers = max(plan.staging_buffers, len(tiers))
+        self.buffers = max(plan.staging_buffers, len(tiers) * groups)
         try:
             self.staging = Staging(self.buffers, size)
             self.staging.pin(memory.pin)
@@ -134,7 +143,7 @@ class WorkerTiers:
             ) from None
         keys = open_worker_keys(settings, plan, clock)
         terms = TierTerms(
-            layout=self._blocks.layout(software),
+            layout=self._blocks.layout(*software),
             block_bytes=self._blocks.block_bytes,
             block_tokens=0,  # the scheduler says it
             limit=lambda *_: NOT_HERE,
@@ -185,6 +194,11 @@ class WorkerTiers:
         failed, self._failed = self._failed, set()
         return failed
 
+    def failed_requests(self) -> set[str]:
+        """Requests whose load of several layer groups did not bring all of it, since the last call."""
+        failed, self._failed_requests = self._failed_requests, set()
+        return failed
+
     def replies(self) -> list[CopyReply]:
         """What was done since the last call."""
         self._collect()
@@ -206,7 +220,11 @@ class WorkerTiers:
             job = self._loading.pop(reply.number, None)
             if job is not None:
                 come = sum(one.blocks for one in reply.restored)
-                self._failed.update(job.blocks[come:])
+                missing = [block for part in job.parts for block in part.blocks][come:]
+                if not job.together:
+                    self._failed.update(missing)
+                elif missing:  # one group's blocks are of no use without the others'
+                    self._failed_requests.add(job.request_id)
                 self._finished.add(job.request_id)
             self._ready.append(reply)
 
@@ -297,6 +315,8 @@ class TierThread:
             return self._reply(job.number)
         restored: tuple[Restored, ...] = ()
         erased: TierErased | None = None
+        if isinstance(job, ProbeCopy):
+            return self._reply(job.number)._replace(probed=tier.probe())
         match job:
             case StoreCopy():
                 self._store(tier, job, plain)
@@ -371,21 +391,31 @@ class TierThread:
         tier.store(run, read)
 
     def _load(self, tier: SealedTier, job: LoadCopies) -> tuple[Restored, ...]:
-        label, size, wanted = received(job.label), self._blocks.block_bytes, len(job.blocks)
+        come: list[Restored] = []
+        for part in job.parts:
+            brought = self._load_part(tier, received(part.label), part)
+            come += brought
+            if sum(one.blocks for one in brought) < len(part.blocks):
+                break
+        return tuple(come)
+
+    def _load_part(self, tier: SealedTier, label: DomainLabel, part: LoadPart) -> list[Restored]:
+        size, wanted = self._blocks.block_bytes, len(part.blocks)
+        keys = bytes(KEY_BYTES * part.first) + part.keys
 
         def write(depth: int, count: int, skip: int, data: memoryview) -> None:
-            first = depth - job.depth
-            targets = job.blocks[first : first + count]
+            first = depth - part.depth
+            targets = part.blocks[first : first + count]
             self._blocks.write(targets, data[skip * size : (skip + len(targets)) * size])
 
-        found = tier.lookup(label, job.keys, job.depth)
+        found = tier.lookup(label, keys, part.depth)
         come, count = [], 0
-        for one in tier.load(label, job.keys, job.depth, found, write):
+        for one in tier.load(label, keys, part.depth, found, write):
             come.append(one._replace(blocks=min(one.blocks, wanted - count)))
             count += one.blocks
             if count >= wanted:
                 break
-        return tuple(come)
+        return come
 
     def _erase(self, tier: SealedTier, job: EraseCopies) -> TierErased:
         try:

@@ -125,6 +125,10 @@ class WorkerSide:
         """Blocks that a load could not fill, since the last call."""
         return self.tiers.failed_blocks() if self.tiers is not None else set()
 
+    def failed_requests(self) -> set[str]:
+        """Requests of a model of several layer groups whose load did not bring all of it, since the last call."""
+        return self.tiers.failed_requests() if self.tiers is not None else set()
+
     def receipt(self) -> StepReceipt:
         """What was done since the last receipt (rule 3)."""
         if isinstance(self.memory, StreamTensorMemory) and self._in_flight:

@@ -177,8 +177,9 @@ class WorkerProbe:
             store.complete_store = fails
         elif kind == "slow":
             store.prepare_load = slowly(store.prepare_load)
-        elif kind == "lies":
-            for placed in store._placed.values():
+        elif kind in ("lies", "newest lies"):
+            every = list(store._placed.values())
+            for placed in every if kind == "lies" else every[-1:]:
                 store._view[placed.start + placed.size - 40] ^= 1
                 changed += 1
         return changed
@@ -301,9 +302,28 @@ def _steps_lived(core: Any, request_id: str) -> int:
     return last - first
 
 
+def _declare(core: Any, what: tuple[str, str, list[int]]) -> dict[str, Any]:
+    """What a policy says of a segment of the engine's own model, made with the secret of its owner (issuer, tenant)."""
+    from kvcustody.governance.decisions.segment_matcher import declare
+    from kvcustody.governance.identity.domain_spec import tenant_owner
+
+    side = core.scheduler.connector.scheduler_side
+    model, block_tokens = side._models.of(None).digest, side.state.block_tokens
+    issuer, owner, tokens = what
+    who = tenant_owner(issuer, owner)
+    made = declare(side.port.keyring, who, tokens, model=model, block_tokens=block_tokens)
+    return {"digest": made.digest, "tokens": made.tokens, "blocks": made.blocks}
+
+
 def _as_submitted(request_id: str) -> str:
     """vLLM appends a random part to the id that a request came with."""
     return request_id.rpartition("-")[0] or request_id
 
 
-_ENGINE = {"preemptions": _preemptions, "pool": _pool, "requests": _requests, "steps_lived": _steps_lived}
+_ENGINE = {
+    "preemptions": _preemptions,
+    "pool": _pool,
+    "requests": _requests,
+    "steps_lived": _steps_lived,
+    "declare": _declare,
+}

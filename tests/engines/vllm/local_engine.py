@@ -85,6 +85,7 @@ class LocalEngine:
         subject: str | None = "s",
         salt: str | None = None,
         transfer: str | None = None,
+        latency: str | None = None,
         max_tokens: int = 4,
         request_id: str | None = None,
         **sampling: Any,
@@ -98,7 +99,9 @@ class LocalEngine:
             assert self.deployment is not None
             carried = self.deployment.carried(tenant, subject)
             salt, transfer = carried["cache_salt"], carried["transfer"]
-        extra = None if transfer is None else {"kv_transfer_params": {"kvcustody": transfer}}
+        carried_on = {"kvcustody": transfer, "kvcustody_latency": latency}
+        carried_on = {field: given for field, given in carried_on.items() if given is not None}
+        extra = {"kv_transfer_params": carried_on} if carried_on else None
         prompt: dict[str, Any] = {"prompt_token_ids": list(tokens)}
         if salt is not None:
             prompt["cache_salt"] = salt

@@ -20,6 +20,7 @@ from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.refusal import RequestRefused
 from kvcustody.integrations.identity.request_body import (
     OUR_KINDS_FIELD,
+    OUR_LATENCY_FIELD,
     OUR_MARKS_FIELD,
     OUR_TRACE_FIELD,
     OUR_TRANSFER_FIELD,
@@ -501,3 +502,23 @@ def test_sglangs_bodies_carry_the_trace_and_kinds_in_custom_params(
         assert ours == {OUR_KINDS_FIELD: [0, 512, "pasted_log", 600, 601, "x"], OUR_TRACE_FIELD: TRACE}
         assert holder["custom_params"] in ({}, {"mine": 1})
     assert OUR_KINDS_FIELD not in got and "kv_transfer_params" not in got
+
+
+@pytest.mark.parametrize("path", sorted(SCOPED))
+def test_the_class_that_a_client_gives_its_request_goes_with_the_body_where_there_is_room(
+    deployment: Deployment, path: str
+) -> None:
+    forged = {"kv_transfer_params": {OUR_LATENCY_FIELD: "interactive"}}
+    for said in ("interactive", "batch", None):
+        sent = {"prompt": "p", **forged} | ({} if said is None else {OUR_LATENCY_FIELD: said})
+        got = ask(deployment.gate, path, sent, key=deployment.acme).passed.json
+        carried = got.get("kv_transfer_params", {}).get(OUR_LATENCY_FIELD)
+        assert carried == (said if SCOPED[path].room is Room.TRANSFER else None)
+        assert OUR_LATENCY_FIELD not in got
+        assert isinstance(deployment.verify(got), VerifiedToken)
+
+
+@pytest.mark.parametrize("said", [7, "urgent", "Interactive", ["batch"], {"class": "batch"}, False])
+def test_what_is_no_class_of_request_is_refused(deployment: Deployment, said: object) -> None:
+    sent = {"prompt": "p", OUR_LATENCY_FIELD: said}
+    assert ask(deployment.gate, body=sent, key=deployment.acme).status == 400

@@ -368,3 +368,16 @@ def test_a_connector_is_allowed_by_the_record_of_its_own_code(tmp_path: Path) ->
     children[1]["kv_connector"] = "LMCacheConnectorV1"
     with pytest.raises(ConfigError, match="without their salt"):
         refuse_foreign_connectors(config, allowed(ExampleConnector).replace("Example", "LMCache", 1))
+
+
+def test_what_a_window_passes_in_a_step_is_nobodys_hit_in_that_step(model, monkeypatch):
+    """A request lets a block go while another one looks it up: it ends, and the other computes."""
+    rig = Rig(model, monkeypatch, windows=True, blocks=80)
+    for decoded in range(1, 40):  # a window of two blocks passes its first one somewhere on the way
+        shared = prompt(4 * BLOCK_TOKENS + 1, seed=decoded)
+        first = rig.add(shared, n=60)
+        while len(rig.outputs[first.request_id]) < decoded:
+            rig.step()
+        rig.add(shared, n=1)
+        rig.run()
+    rig.verify()

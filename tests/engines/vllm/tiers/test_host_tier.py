@@ -181,6 +181,11 @@ def test_a_store_that_fails_or_lies_is_a_miss(tiered: LocalEngine, plain: LocalE
         assert changed[0] > 0
         assert after["steps"]["ended broken"] - before["steps"].get("ended broken", 0) == 1
     assert tiered.governance("check") == []
+    assert tiered.governance("scan") == [], "what a load did not bring is no orphan"
+    if fault == "loads fail":
+        time.sleep(10)
+        displace(tiered)
+        assert tiered.ask(mine, tenant="iota").cached_tokens == PREFIX * BLOCK, "and comes back later"
 
 
 def test_a_store_that_takes_nothing_keeps_nothing(tiered: LocalEngine, plain: LocalEngine):

@@ -142,5 +142,4 @@ def test_what_is_kept_is_used_by_nobody_until_it_is_lifted(tiered: LocalEngine, 
     case.step("lift-restriction", "lifted")
     displace(tiered)
     assert mine.ask(201) == control.ask(201) == WHOLE, "lifted: what is still there is found again"
-    settled(tiered)  # a copy that a worker has made and not told of yet has no index
     assert tiered.governance("check") == [] and tiered.governance("scan") == []

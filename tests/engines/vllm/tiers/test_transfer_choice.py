@@ -73,3 +73,36 @@ def test_a_tier_that_is_slower_is_left_alone_and_looked_at_again(
     stores = decided(deployment.ledger_url, "store")
     assert {one.outcome for one in stores if one.choice == "transfer"} == {"done"}
     assert any(one.reason == "does not pay" for one in stores), "what would not be loaded is not stored"
+
+
+def test_a_request_says_its_class_and_what_is_chosen_follows(
+    start: Callable[..., LocalEngine], plain: LocalEngine, tmp_path: Path
+):
+    """`interactive` tries nothing and waits for what a worker reads for nobody; what is no class says nothing."""
+    deployment = deployment_with(tmp_path / "site")
+    engine = start(deployment=deployment, **options(tier_transfers="measured"))
+    mine = prompt(1)
+    expected = plain.ask(mine, max_tokens=8).tokens
+    for seed in range(LEARNED_MIN + 2):
+        engine.ask(prompt(60 + seed), tenant="churner", max_tokens=2)
+    engine.ask(mine, tenant="alpha")
+
+    def ask(latency: str) -> int:
+        displace(engine)
+        answer = engine.ask(mine, tenant="alpha", max_tokens=8, latency=latency)
+        assert answer.tokens == expected
+        return answer.cached_tokens
+
+    assert ask("interactive") == 0, "what a load takes is not known, and it is in a hurry"
+    time.sleep(1.5)
+    displace(engine)  # a step of these has a worker read an object, and a later one fetches what it took
+    for latency in ("interactive", "batch", "urgent"):
+        ask(latency)
+    assert engine.governance("check") == []
+    assert until(lambda: len(decided(deployment.ledger_url, "restore")) >= 4)
+    engine.close()
+    restores = [one for one in decided(deployment.ledger_url, "restore") if one.tenant == "alpha"]
+    assert [one.latency_class for one in restores] == ["interactive", "interactive", "batch", ""]
+    assert (restores[0].reason, restores[0].choice, restores[0].transfer_us) == ("untried", "recompute", 0)
+    assert restores[1].transfer_us > 0, "it was measured for nobody"
+    assert restores[1].reason not in ("untried", "tried")
