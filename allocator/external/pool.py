@@ -137,6 +137,7 @@ class ExternalPool:
         self.ranking: BlockRanking | None = None  # None: the least recently used goes first
         self.sums: ExternalSums | None = None  # None: nothing is compared before it is reused
         self.evicting: Callable[[Blocks], None] | None = None  # told what `evict` is about to end
+        self.is_held: Callable[[int], bool] | None = None  # by the engine, whether it has told of that or not
         self._are_all_chained = True  # a block is reached only through what it continues
         self._domains_max = _DOMAINS_MIN
         usable = np.setdiff1d(np.arange(blocks, dtype=np.int64), self.reserved)
@@ -768,7 +769,10 @@ class ExternalPool:
         self.hold_until_us[blocks] = 0
 
     def _take_descendants(self, ended: Blocks) -> Blocks:
-        """CACHED blocks that continue one of those that ended."""
+        """CACHED blocks that continue one of those that ended.
+
+        One that the engine holds was hit behind another copy of what it continues, and its attach is still to be told.
+        """
         left = ended[self.children[ended] > 0]
         if not len(left):
             return NO_BLOCKS
@@ -776,6 +780,9 @@ class ExternalPool:
         cached = np.flatnonzero(self.state == CACHED)
         orphans: Blocks = cached[np.isin(self.parent[cached], left)]
         self.parent[orphans] = NO_BLOCK
+        if self.is_held is not None and len(orphans):
+            held = np.array([self.is_held(block) for block in orphans.tolist()], dtype=np.bool_)
+            return orphans[~held]
         return orphans
 
     def _prune_domains(self) -> None:

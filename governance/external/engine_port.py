@@ -1142,21 +1142,21 @@ class EnginePort(Authority[ExternalPool]):
         self._flush_deferred()
         return check(self)
 
-    def victims(self, count: int, *, in_use: Callable[[int], bool] | None = None) -> list[int]:
+    def victims(self, count: int) -> list[int]:
         """CACHED blocks that our policy ends first to make room, their custody ended: hand these out first.
 
         Empty where the least recently used goes first and no tenant has a guarantee: then the engine's own order is as
-        good (`orders_victims`). `in_use`: what the engine has taken a reference on and not reported yet.
+        good (`orders_victims`). None of them is one that the engine holds (`pool.is_held`).
         """
         self._flush_deferred()
         now_us = self._clock.now_us()
-        victims = self.pool.victims(count, now_us)
-        if in_use is not None:
-            unused = [block for block in victims if not in_use(block)]
+        victims, is_held = self.pool.victims(count, now_us), self.pool.is_held
+        if is_held is not None:
+            unused = [block for block in victims if not is_held(block)]
             taken = len(victims) - len(unused)
             if taken:
                 again = self.pool.victims(count + taken, now_us)
-                unused = [block for block in again if not in_use(block)][:count]
+                unused = [block for block in again if not is_held(block)][:count]
             victims = unused
         if not victims:
             return []

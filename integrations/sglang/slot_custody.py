@@ -125,6 +125,7 @@ class SlotCustody:
         self._port = port
         port.defer_calls(self.flush, hand_outs_alone=True)
         port.count_tokens(lambda request_id: self.rows.tokens_of(str(request_id)))
+        port.pool.is_held = self.tree.is_held
 
     @property
     def tiers(self) -> SlotTiers | None:
@@ -361,7 +362,7 @@ class SlotCustody:
         pages = max(pages, min(at_once, tree.evictable_pages))
         freed = 0
         if port.orders_victims:
-            victims = port.victims(pages, in_use=tree.is_held)
+            victims = port.victims(pages)
             freed = self._take_out(np.array(victims, dtype=np.int64))
         if freed < pages:
             nodes = tree.remove_oldest(pages - freed)

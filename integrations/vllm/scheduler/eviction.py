@@ -61,7 +61,6 @@ class Evictor:
 
     def _end_victims(self, count: int) -> None:
         """Those that the policy gives up first, and of tenants that are over their guarantee."""
-        blocks = self._pool.blocks
-        ended = self._deferred.port.victims(count, in_use=lambda block: blocks[block].ref_cnt > 0)
+        ended = self._deferred.port.victims(count)
         if ended:
             self._pool.forget(ended)

@@ -92,6 +92,8 @@ class SchedulerState:
         self._port = self.deferred.port = port
         port.defer_calls(self.deferred.flush_unchecked)
         port.indexes_at_once = True
+        blocks = self.pool.blocks
+        port.pool.is_held = lambda block: blocks[block].ref_cnt > 0
 
     # -- look-up ------------------------------------------------------------------------------------------------------
 

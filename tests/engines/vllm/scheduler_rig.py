@@ -80,7 +80,7 @@ class Device:
         self.layers = layers
         self.residue: list[int] = []
         self.wrong: list[str] = []
-        self._tables: dict[str, list[list[int]]] = {}
+        self.tables: dict[str, list[list[int]]] = {}
         self._tokens: dict[str, list[int]] = {}
         self._windows: list[int | None] = [None] * groups
 
@@ -91,14 +91,14 @@ class Device:
     def run(self, output: Any) -> ModelRunnerOutput:
         """One device step."""
         for new in output.scheduled_new_reqs:
-            self._tables[new.req_id] = [list(ids) for ids in new.block_ids]
+            self.tables[new.req_id] = [list(ids) for ids in new.block_ids]
             self._tokens[new.req_id] = list(new.prompt_token_ids)
         cached = output.scheduled_cached_reqs
         for one, ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if one in cached.resumed_req_ids:
-                self._tables[one] = [list(group) for group in ids]
+                self.tables[one] = [list(group) for group in ids]
             elif ids is not None:
-                for blocks, more in zip(self._tables[one], ids, strict=True):
+                for blocks, more in zip(self.tables[one], ids, strict=True):
                     blocks.extend(more)
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -114,7 +114,7 @@ class Device:
 
     def _sequence(self, one: str, start: int, count: int) -> list[int]:
         tokens = self._tokens[one]
-        for group, blocks in enumerate(self._tables[one]):
+        for group, blocks in enumerate(self.tables[one]):
             for position in range(start, min(start + count, len(tokens))):
                 block, at = blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS
                 if at == 0 and any(bool(layer[block].any()) for layer in self.layers):

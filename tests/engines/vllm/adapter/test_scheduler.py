@@ -381,3 +381,24 @@ def test_what_a_window_passes_in_a_step_is_nobodys_hit_in_that_step(model, monke
         rig.add(shared, n=1)
         rig.run()
     rig.verify()
+
+
+def test_a_hit_is_not_lost_with_another_copy_of_what_it_continues(model, monkeypatch):
+    """A block is there twice, and a third request hits one of the two with what was computed after the other.
+
+    To make room for it the other one goes: what continued that is hit, and reached through its twin, so it stays.
+    """
+    rig = Rig(model, monkeypatch, blocks=24, batched_tokens=512)
+    whole = prompt(4 * BLOCK_TOKENS, seed=1)  # its last block is computed by everybody who asks for it
+    rig.ask(whole, n=1)
+    second = rig.add(whole, n=BLOCK_TOKENS + 2)
+    rig.run()
+    said = rig.outputs[second.request_id][:BLOCK_TOKENS]
+    table = rig.device.tables[second.request_id][0]
+    third = rig.add([*whole, *said, *prompt(19 * BLOCK_TOKENS - 2, seed=3)], n=1)
+    rig.run()
+    hit = rig.device.tables[third.request_id][0][:5]
+    assert hit[4] == table[4] and hit[3] != table[3], "control: of two copies"
+    assert table[3] in rig.device.tables[third.request_id][0][5:], "control: the other copy has made room"
+    rig.verify()
+    assert rig.ask([*whole, *said, 7], n=1) == 5 * BLOCK_TOKENS, "and is found afterwards"
