@@ -15,6 +15,7 @@ from time import thread_time_ns
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
@@ -62,6 +63,13 @@ def turns(tokens: int, blocks: int, requests: int, rounds: int) -> dict[str, lis
     return rows
 
 
+def in_both_orders(differences: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Whoever comes second finds the prompts in the processor's caches: two rounds, one of each order, are one."""
+    pairs = len(differences) // 2
+    halves: NDArray[np.float64] = differences[: 2 * pairs].reshape(pairs, 2).mean(axis=1)
+    return halves
+
+
 def main() -> None:
     """Run it."""
     bench = Bench(__doc__, "numpy", rounds=30, strict=True, pin=True)
@@ -73,7 +81,7 @@ def main() -> None:
             requests = options.requests if name == "evicting" else options.requests // 4
             with frozen():
                 rows = turns(tokens, blocks, requests, options.rounds)
-            difference = np.median(np.array(rows["with"]) - np.array(rows["without"]))
+            difference = np.median(in_both_orders(np.array(rows["with"]) - np.array(rows["without"])))
             found[f"{tokens} tokens, {name}"] = {
                 "with_us": round(float(np.median(rows["with"])), 2),
                 "without_us": round(float(np.median(rows["without"])), 2),
