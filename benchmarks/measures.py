@@ -4,8 +4,8 @@
 
 Thread CPU time of admission, commit, release and step, events left to the writer. `without` has a silent stand-in for
 each thing that counts: the distributions, the ghosts of what was evicted, who waits since when, the timing of look-ups.
-Pools are fresh (nothing is evicted) or evicting; half of every other prompt is a hit. Where a process has its objects in
-memory moves a figure by half a microsecond: each is the median of several processes. The goal is 3 us a request.
+Pools are fresh (nothing is evicted) or evicting; half of every other prompt is a hit. Where a process has its objects
+in memory moves a figure by half a microsecond: each is the median of several processes. The goal is 3 us a request.
 """
 
 from __future__ import annotations

@@ -127,4 +127,4 @@ class ServingMeasures:
 
 def _columns(kept: list[int], width: int) -> NDArray[np.float64]:
     """Rows of so many numbers, by column."""
-    return np.array(kept, dtype=np.float64).reshape(-1, width).T
+    return np.array(kept, dtype=np.int64).astype(np.float64).reshape(-1, width).T
