@@ -151,6 +151,7 @@ class Plan(OwnerData, Generic[PoolT_co]):
         "principal",
         "priorities",
         "segments",
+        "session",
         "subject_key",
         "tenant",
         "valid_until_utc_us",
@@ -185,16 +186,12 @@ class Plan(OwnerData, Generic[PoolT_co]):
         self.admitted: Decision  # the same at every instant under one revision
         self.decoy: HashState | None = None  # of a key that keys nothing, for denied grants
         self.subject_key = (tenant, principal.subject, principal.session)
+        self.session: Hashable | None = self.subject_key if principal.session is not None else None
         self.valid_until_utc_us = 1 << 62
         self.priorities: tuple[BlockPriority, ...] = ()  # of the blocks that its requests write
         self.contents: dict[Domain, SegmentRule] = {}  # segments that are of a kind of content
         self.waits_for_ledger = False  # no new custody while events are spilled (`lifecycle: deny`)
         self.hits_need_ledger = False  # nor any reuse (`own_hits: deny`)
-
-    @property
-    def session(self) -> Hashable | None:
-        """Whose session its requests are of; None where they are of none."""
-        return None if self.principal.session is None else self.subject_key
 
     @property
     def has_keys(self) -> bool:

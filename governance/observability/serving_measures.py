@@ -5,7 +5,8 @@
     measures.cancelled(took_us)                                  # from the cancel to the release
     measures.figures()                                           # names and numbers, as workers report them
 
-1. The path of a request keeps a few numbers; distributions are made of many at a time.
+1. The path of a request writes a few numbers into a row of memory that stays; distributions are made of many rows at a
+   time.
 2. Time to first token counts from when the request was first asked for here, waiting included, to when what computes
    its first token has ended. A request that is preempted before it is counted once, when it comes.
 3. Prefill time avoided is what the measured cost of a prefill says of the tokens that were attached (`prefill_cost`).
@@ -14,6 +15,8 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +24,10 @@ from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.observability.histogram import AGES, SECONDS, TOKENS, Histogram
 from kvcustody.governance.observability.prefill_cost import PrefillCost
 
-_AT_ONCE = 4096  # numbers that wait to be counted
+_ROWS = 1024  # that wait to be counted
+_BEGAN, _FIRST, _CANCELLED = Struct("3q"), Struct("4q"), Struct("1q")
+_BEGAN_BYTES, _FIRST_BYTES = _BEGAN.size, _FIRST.size
+_BEGAN_FULL, _FIRST_FULL = _ROWS * _BEGAN_BYTES, _ROWS * _FIRST_BYTES
 
 
 class ServingMeasures:
@@ -29,9 +35,11 @@ class ServingMeasures:
 
     __slots__ = (
         "_began",
+        "_began_used",
         "_block_tokens",
         "_cancelled",
         "_first",
+        "_first_used",
         "ages",
         "avoided_seconds",
         "cancels",
@@ -46,9 +54,11 @@ class ServingMeasures:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._began: list[int] = []  # three numbers a request
-        self._first: list[int] = []  # four
-        self._cancelled: list[int] = []
+        self._began = bytearray(_BEGAN_FULL)
+        self._began_used = 0  # bytes of it
+        self._first = bytearray(_FIRST_FULL)
+        self._first_used = 0
+        self._cancelled = bytearray()
         self.waits = Histogram(SECONDS)
         self.ages = Histogram(AGES)
         self.hit_tokens = Histogram(TOKENS)
@@ -61,41 +71,45 @@ class ServingMeasures:
 
     def began(self, hit_blocks: int, age_us: int, wait_us: int) -> None:
         """A request got its blocks after `wait_us`; it attached so many, the newest of which is so old."""
-        self._began += (hit_blocks, age_us, wait_us)
-        if len(self._began) >= _AT_ONCE:
+        at = self._began_used
+        _BEGAN.pack_into(self._began, at, hit_blocks, age_us, wait_us)
+        self._began_used = at = at + _BEGAN_BYTES
+        if at == _BEGAN_FULL:
             self._count_began()
 
     def first_token(self, computed: int, before: int, since_asked_us: int, since_began_us: int) -> None:
         """A request has its first token: `computed` tokens were prefilled after `before` that it had attached."""
-        self._first += (computed, before, since_asked_us, since_began_us)
-        if len(self._first) >= _AT_ONCE:
+        at = self._first_used
+        _FIRST.pack_into(self._first, at, computed, before, since_asked_us, since_began_us)
+        self._first_used = at = at + _FIRST_BYTES
+        if at == _FIRST_FULL:
             self._count_first()
 
     def cancelled(self, took_us: int) -> None:
         """A cancelled request has given back what it held."""
-        self._cancelled.append(took_us)
-        if len(self._cancelled) >= _AT_ONCE:
+        self._cancelled += _CANCELLED.pack(took_us)
+        if len(self._cancelled) >= _ROWS * _CANCELLED.size:
             self._count_cancelled()
 
     def _count_began(self) -> None:
-        hits, ages, waits = _columns(self._began, 3)
-        self._began = []
+        hits, ages, waits = _columns(self._began, self._began_used, _BEGAN)
+        self._began_used = 0
         self.waits.add_many(waits / MICROSECONDS)
         which = hits > 0
         self.ages.add_many(ages[which] / MICROSECONDS)
         self.hit_tokens.add_many(hits[which] * self._block_tokens)
 
     def _count_first(self) -> None:
-        computed, before, asked, began = _columns(self._first, 4)
-        self._first = []
+        computed, before, asked, began = _columns(self._first, self._first_used, _FIRST)
+        self._first_used = 0
         self.first_with_hit.add_many(asked[before > 0] / MICROSECONDS)
         self.first_without_hit.add_many(asked[before == 0] / MICROSECONDS)
         self.cost.learn(computed, before, began / MICROSECONDS)
         self.avoided_seconds += self.cost.avoided_seconds(before)
 
     def _count_cancelled(self) -> None:
-        (took,) = _columns(self._cancelled, 1)
-        self._cancelled = []
+        (took,) = _columns(self._cancelled, len(self._cancelled), _CANCELLED)
+        self._cancelled = bytearray()
         self.cancels.add_many(took / MICROSECONDS)
 
     def figures(self) -> dict[str, float]:
@@ -125,6 +139,7 @@ class ServingMeasures:
         return found
 
 
-def _columns(kept: list[int], width: int) -> NDArray[np.float64]:
-    """Rows of so many numbers, by column."""
-    return np.array(kept, dtype=np.int64).astype(np.float64).reshape(-1, width).T
+def _columns(rows: bytearray, used: int, row: Struct) -> NDArray[np.float64]:
+    """The first `used` bytes of rows of numbers, by column."""
+    numbers = np.frombuffer(rows, dtype=np.int64, count=used // 8).astype(np.float64)
+    return numbers.reshape(-1, row.size // 8).T

@@ -22,7 +22,6 @@ class TenantCounters:
         "granted_hit_blocks",
         "hit_blocks",
         "hit_requests",
-        "looked_up",
         "monitored_blocks",
         "monitored_requests",
         "numbered",
@@ -32,6 +31,7 @@ class TenantCounters:
         "requests",
         "sessions",
         "stale_blocks",
+        "unkeyed_requests",
         "verified_blocks",
         "without_kinds",
         "would_deny",
@@ -40,7 +40,7 @@ class TenantCounters:
 
     def __init__(self) -> None:
         self.requests = 0  # that began
-        self.looked_up = 0  # of them, those whose prompt has keys
+        self.unkeyed_requests = 0  # of them, those whose prompt has no keys
         self.numbered = 0  # requests that came without an id of their own
         self.prompt_tokens = 0
         self.hit_requests = 0
@@ -67,6 +67,11 @@ class TenantCounters:
         self.refused: dict[str, int] = {}
         self.denials: dict[str, int] = {}
         self.would_deny: dict[str, int] = {}  # denials that were recorded and not enforced
+
+    @property
+    def looked_up(self) -> int:
+        """Requests that began, and whose prompt has keys."""
+        return self.requests - self.unkeyed_requests
 
     def count(self, table: dict[str, int], reason: str, by: int = 1) -> None:
         """Add to one of the tables of reasons."""
@@ -97,8 +102,9 @@ class TenantCounters:
     def count_start(self, session: Hashable | None, prompt_tokens: int | None, hit_blocks: int) -> None:
         """A request began. `session`: None where it has none; `prompt_tokens`: None where it cannot be looked up."""
         self.requests += 1
-        if prompt_tokens is not None:
-            self.looked_up += 1
+        if prompt_tokens is None:
+            self.unkeyed_requests += 1
+        else:
             self.prompt_tokens += prompt_tokens
         if hit_blocks:
             self.hit_requests += 1
