@@ -12,8 +12,6 @@ import atexit
 from types import ModuleType
 from typing import Final
 
-from kvcustody.integrations.sglang.message_kinds import mark_messages
-
 from kvcustody.clock import SystemClock
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.settings import load_settings
@@ -21,6 +19,7 @@ from kvcustody.integrations.identity.from_settings import open_attempts, open_re
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.refusal import Application
 from kvcustody.integrations.identity.routes import Body, EngineServer, Room, Scoped
+from kvcustody.integrations.sglang.message_kinds import mark_messages
 
 SERVER: Final = EngineServer(
     scoped={
