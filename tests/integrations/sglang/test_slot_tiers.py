@@ -376,7 +376,7 @@ def test_a_tier_that_is_slower_is_left_alone_and_told_once(tmp_path: Path) -> No
     own.close()
 
 
-def test_what_a_tier_took_is_no_prefill(tmp_path: Path) -> None:
+def test_what_a_tier_took_is_no_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = TieredEngine(tmp_path, "host")
     own.run("alpha", "ann", MINE)
     own.crowd()
@@ -392,8 +392,10 @@ def test_what_a_tier_took_is_no_prefill(tmp_path: Path) -> None:
     rid = own.ask("alpha", "ann", MINE)
     assert own.start(rid)
     own.clock.advance(2000)
+    told, measures = [], own.port.measures
+    monkeypatch.setattr(type(measures), "first_token", lambda self, *what: told.append(what))
     own.custody.first_token(own.running[rid].request)
-    ((computed, before, asked_us, began_us),) = [own.port.measures._first]
+    ((computed, before, asked_us, began_us),) = told
     assert (computed, before, began_us) == (1, 160, 2000) and asked_us > 2_000_000
     own.chunk(rid, 99)
     own.finish(rid)
