@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from pathlib import Path
+
+_EPOCHS = 1 << 52  # a leaf's integers are below 2^53
 
 
 def weights_fingerprint(name: str, revision: str) -> str:
@@ -14,6 +17,11 @@ def weights_fingerprint(name: str, revision: str) -> str:
     files = sorted(path for path in folder.iterdir() if path.is_file())
     facts = [f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files]
     return named_digest("fingerprint", name, revision, *facts)
+
+
+def unique_epoch() -> int:
+    """A number from 1 that no process has again: copies in files outlive the one that wrote them."""
+    return 1 + secrets.randbelow(_EPOCHS)
 
 
 def named_digest(kind: str, *texts: str) -> str:

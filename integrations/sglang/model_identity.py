@@ -8,15 +8,18 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import structlog
 
-from kvcustody.governance.identity.content_digest import attributes_text, named_digest, weights_fingerprint
+from kvcustody.governance.identity.content_digest import (
+    attributes_text,
+    named_digest,
+    unique_epoch,
+    weights_fingerprint,
+)
 from kvcustody.governance.identity.model_identity import ModelIdentity
 
-_EPOCHS = 1 << 52  # a leaf's integers are below 2^53
 _log = structlog.get_logger(__name__)
 
 
@@ -33,7 +36,7 @@ class LoadedModel:
 
     def reloaded(self) -> None:
         """The weights changed: nothing computed before is reachable any more."""
-        self._epoch = 1 + secrets.randbelow(_EPOCHS)
+        self._epoch = unique_epoch()
         self.identity = self._made()
 
     def _made(self) -> ModelIdentity:

@@ -1,9 +1,9 @@
 """What vLLM loaded, as the identity that conditions every key: model, quantisation, cache format, adapter.
 
-1. Blocks of one engine live and die with its process, so what must differ is what one process can hold at once:
-   weights of another epoch, another adapter, or the same adapter loaded again.
-2. The weights' digest is what the operator states (`revision`, a content digest in the path) or a fingerprint of the
-   files' names, sizes and times. It says so in its prefix, and it is never the reason for a hit across processes.
+1. Weights and adapters that are loaded anew are of another epoch, with a number that nobody has again: copies in files
+   outlive the process, and must not be found under other weights. What a process begins with is epoch 0.
+2. The digests of weights and adapters are what the operator states (`revision`, a content digest in the path) or
+   fingerprints of the files' names, sizes and times. They say so in their prefix.
 3. An adapter that is reloaded in place is a new one from then on.
 4. Every identity is logged when it is made: a declared segment names it by its digest (`policy segment add --model`).
 """
@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from kvcustody.governance.identity.content_digest import attributes_text, named_digest, weights_fingerprint
+from kvcustody.governance.identity.content_digest import (
+    attributes_text,
+    named_digest,
+    unique_epoch,
+    weights_fingerprint,
+)
 from kvcustody.governance.identity.model_identity import ModelIdentity
 
 if TYPE_CHECKING:
@@ -30,8 +35,7 @@ class Models:
     def __init__(self, config: VllmConfig, block_tokens: int) -> None:
         self._config = config
         self._block_tokens = block_tokens
-        self._weights_epoch = 0
-        self._reloads = 0
+        self._weights_epoch = self._adapter_epoch = 0
         self._adapters: dict[tuple[str, int, str], ModelIdentity] = {}
         self._base = self._known(None, None)
 
@@ -41,19 +45,21 @@ class Models:
             return self._base
         key = (adapter.lora_name, adapter.lora_int_id, adapter.lora_path)
         if getattr(adapter, "load_inplace", False):
-            self._reloads += 1
+            self._adapter_epoch = unique_epoch()
             self._adapters.pop(key, None)
         known = self._adapters.get(key)
         if known is None:
             if len(self._adapters) >= _ADAPTERS_MAX:
                 self._adapters.clear()
-                self._reloads += 1
-            known = self._adapters[key] = self._known(named_digest("adapter", *map(str, key)), self._reloads)
+                self._adapter_epoch = unique_epoch()
+            files = weights_fingerprint(str(adapter.lora_path), "")
+            digest = named_digest("adapter", *map(str, key), files)
+            known = self._adapters[key] = self._known(digest, self._adapter_epoch)
         return known
 
     def reloaded(self) -> None:
         """The weights changed: nothing computed before is reachable any more."""
-        self._weights_epoch += 1
+        self._weights_epoch = unique_epoch()
         self._adapters.clear()
         self._base = self._known(None, None)
 
