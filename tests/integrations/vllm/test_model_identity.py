@@ -1,4 +1,4 @@
-"""Who has the same weights has the same identity, in every process; who loaded others since has one of nobody else's."""
+"""Equal weights have one identity in every process; weights that were loaded anew have one of nobody else's."""
 
 from __future__ import annotations
 
