@@ -1,6 +1,6 @@
 """What governance costs an SGLang engine, governed over plain: scheduler CPU time a request, and tokens per second.
 
-    .venv-sglang/bin/python benchmarks/engines/sglang_cost.py [--page-size 16] [--twin] [--json FILE]
+    .venv-sglang/bin/python benchmarks/engines/sglang_cost.py [--page-size 16] [--pairs 3] [--twin] [--json FILE]
 
 - The two engines live in processes of their own and take turns, unit by unit, with the same requests; the other one
    sleeps. A unit is a number of requests at once: prompts of 64 to 600 tokens, half of which begin as an earlier one of
@@ -10,7 +10,7 @@
    with and without them, which on a device are the device's. The ledger's writer is a thread of its own.
 - `ratio` is the median of the units' ratios, each of the same requests on both sides, one after the other. Tokens per
    second are wall time with a model of 140 thousand weights: this bounds what a real model would see. `--twin` compares
-   plain with plain: this machine's noise.
+   plain with plain: this machine's noise. Two engines of one kind differ by some hundredths, so several pairs are made.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ for _folder in ("tests/engines/sglang", "tests/engines/vllm", "benchmarks/harnes
     sys.path.insert(0, str(_ROOT / _folder))
 
 TENANTS, AT_ONCE, NEW_TOKENS = 6, 8, 16
+WARM = 6  # units that count for nothing
 GOALS = {"scheduler_cpu": 1.10, "tokens_per_second": 0.97}
 
 
@@ -95,33 +96,18 @@ def units(count: int, seed: int = 3) -> list[list[tuple[str, list[int]]]]:
     return made
 
 
-def main() -> int:
-    """Run both sides in turns."""
-    from bench import Bench
-    from engine_site import add_distribution
-    from spread import paired, spread
-    from tiny_model import save_model
-
-    bench = Bench(__doc__, "numpy", "torch", "sglang", rounds=60, strict=True)
-    bench.add("--page-size", type=int, default=16)
-    bench.add("--twin", action="store_true", help="plain against plain")
-    options = bench.parse()
-    folder = Path(tempfile.mkdtemp())
-    model = save_model(folder / "model")
-    add_distribution(
-        folder / "site", "sglang-probe", "0", "[sglang.srt.plugins]\nprobe = sglang_probe:register\n"
-    )
-    site = [str(folder / "site"), str(_ROOT / "tests/engines/sglang"), str(_ROOT / "tests/engines/vllm")]
+def pair(model: str, site: list[str], work: list[Any], *, twin: bool, page_size: int) -> dict[str, list[Any]]:
+    """Two new engines, and what each did with every unit, in turns."""
     context = multiprocessing.get_context("spawn")
     sides: dict[str, Any] = {}
-    for name, governed in (("plain", False), ("governed", not options.twin)):
+    for name, governed in (("plain", False), ("governed", not twin)):
         here, there = context.Pipe()
-        process = context.Process(target=serve, args=(there, str(model), site, governed, options.page_size))
+        process = context.Process(target=serve, args=(there, model, site, governed, page_size))
         process.start()
         assert here.poll(180) and here.recv() == "ready", f"the {name} engine did not start"
         sides[name] = (here, process)
-    found: dict[str, list[dict[str, Any]]] = {"plain": [], "governed": []}
-    for number, unit in enumerate(units(options.rounds + 6)):
+    found: dict[str, list[Any]] = {"plain": [], "governed": []}
+    for number, unit in enumerate(work):
         for name in ("plain", "governed") if number % 2 else ("governed", "plain"):
             sides[name][0].send(unit)
             found[name].append(sides[name][0].recv())
@@ -130,19 +116,49 @@ def main() -> int:
         process.join(60)
         if process.is_alive():
             os.kill(process.pid, 9)
-    differing = sum(
-        a["tokens"] != b["tokens"] for a, b in zip(found["plain"], found["governed"], strict=True)
+    return found
+
+
+def main() -> int:
+    """Run both sides in turns."""
+    from bench import Bench
+    from engine_site import add_distribution
+    from spread import paired, spread
+    from tiny_model import save_model
+
+    bench = Bench(__doc__, "numpy", "torch", "sglang", rounds=30, strict=True)
+    bench.add("--page-size", type=int, default=16)
+    bench.add("--twin", action="store_true", help="plain against plain")
+    bench.add("--pairs", type=int, default=3, help="of engines, one after the other (default: %(default)s)")
+    options = bench.parse()
+    folder = Path(tempfile.mkdtemp())
+    model = save_model(folder / "model")
+    add_distribution(
+        folder / "site", "sglang-probe", "0", "[sglang.srt.plugins]\nprobe = sglang_probe:register\n"
     )
-    cpu = {name: [one["scheduler_ns"] / AT_ONCE for one in each[6:]] for name, each in found.items()}
+    site = [str(folder / "site"), str(_ROOT / "tests/engines/sglang"), str(_ROOT / "tests/engines/vllm")]
+    found: dict[str, list[dict[str, Any]]] = {"plain": [], "governed": []}
+    differing = 0
+    for _ in range(options.pairs):
+        each = pair(
+            str(model), site, units(options.rounds + WARM), twin=options.twin, page_size=options.page_size
+        )
+        differing += sum(
+            a["tokens"] != b["tokens"] for a, b in zip(each["plain"], each["governed"], strict=True)
+        )
+        for name, one in each.items():
+            found[name] += one[WARM:]
+    cpu = {name: [one["scheduler_ns"] / AT_ONCE for one in each] for name, each in found.items()}
     bare = {
-        name: [(one["scheduler_ns"] - one["scrub_ns"]) / AT_ONCE for one in each[6:]]
+        name: [(one["scheduler_ns"] - one["scrub_ns"]) / AT_ONCE for one in each]
         for name, each in found.items()
     }
-    rate = {name: [1e9 / one["wall_ns"] for one in each[6:]] for name, each in found.items()}
+    rate = {name: [1e9 / one["wall_ns"] for one in each] for name, each in found.items()}
     figures = {
         "page_size": options.page_size,
         "twin": options.twin,
-        "units": options.rounds,
+        "pairs_of_engines": options.pairs,
+        "units": options.rounds * options.pairs,
         "requests_per_unit": AT_ONCE,
         "units_with_other_tokens": differing,
         "cached_tokens": {name: sum(one["cached"] for one in each) for name, each in found.items()},
