@@ -38,10 +38,7 @@ class EvictedKeys:
     def add(self, tenant: str, key: bytes, length: int) -> None:
         """A run of `length` blocks of `tenant` made room; `key` is its first block's."""
         self.evicted = serial = self.evicted + length
-        runs = self._newer.get(tenant)
-        if runs is None:
-            runs = self._runs(tenant)
-        runs[key] = (length, serial)
+        self._runs(tenant)[key] = (length, serial)
         self._kept = kept = self._kept + length
         if kept >= self.keys_max:
             self._turn()
@@ -85,8 +82,7 @@ class EvictedKeys:
     def computed_again(self, tenant: str, keys: bytes) -> int:
         """How many leading blocks of `keys`, 32 bytes each, had been evicted. They are forgotten: counted once."""
         newer, older = self._newer.get(tenant, _NONE), self._older.get(tenant, _NONE)
-        key = keys[:KEY_BYTES]
-        if key not in newer and key not in older:
+        if not (newer or older):
             return 0
         found, at, end = 0, 0, len(keys)
         wanted = end // KEY_BYTES

@@ -98,6 +98,7 @@ from kvcustody.governance.request import (
     read_prompt,
     read_token_array,
 )
+from kvcustody.governance.tiers.run_transfers import RunTransfers
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.ids import TenantId
@@ -107,8 +108,6 @@ from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
 _log = structlog.get_logger(__name__)
-
-_TIMED_EACH = 8  # one look-up of so many is timed, and stands for all of them
 
 
 class Governor(Authority[BlockManager]):
@@ -138,7 +137,6 @@ class Governor(Authority[BlockManager]):
         self._live: dict[Hashable, RunningSequence] = {}
         self._launch = 0
         self._asked = FirstAsked()
-        self._look_ups = 0  # since one was timed
         self._thrash = ThrashWatch()
         self._overdue = OverdueWatch()
         self._nobodys: Domain | None = None
@@ -165,7 +163,8 @@ class Governor(Authority[BlockManager]):
             )
             opened = tiers(rules)
             cost = recompute or self.measures.cost
-            self.offload = Offloading(opened, cost, self._clock, self.block_tokens, always=moves_always)
+            transfers = RunTransfers(opened, cost, self._clock, self.block_tokens, always=moves_always)
+            self.offload = Offloading(transfers, self._clock, self.block_tokens)
             self.erasures.tiers += opened
             pools.watch = self.offload.watch
         pools.boot(quotas_of(table))
@@ -407,13 +406,9 @@ class Governor(Authority[BlockManager]):
             raise
 
     def _match(self, manager: BlockManager, read: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
-        at = self._look_ups
-        self._look_ups = (at + 1) % _TIMED_EACH
-        if at:
-            return manager.match_prefix(read, prompt, now_us)
         began_ns = perf_counter_ns()
         found = manager.match_prefix(read, prompt, now_us)
-        self.measures.look_up_ns += (perf_counter_ns() - began_ns) * _TIMED_EACH
+        self.measures.look_up_ns += perf_counter_ns() - began_ns
         return found
 
     def _measure(
@@ -436,10 +431,8 @@ class Governor(Authority[BlockManager]):
         counters.count_start(plan.session, prompt.tokens if has_keys else None, hits)
         if hits and (plan.grants or plan.segments):
             counters.granted_hit_blocks += begun.foreign_blocks()
-        if found.stale_blocks:
-            counters.stale_blocks += found.stale_blocks
-        if found.checked_blocks:
-            counters.verified_blocks += found.checked_blocks
+        counters.stale_blocks += found.stale_blocks
+        counters.verified_blocks += found.checked_blocks
         leaf, evicted = begun.leaf, plan.manager.tree.evicted_keys
         age_us = now_us - leaf.born_us if leaf is not None else 0
         self.measures.began(hits, age_us, now_us - begun.asked_us)

@@ -1,6 +1,6 @@
 """From a Governor's pools to its tiers and back: what is evicted goes in sealed, what a prompt lacks comes back.
 
-    offload = Offloading(tiers, cost, clock)
+    offload = Offloading(transfers, clock, block_tokens)
     offload.watch(manager)                         # what it evicts is offered to the tiers from now on
     restored = offload.restore(manager, sequence, limit, now_us)     # blocks that follow the hit, in the sequence's own
 
@@ -18,7 +18,7 @@ What is moved, and when that is worth it, is `tiers.run_transfers`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
 
@@ -33,8 +33,7 @@ from kvcustody.allocator.prefix.sequence import RunningSequence, Span
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
-from kvcustody.governance.observability.prefill_cost import RecomputeCost
-from kvcustody.governance.tiers.run_transfers import STEP_BYTES_MAX, CopyReader, RunTransfers, TierWay
+from kvcustody.governance.tiers.run_transfers import CopyReader, RunTransfers, TierWay
 from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
 
 _NO_KEY = bytes(KEY_BYTES)
@@ -56,18 +55,8 @@ class CopyableMemory(Memory, Protocol):
 class Offloading:
     """One Governor's pools beside its tiers (`transfers`). Called on the owning thread."""
 
-    def __init__(
-        self,
-        tiers: Sequence[SealedTier],
-        cost: RecomputeCost,
-        clock: Clock,
-        block_tokens: int,
-        *,
-        step_bytes: int = STEP_BYTES_MAX,
-        always: bool = False,
-    ) -> None:
-        """`always`: whatever is permitted is moved, whatever it takes."""
-        self.transfers = RunTransfers(tiers, cost, clock, block_tokens, step_bytes=step_bytes, always=always)
+    def __init__(self, transfers: RunTransfers, clock: Clock, block_tokens: int) -> None:
+        self.transfers = transfers
         self._clock = clock
         self._block_tokens = block_tokens
         self._object_blocks = self.transfers.object_blocks

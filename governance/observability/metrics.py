@@ -79,8 +79,8 @@ MEASURES: tuple[Measure, ...] = (
             "hit_age"),
     Measure("prefix_cache_hit_length_tokens", "histogram", "Tokens that requests with a hit attached; with several "
             "layer groups, those of all.", _WORKER, "hit_length"),
-    Measure("prefix_cache_lookup_seconds_total", "counter", "Time spent on look-ups, in our own pools: one in eight "
-            "is timed and stands for eight.", _WORKER, "look_up_seconds"),
+    Measure("prefix_cache_lookup_seconds_total", "counter", "Time spent on look-ups, in our own pools.", _WORKER,
+            "look_up_seconds"),
     Measure("prefix_cache_nodes", "gauge", "Runs in the prefix tree, of our own pools.", _WORKER, "nodes"),
     Measure("prefix_cache_depth_blocks_max", "gauge", "The deepest branch of the tree, of its first 4,096 runs.",
             _WORKER, "depth_blocks"),

@@ -78,13 +78,12 @@ class RunTransfers:
         clock: Clock,
         block_tokens: int,
         *,
-        step_bytes: int = STEP_BYTES_MAX,
         always: bool = False,
     ) -> None:
         """`always`: whatever is permitted is moved, whatever it takes."""
         self.ways = [TierWay(tier, always=always) for tier in tiers]
         self.cost = cost
-        self.step_bytes = self.left_bytes = step_bytes
+        self.step_bytes = self.left_bytes = STEP_BYTES_MAX
         self.object_blocks = min((tier.object_blocks for tier in tiers), default=1)
         self._clock = clock
         self._block_tokens = block_tokens

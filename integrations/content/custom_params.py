@@ -1,4 +1,4 @@
-"""What the door says beside the token, in SGLang's `custom_params`: the request's trace, and kinds of its content.
+"""What the door says beside the token, in SGLang's `custom_params`: a request's trace, kinds of its content, its hurry.
 
     put_custom(body, "kvcustody_marks", [[0, 12, "system_prompt"]])      # at the door
     carried = take_custom(sampling_params)                                # in the scheduler
@@ -14,13 +14,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.identity.w3c_trace import is_trace
-from kvcustody.governance.request import read_kinds
+from kvcustody.governance.request import LATENCY_CLASSES, read_kinds
 from kvcustody.policies.document.token_priorities import KindRange
 
 CUSTOM_PARAMS: Final = "custom_params"
 TRACE: Final = "kvcustody_trace"
 KINDS: Final = "kvcustody_kinds"  # what the caller says, which can only lower
 MARKS: Final = "kvcustody_marks"  # what the server found by roles, behind the door
+LATENCY: Final = "kvcustody_latency"  # the class that the caller gives it
 
 
 class CarriedHints(NamedTuple):
@@ -28,6 +29,7 @@ class CarriedHints(NamedTuple):
 
     kinds: tuple[KindRange, ...] = ()
     trace: str = ""
+    latency: str = ""
 
 
 class _Sampling(Protocol):
@@ -48,13 +50,17 @@ def put_custom(holder: dict[str, Any], field: str, value: str | list[list[Any]])
 def take_custom(sampling: _Sampling) -> CarriedHints:
     """Take out what is ours, so that nothing behind sees it."""
     params = sampling.custom_params
-    if not isinstance(params, dict) or not {TRACE, KINDS, MARKS} & params.keys():
+    if not isinstance(params, dict) or not {TRACE, KINDS, MARKS, LATENCY} & params.keys():
         return _NOTHING
     rest = dict(params)
-    trace, said, marked = rest.pop(TRACE, ""), rest.pop(KINDS, ()), rest.pop(MARKS, ())
+    trace, latency = rest.pop(TRACE, ""), rest.pop(LATENCY, "")
+    said, marked = rest.pop(KINDS, ()), rest.pop(MARKS, ())
     sampling.custom_params = rest or None
     kinds = _spans(said, is_marked=False) + _spans(marked, is_marked=True)
-    return CarriedHints(kinds, trace if isinstance(trace, str) and is_trace(trace) else "")
+    is_class = isinstance(latency, str) and latency in LATENCY_CLASSES
+    return CarriedHints(
+        kinds, trace if isinstance(trace, str) and is_trace(trace) else "", latency if is_class else ""
+    )
 
 
 def _spans(flat: Any, *, is_marked: bool) -> tuple[KindRange, ...]:

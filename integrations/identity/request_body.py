@@ -5,7 +5,7 @@
 2. Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways
    to the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused. Beside it is the trace of the request's
    headers, where it came with one and the body has room, and what the client says of its content (`kvcustody_kinds`)
-   and of its hurry (`kvcustody_latency`, for vLLM); in SGLang's bodies the first two are in `custom_params`.
+   and of its hurry (`kvcustody_latency`); in SGLang's bodies these are in `custom_params`.
 3. Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, sessions, stored
    responses, media uuids. Equal ids of different owners never meet.
 4. Everything else is kept, value for value.
@@ -25,7 +25,14 @@ import orjson
 from kvcustody.errors import ConfigError
 from kvcustody.governance.request import KINDS_MAX, LATENCY_CLASSES, read_kinds
 from kvcustody.governance.tokens.scope_token import Carried
-from kvcustody.integrations.content.custom_params import CUSTOM_PARAMS, KINDS, MARKS, TRACE, put_custom
+from kvcustody.integrations.content.custom_params import (
+    CUSTOM_PARAMS,
+    KINDS,
+    LATENCY,
+    MARKS,
+    TRACE,
+    put_custom,
+)
 from kvcustody.integrations.identity.refusal import malformed, not_found
 from kvcustody.integrations.identity.routes import Body, Room, Scoped
 from kvcustody.policies.document.token_priorities import KindRange
@@ -34,7 +41,7 @@ OUR_TRANSFER_FIELD: Final = "kvcustody"
 OUR_TRACE_FIELD: Final = TRACE
 OUR_KINDS_FIELD: Final = KINDS
 OUR_MARKS_FIELD: Final = MARKS  # set behind the door alone (`message_kinds` of an engine)
-OUR_LATENCY_FIELD: Final = "kvcustody_latency"
+OUR_LATENCY_FIELD: Final = LATENCY
 _OURS: Final = (OUR_TRANSFER_FIELD, OUR_TRACE_FIELD, OUR_KINDS_FIELD, OUR_MARKS_FIELD, OUR_LATENCY_FIELD)
 _TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params", "kv_hints")
 _SESSION = "session_id"
@@ -137,7 +144,7 @@ def take_latency(body: dict[str, Any]) -> str:
 
 def put_latency(body: dict[str, Any], latency: str, scoped: Scoped) -> None:
     """Put it where the engine will look; a body without room goes without: it chooses among ways that are all safe."""
-    if latency and scoped.room is Room.TRANSFER:
+    if latency:
         _put(body, OUR_LATENCY_FIELD, latency, scoped.room)
 
 

@@ -109,7 +109,9 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
                 principal,
                 self.model.identity,
                 tokens,
-                hints=hints if principal is None else hints._replace(kinds=carried.kinds),
+                hints=hints
+                if principal is None
+                else hints._replace(kinds=carried.kinds, latency=carried.latency),
                 trace=carried.trace,
                 max_tokens=max(0, int(req.sampling_params.max_new_tokens or 0)),
                 keyed=_is_keyed(req),

@@ -168,7 +168,7 @@ class SlotCustody:
         )
         if isinstance(answer, AdmissionRefused):
             return answer
-        request = self.requests[request_id] = SlotRequest(request_id, answer, narrowed_by)
+        request = self.requests[request_id] = SlotRequest(request_id, answer, narrowed_by, hints.latency)
         return request
 
     def may_start(self, request: SlotRequest) -> bool:

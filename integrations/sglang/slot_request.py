@@ -32,7 +32,7 @@ class PlannedRestore(NamedTuple):
 
 
 class SlotRequest:
-    """A request under governance. `principal` is None where no valid identity came with it."""
+    """A request under governance."""
 
     __slots__ = (
         "avoids",
@@ -40,6 +40,7 @@ class SlotRequest:
         "cause",
         "found",
         "has_begun",
+        "latency",
         "narrowed_by",
         "node",
         "path",
@@ -52,10 +53,13 @@ class SlotRequest:
         "unit_keys",
     )
 
-    def __init__(self, request_id: str, residency: ExternalResidency, narrowed_by: str) -> None:
+    def __init__(
+        self, request_id: str, residency: ExternalResidency, narrowed_by: str, latency: str = ""
+    ) -> None:
         self.request_id = request_id
         self.residency = residency
         self.narrowed_by = narrowed_by  # what its client said besides: a part of its namespaces
+        self.latency = latency  # its class, as tiers see it
         self.cause: str | None = None  # why it ends, where governance ends it
         self.avoids: frozenset[TierWay] = frozenset()  # tiers that failed it, or are slower than computing
         self.forget_row()

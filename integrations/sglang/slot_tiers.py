@@ -156,7 +156,7 @@ class SlotTiers:
         keys = self._prompt_keys(request, label, tokens)
         if keys is None:
             return None
-        reader, legs, at = CopyReader(label, residency.id), list[PlannedLeg](), depth
+        reader, legs, at = CopyReader(label, residency.id, request.latency), list[PlannedLeg](), depth
         while at < most:
             tried = request.avoids | {legs[-1].way} if legs else request.avoids
             way, found = self.transfers.best(label, keys, at, most, tried)

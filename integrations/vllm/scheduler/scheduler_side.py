@@ -43,6 +43,7 @@ from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.integrations.content.custom_params import KINDS, LATENCY, MARKS, TRACE
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.model_identity import Models
 from kvcustody.integrations.vllm.scheduler.block_pool import governed_pool
@@ -78,10 +79,6 @@ if TYPE_CHECKING:
     from kvcustody.integrations.events.feed import BlockEventPublisher
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
-KINDS = "kvcustody_kinds"  # where they carry what its caller says of its content
-MARKS = "kvcustody_marks"  # and what the door marked it with
-LATENCY = "kvcustody_latency"  # where they carry the class that its caller gives it
-TRACE = "kvcustody_trace"  # where they carry the trace that the request came with
 _LONGEST_WAIT_SECONDS = 3600.0  # a wall clock that was set says no more than this
 _DEADLINE_STEPS = 4  # what has to be scrubbed within so many steps does not wait for the next one's
 _log = structlog.get_logger(__name__)
@@ -260,33 +257,19 @@ class SchedulerSide:
 
     def _kinds(self, request: Request) -> tuple[KindRange, ...]:
         """What the caller and the door say of its content; what the door would not have passed says nothing."""
-        params = request.kv_transfer_params
-        if not isinstance(params, dict) or not {KINDS, MARKS} & params.keys():
-            return ()
-        rest = dict(params)
-        given, marks = rest.pop(KINDS, ()), rest.pop(MARKS, ())
-        request.kv_transfer_params = rest or None
-        return _kinds_in(given, is_marked=False) + _kinds_in(marks, is_marked=True)
+        given, marks = _take(request, KINDS), _take(request, MARKS)
+        return _kinds_in(given or (), is_marked=False) + _kinds_in(marks or (), is_marked=True)
 
     def _latency(self, request: Request) -> str:
         """The class that the caller gives its request; what the door would not have passed says nothing."""
-        params = request.kv_transfer_params
-        if not isinstance(params, dict) or LATENCY not in params:
-            return ""
-        rest = dict(params)
-        given = rest.pop(LATENCY)
-        request.kv_transfer_params = rest or None
+        given = _take(request, LATENCY)
         return given if isinstance(given, str) and given in LATENCY_CLASSES else ""
 
     def _trace(self, request: Request) -> str:
         """The trace that the middleware saw, or vLLM, which hands headers on where it sends spans; else empty."""
-        params = request.kv_transfer_params
-        if isinstance(params, dict) and TRACE in params:
-            rest = dict(params)
-            trace = rest.pop(TRACE)
-            request.kv_transfer_params = rest or None
-            if is_trace(trace):
-                return str(trace)
+        trace = _take(request, TRACE)
+        if is_trace(trace):
+            return str(trace)
         headers = getattr(request, "trace_headers", None)
         return trace_in(headers) if headers else ""
 
@@ -303,13 +286,8 @@ class SchedulerSide:
 
     def _verify(self, request: Request) -> VerifiedToken | Rejected:
         salt, request.cache_salt = request.cache_salt, None
-        transfer = None
-        if isinstance(request.kv_transfer_params, dict) and TRANSFER in request.kv_transfer_params:
-            rest = dict(request.kv_transfer_params)
-            transfer = rest.pop(TRANSFER)
-            request.kv_transfer_params = rest or None
         assert self._opened is not None
-        return self._opened.tokens.verify(salt, transfer)
+        return self._opened.tokens.verify(salt, _take(request, TRANSFER))
 
     def _admit(self, governed: GovernedRequest) -> None:
         request = governed.request
@@ -488,6 +466,15 @@ class SchedulerSide:
 def _nothing_to_hand_off(_request: Request) -> tuple[bool, None]:
     """Stands for `Scheduler._connector_finished`, which lists a request's blocks for connectors that want them."""
     return False, None
+
+
+def _take(request: Request, field: str) -> object:
+    """Take this out of what a request carries, so that nobody behind sees it; None where it is not there."""
+    params = request.kv_transfer_params
+    if not isinstance(params, dict) or field not in params:
+        return None
+    request.kv_transfer_params = {name: value for name, value in params.items() if name != field} or None
+    return params[field]
 
 
 def _kinds_in(given: object, *, is_marked: bool) -> tuple[KindRange, ...]:

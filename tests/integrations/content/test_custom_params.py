@@ -11,6 +11,7 @@ from kvcustody.governance.request import KINDS_MAX
 from kvcustody.integrations.content.custom_params import (
     CUSTOM_PARAMS,
     KINDS,
+    LATENCY,
     MARKS,
     TRACE,
     CarriedHints,
@@ -33,9 +34,11 @@ def test_what_was_put_in_comes_out_and_the_rest_stays() -> None:
     put_custom(body, KINDS, [[3, 4, "pasted_log"]])
     put_custom(body, MARKS, SPANS)
     put_custom(body, TRACE, "4bf92f3577b34da6a3ce929d0e0e4736")
+    put_custom(body, LATENCY, "batch")
     assert all(not isinstance(each, list) for each in body[CUSTOM_PARAMS][MARKS]), "no list in a list"
     found, rest = taken(body[CUSTOM_PARAMS])
-    assert found.trace == "4bf92f3577b34da6a3ce929d0e0e4736" and rest == {"thinking_budget": 9}
+    assert (found.trace, found.latency) == ("4bf92f3577b34da6a3ce929d0e0e4736", "batch")
+    assert rest == {"thinking_budget": 9}
     assert found.kinds == (
         KindRange(3, 4, "pasted_log", False),
         KindRange(0, 9, "system_prompt", True),
@@ -58,7 +61,7 @@ def test_nothing_is_left_where_all_was_ours() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("field", [KINDS, MARKS])
 def test_what_are_no_spans_say_nothing_and_do_not_stay(flat: Any, field: str) -> None:
-    assert taken({field: flat, TRACE: 7}) == (CarriedHints(), None)
+    assert taken({field: flat, TRACE: 7, LATENCY: "soon"}) == (CarriedHints(), None)
 
 
 def test_where_there_is_no_room_nothing_is_put() -> None:

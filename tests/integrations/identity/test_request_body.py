@@ -466,7 +466,15 @@ def test_what_is_no_span_of_content_is_refused(deployment: Deployment, said: obj
     )
 
 
-FORGED = {OUR_KINDS_FIELD: [0, 9, "y"], OUR_MARKS_FIELD: [0, 9, "system_prompt"], OUR_TRACE_FIELD: TRACE}
+FORGED = {
+    OUR_KINDS_FIELD: [0, 9, "y"],
+    OUR_MARKS_FIELD: [0, 9, "system_prompt"],
+    OUR_TRACE_FIELD: TRACE,
+    OUR_LATENCY_FIELD: "batch",
+}
+
+
+OUR_THREE = (OUR_KINDS_FIELD, OUR_TRACE_FIELD, OUR_LATENCY_FIELD)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +496,7 @@ def test_sglangs_bodies_carry_the_trace_and_kinds_in_custom_params(
         load_identity(directory / "identity.yaml"), directory, secret(), deployment.clock, server=SERVER
     )
     headers = {"traceparent": TRACEPARENT}
-    sent = body | {OUR_KINDS_FIELD: SPANS}
+    sent = body | {OUR_KINDS_FIELD: SPANS, OUR_LATENCY_FIELD: "interactive"}
     bare = ask(gate, path, body, key=deployment.acme).passed.json
     got = ask(gate, path, sent, key=deployment.acme, headers=headers).passed.json
     assert not any(field in str(bare) for field in FORGED)
@@ -498,8 +506,10 @@ def test_sglangs_bodies_carry_the_trace_and_kinds_in_custom_params(
             got["sampling_params"] if isinstance(got["sampling_params"], list) else [got["sampling_params"]]
         )
     for holder in holders:
-        ours = {field: holder["custom_params"].pop(field) for field in (OUR_KINDS_FIELD, OUR_TRACE_FIELD)}
-        assert ours == {OUR_KINDS_FIELD: [0, 512, "pasted_log", 600, 601, "x"], OUR_TRACE_FIELD: TRACE}
+        ours = {field: holder["custom_params"].pop(field) for field in OUR_THREE}
+        assert ours == dict(
+            zip(OUR_THREE, ([0, 512, "pasted_log", 600, 601, "x"], TRACE, "interactive"), strict=True)
+        )
         assert holder["custom_params"] in ({}, {"mine": 1})
     assert OUR_KINDS_FIELD not in got and "kv_transfer_params" not in got
 

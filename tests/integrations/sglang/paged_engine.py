@@ -17,6 +17,7 @@ from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.request import Hints
 from kvcustody.integrations.sglang.page_tree import Pages, PageTree
 from kvcustody.integrations.sglang.slot_custody import SlotCustody
 from kvcustody.integrations.sglang.slot_request import SlotRequest
@@ -71,13 +72,21 @@ class PagedEngine:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def ask(self, tenant: str | None, subject: str, tokens: list[int], narrowed_by: str = "") -> str:
+    def ask(
+        self, tenant: str | None, subject: str, tokens: list[int], narrowed_by: str = "", *, latency: str = ""
+    ) -> str:
         """A request comes; what it may read in the end is its own, under these three."""
         self.number += 1
         rid = str(self.number)
         who = None if tenant is None else identify(issuer="idp", tenant=tenant, verified={"subject": subject})
         answer = self.custody.admit(
-            rid, who, self.model, tokens, max_tokens=self.page_tokens, narrowed_by=narrowed_by
+            rid,
+            who,
+            self.model,
+            tokens,
+            max_tokens=self.page_tokens,
+            narrowed_by=narrowed_by,
+            hints=Hints(latency=latency),
         )
         assert not isinstance(answer, AdmissionRefused), answer
         owner = rid if tenant is None else (tenant, subject, narrowed_by)

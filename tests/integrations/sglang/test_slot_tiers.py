@@ -403,6 +403,23 @@ def test_what_a_tier_took_is_no_prefill(tmp_path: Path, monkeypatch: pytest.Monk
     own.close()
 
 
+@pytest.mark.parametrize(("latency", "reason"), [("", "not measured yet"), ("interactive", "untried")])
+def test_a_request_in_a_hurry_tries_no_tier(own: TieredEngine, latency: str, reason: str) -> None:
+    own.run("alpha", "ann", MINE)
+    own.crowd()
+    before = own.hits
+    rid = own.ask("alpha", "ann", MINE, latency=latency)
+    assert own.start(rid)
+    assert own.hits - before == (0 if latency else 160)
+    own.chunk(rid, len(MINE))
+    own.finish(rid)
+    settled(own)
+    (decided,) = [
+        one for one in own.ledger.events if isinstance(one, TransferDecided) and one.action == "restore"
+    ]
+    assert (decided.reason, decided.latency_class) == (reason, latency)
+
+
 def test_every_movement_is_on_record_and_every_count_agrees(own: TieredEngine) -> None:
     for turn in range(4):
         own.run("alpha", "ann", MINE)
