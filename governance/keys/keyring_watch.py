@@ -6,6 +6,7 @@ watch.look()
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from kvcustody.governance.keys.keyring import Keyring
@@ -16,13 +17,13 @@ class KeyringWatch:
 
     def __init__(self, keyring: Keyring, path: Path) -> None:
         self._keyring = keyring
-        self._path = path
+        self._path = os.fspath(path)
         self._seen: tuple[int, int, int] | None = None
 
     def look(self) -> None:
         """What was destroyed elsewhere is forgotten here."""
         try:
-            status = self._path.stat()
+            status = os.stat(self._path)  # noqa: PTH116 - before each use: a path object takes as long again
         except OSError:
             seen = None
         else:

@@ -8,7 +8,11 @@ layout_of(key, size)                              # 32 bytes that differ where i
 from __future__ import annotations
 
 import hashlib
+import struct
+from functools import lru_cache
 from typing import Protocol
+
+_LENGTH, _PLACE = struct.Struct("<I"), struct.Struct("<QQ")
 
 
 class ObjectKey(Protocol):
@@ -37,13 +41,15 @@ class ObjectKey(Protocol):
 
 def chunk_key(key: ObjectKey) -> bytes:
     """A digest over every field but the salt, each with its length: the domain stands for that."""
-    hashed = hashlib.blake2b(digest_size=32, person=b"kvcustody chunk")
-    for part in (key.chunk_hash, key.model_name.encode()):
-        hashed.update(len(part).to_bytes(4, "little") + part)
-    hashed.update(key.kv_rank.to_bytes(8, "little") + key.object_group_id.to_bytes(8, "little"))
-    return hashed.digest()
+    chunk, model = key.chunk_hash, key.model_name.encode()
+    parts = (
+        _LENGTH.pack(len(chunk)), chunk, _LENGTH.pack(len(model)), model,
+        _PLACE.pack(key.kv_rank, key.object_group_id),
+    )  # fmt: skip
+    return hashlib.blake2b(b"".join(parts), digest_size=32, person=b"kvcustody chunk").digest()
 
 
+@lru_cache(64)
 def layout_of(model_name: str, size: int) -> bytes:
     """A digest: objects of another model or size are not ours."""
     return hashlib.blake2b(f"lmcache {model_name} {size}".encode(), digest_size=32).digest()

@@ -36,8 +36,9 @@ from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.restriction.restricted_subjects import RESTRICTED
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory
+from kvcustody.governance.tiers.seal.extended_nonce import ExtendedNonceKey
 from kvcustody.governance.tiers.seal.object_layout import ObjectFacts, object_bytes
-from kvcustody.governance.tiers.seal.sealer import open_into, read_facts, seal_into
+from kvcustody.governance.tiers.seal.sealer import open_enclosed, seal_into
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import shred_name
 from kvcustody.governance.tiers.tier_clock import TierClock
@@ -217,16 +218,19 @@ class SealingThread:
             _, spec = self._whose(key)
             last, layout = chunk_key(key), layout_of(key.model_name, len(into))
             name = self._keys.name(spec, last, shard=0, layout=layout)
-            sealed = sealed[: object_bytes(len(into), enclosed=True, checked=False)]
-            facts = read_facts(self._keys.catalogue(), name, sealed)
-            if facts.domain != self._keys.domain(spec) or facts.last != last or facts.layout != layout:
-                raise SealError("sealed object: is not of whom it was asked for")
-            if facts.due_us <= self._clock.now_us():
-                raise SealError("sealed object: its time is over")
-            open_into(self._keys.of(spec, facts.subject, facts.bucket), name, facts, sealed, into)
         except CustodyError:
             into[:] = bytes(len(into))
             raise
+        keys = self._keys
+
+        def key_of(facts: ObjectFacts) -> ExtendedNonceKey:
+            if facts.domain != keys.domain(spec) or facts.last != last or facts.layout != layout:
+                raise SealError("sealed object: is not of whom it was asked for")
+            if facts.due_us <= self._clock.now_us():
+                raise SealError("sealed object: its time is over")
+            return keys.of(spec, facts.subject, facts.bucket)
+
+        open_enclosed(keys.catalogue(), name, sealed, into, key_of)
 
     def _terms(self, salt: str, label: DomainLabel) -> _Terms:
         """What holds for a domain's objects, by the active policy and the keys that are there."""
@@ -333,4 +337,4 @@ def register() -> None:
 
 
 def _bytes(one: MemoryObj) -> memoryview:
-    return memoryview(one.byte_array).cast("B")
+    return one.byte_array.cast("B")  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple, Self
 
 from kvcustody.errors import SealError
-from kvcustody.governance.tiers.seal.extended_nonce import NONCE_BYTES, TAG_BYTES
+from kvcustody.governance.tiers.seal.extended_nonce import TAG_BYTES
 
 MAGIC = b"KVSO"
 VERSION = 1
@@ -35,6 +35,12 @@ HEADER_BYTES = _HEADER.size
 FACTS_BYTES = _FACTS.size
 CHECKSUM_BYTES = 4
 _ENCLOSED_AT = HEADER_BYTES + FACTS_BYTES + TAG_BYTES  # where content begins behind enclosed facts
+_AROUND = [  # bytes of an object beside its content, by its flags
+    (_ENCLOSED_AT if flags & ENCLOSED else HEADER_BYTES)
+    + TAG_BYTES
+    + (CHECKSUM_BYTES if flags & CHECKED else 0)
+    for flags in range(1 + (ENCLOSED | CHECKED))
+]
 
 
 class ObjectFacts(NamedTuple):
@@ -103,12 +109,7 @@ class Header(NamedTuple):
     @property
     def object_bytes(self) -> int:
         """The whole object's length."""
-        flags = self.flags
-        return (
-            self.size
-            + (_ENCLOSED_AT if flags & ENCLOSED else HEADER_BYTES)
-            + (TAG_BYTES + CHECKSUM_BYTES if flags & CHECKED else TAG_BYTES)
-        )
+        return self.size + _AROUND[self.flags]
 
 
 def header_bytes(flags: int, size: int, name: bytes, nonce: bytes) -> bytes:
@@ -128,8 +129,7 @@ def _classification_bytes(classification: str) -> bytes:
 
 def object_bytes(content: int, *, enclosed: bool, checked: bool) -> int:
     """How long an object with `content` bytes is."""
-    flags = ENCLOSED * enclosed | CHECKED * checked
-    return Header(flags, content, bytes(NAME_BYTES), bytes(NONCE_BYTES)).object_bytes
+    return content + _AROUND[ENCLOSED * enclosed | CHECKED * checked]
 
 
 def read_header(sealed: memoryview, size: int | None = None) -> Header:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import TypeAlias
 
 from cryptography.exceptions import InvalidTag
 
-from kvcustody.errors import SealError
+from kvcustody.errors import CustodyError, SealError
 from kvcustody.governance.tiers.seal.extended_nonce import NONCE_BYTES, TAG_BYTES, ExtendedNonceKey
 from kvcustody.governance.tiers.seal.object_layout import (
     CHECKED,
@@ -29,8 +30,10 @@ from kvcustody.governance.tiers.seal.object_layout import (
     FACTS_BYTES,
     HEADER_BYTES,
     OBJECT_BYTES_MAX,
+    Header,
     ObjectFacts,
     header_bytes,
+    object_bytes,
     read_header,
 )
 
@@ -81,16 +84,29 @@ def open_into(
     """
     try:
         header = read_header(sealed)
-        if header.name != name or header.size != len(into):
-            raise SealError("sealed object: is not the one that was asked for")
-        cipher, nonce = key.of_message(_nonce(header.nonce, name, _CONTENT))
-        at = header.content_at
-        bound = bytes(sealed[:HEADER_BYTES]) + facts.to_bytes()
-        cipher.decrypt_into(nonce, sealed[at : at + header.size + TAG_BYTES], bound, into)
-    except InvalidTag:
-        into[:] = bytes(len(into))
-        raise SealError("sealed object: does not open with what is known of it") from None
+        _open_content(key, header, name, bytes(sealed[:HEADER_BYTES]) + facts.to_bytes(), sealed, into)
     except SealError:
+        into[:] = bytes(len(into))
+        raise
+
+
+def open_enclosed(
+    facts_key: ExtendedNonceKey,
+    name: bytes,
+    sealed: memoryview,
+    into: memoryview,
+    key_of: Callable[[ObjectFacts], ExtendedNonceKey],
+) -> None:
+    """Open an object of which no index knows, in one pass: `key_of` is told its facts, and says what it opens with.
+
+    `sealed` may go on behind the object. Raises `SealError`, and what `key_of` raises, with `into` all zeros.
+    """
+    try:
+        header = read_header(sealed, object_bytes(len(into), enclosed=True, checked=False))
+        plain = _open_facts(facts_key, header, name, sealed)
+        key = key_of(ObjectFacts.from_bytes(plain))
+        _open_content(key, header, name, bytes(sealed[:HEADER_BYTES]) + plain, sealed, into)
+    except CustodyError:
         into[:] = bytes(len(into))
         raise
 
@@ -103,19 +119,33 @@ def read_facts(
     They say how to open it; that its content belongs to them, `open_into` finds. `size`: the object's length, where
     `sealed` is its beginning alone.
     """
-    header = read_header(sealed, size)
+    return ObjectFacts.from_bytes(_open_facts(facts_key, read_header(sealed, size), name, sealed))
+
+
+def _open_content(
+    key: ExtendedNonceKey, header: Header, name: bytes, bound: bytes, sealed: memoryview, into: memoryview
+) -> None:
+    if header.name != name or header.size != len(into):
+        raise SealError("sealed object: is not the one that was asked for")
+    cipher, nonce = key.of_message(_nonce(header.nonce, name, _CONTENT))
+    at = header.content_at
+    try:
+        cipher.decrypt_into(nonce, sealed[at : at + header.size + TAG_BYTES], bound, into)
+    except InvalidTag:
+        raise SealError("sealed object: does not open with what is known of it") from None
+
+
+def _open_facts(facts_key: ExtendedNonceKey, header: Header, name: bytes, sealed: memoryview) -> bytes:
     if header.name != name or not header.flags & ENCLOSED:
         raise SealError("sealed object: is not the one that its place says, or encloses no facts")
-    cipher, nonce = facts_key.of_message(_nonce(header.nonce, name, _FACTS))
-    plain = bytearray(FACTS_BYTES)
     if len(sealed) < HEADER_BYTES + FACTS_BYTES + TAG_BYTES:
         raise SealError("sealed object: ends before its facts")
+    cipher, nonce = facts_key.of_message(_nonce(header.nonce, name, _FACTS))
+    enclosed = sealed[HEADER_BYTES : HEADER_BYTES + FACTS_BYTES + TAG_BYTES]
     try:
-        enclosed = sealed[HEADER_BYTES : HEADER_BYTES + FACTS_BYTES + TAG_BYTES]
-        cipher.decrypt_into(nonce, enclosed, bytes(sealed[:HEADER_BYTES]), plain)
+        return cipher.decrypt(nonce, enclosed, sealed[:HEADER_BYTES])
     except InvalidTag:
         raise SealError("sealed object: its facts do not open here") from None
-    return ObjectFacts.from_bytes(bytes(plain))
 
 
 def is_sound(sealed: memoryview) -> bool | None:
