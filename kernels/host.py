@@ -46,9 +46,9 @@ class HostRows:
         if not len(blocks):
             return dirty
         for array, _ in self._rows:
-            read = array[blocks].view(np.uint8)
-            if read.max():
-                dirty |= read.reshape(len(blocks), -1).any(axis=1)
+            read = array[blocks].tobytes()
+            if read != bytes(len(read)):
+                dirty |= np.frombuffer(read, np.uint8).reshape(len(blocks), -1).any(axis=1)
         return dirty
 
 

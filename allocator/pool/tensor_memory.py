@@ -29,7 +29,7 @@ from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.scrub import scrub, scrub_host
 from kvcustody.kernels.segment import Layout, SegmentTable, block_list
 from kvcustody.kernels.tuning import Tuning, tune
-from kvcustody.kernels.verify import sample, verify
+from kvcustody.kernels.verify import verify
 
 _BY_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 
@@ -167,13 +167,18 @@ class TensorMemory:
 
     def scrub_each(self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64]]]) -> list[ScrubResult]:
         """`scrub` of several (share to read back, blocks), at the price of one; a result for each."""
-        ordered = np.sort(np.concatenate([blocks for _, blocks in batches]))
+        blocks = np.concatenate([listed for _, listed in batches])
+        ordered = np.sort(blocks)
         if len(batches) == 1 or self.stuck or bool((ordered[1:] == ordered[:-1]).any()):
-            return [self.scrub(shard, blocks, share) for share, blocks in batches]
+            return [self.scrub(shard, listed, share) for share, listed in batches]
         table = self.tables[shard]
         started = self._clock.now_us()
-        drawn = [sample(blocks, share, self._random) for share, blocks in batches]
-        checked = np.concatenate(drawn)
+        shares = [share for share, _ in batches]
+        each = (
+            np.repeat(shares, [len(listed) for _, listed in batches]) if len(set(shares)) > 1 else shares[0]
+        )
+        drawn = self._random.random(len(blocks)) < each  # in [0, 1): none of a share of 0, all of 1
+        checked = blocks[drawn]
         if table.device.type == "cpu" and len(ordered) * table.bytes_per_block < SMALL_BYTES:
             dirty = checked[scrub_host(table, ordered, checked)]
         else:
@@ -183,13 +188,16 @@ class TensorMemory:
                     torch.cuda.current_stream(table.device).synchronize()
                 dirty = verify(table, checked).dirty
         method = "triton" if uses_triton(table) else "torch"
-        device, ended = str(table.device), self._clock.now_us()
+        device, ended, first = str(table.device), self._clock.now_us(), 0
         results: list[ScrubResult] = []
-        for (share, blocks), own in zip(batches, drawn, strict=True):
-            failed = own[np.isin(own, dirty)] if len(dirty) else NO_BLOCKS
+        for share, listed in batches:
+            count = len(listed)
+            read = int(np.count_nonzero(drawn[first : first + count]))
+            first += count
+            failed = np.intersect1d(dirty, listed) if len(dirty) else NO_BLOCKS
             level = ("full" if share >= 1 else "sampled") if share > 0 else "retired"
-            written = len(blocks) * table.bytes_per_block
-            results.append(ScrubResult(method, device, written, started, ended, level, len(own), failed))
+            written = count * table.bytes_per_block
+            results.append(ScrubResult(method, device, written, started, ended, level, read, failed))
         return results
 
     def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:

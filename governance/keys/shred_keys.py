@@ -52,6 +52,7 @@ _RECORD = struct.Struct(
 )  # kind, CRC-32, id, whose, times, key, label
 _ID_AT = 8  # in a record, behind kind and checksum
 _LABEL_BYTES = 48
+_KNOWN_MAX = 4096  # names of buckets and subjects that are not digested again
 _DERIVATION_SALT = b"kvcustody/v1/shred/derived-key"
 
 
@@ -94,6 +95,8 @@ class ShredKeys:
         self._ids: dict[tuple[int, bytes], bytes] = {}  # by kind and whose
         self._free: list[int] = []
         self._secrets: dict[bytes, KeyBuffer] = {}
+        self._known: dict[tuple[int, bytes], ShredKey] = {}  # by kind and name
+        self._known_at = -1  # how often a record had been written by then
         self._changes = -1  # of the file, when it was read
         self._receipts = ShredReceipts(path)
         self._read()
@@ -119,13 +122,11 @@ class ShredKeys:
     def of_bucket(self, classification: str, ceiling_us: int, width_us: int) -> ShredKey:
         """The key of the bucket in which `ceiling_us` falls, made on first use. It may be destroyed from its end on."""
         until_us = -(-ceiling_us // width_us) * width_us
-        whose = self._digest(f"{classification}\0{until_us}".encode())
-        return self._of(_BUCKET, whose, classification, until_us)
+        return self._named(_BUCKET, f"{classification}\0{until_us}".encode(), classification, until_us)
 
     def of_subject(self, subject: bytes) -> ShredKey:
         """The key of the subject with this name, in whatever bytes tell it from every other; made on first use."""
-        whose = self._digest(subject)
-        return self._of(_SUBJECT, whose, whose.hex()[:16], 0)
+        return self._named(_SUBJECT, subject)
 
     def find_subject(self, subject: bytes) -> ShredKey | None:
         """A subject's key where it has one."""
@@ -141,6 +142,22 @@ class ShredKeys:
     def derive(self, info: bytes, into: KeyBuffer) -> None:
         """A key of the file's own, for what its holders write down of what they keep. The caller wipes it."""
         derive(self._naming(), salt=_DERIVATION_SALT, info=info, into=into)
+
+    def _named(self, kind: int, name: bytes, label: str = "", until_us: int = 0) -> ShredKey:
+        """The key with this name, which is looked for once while no record changes: an object needs two."""
+        changes = self.changes()
+        if changes == self._known_at:
+            known = self._known.get((kind, name))
+            if known is not None:
+                return known
+        whose = self._digest(name)
+        key = self._of(kind, whose, label or whose.hex()[:16], until_us)
+        with self._lock:
+            if changes != self._known_at or len(self._known) >= _KNOWN_MAX:
+                self._known, self._known_at = {}, changes
+            if self.changes() == changes:  # else it may be gone again
+                self._known[kind, name] = key
+        return key
 
     def _digest(self, whose: bytes) -> bytes:
         return hashlib.blake2b(whose, key=self._naming().view(), digest_size=32).digest()
@@ -241,6 +258,7 @@ class ShredKeys:
             for secret in self._secrets.values():
                 secret.wipe()
             self._secrets.clear()
+            self._known.clear()
             self._map.close()
             os.close(self._file)
 

@@ -173,7 +173,6 @@ class SealingThread:
         self._directory = ScopeDirectory(path, self._keys)
         self._clock = TierClock(clock)
         self._known: dict[str, _Terms] = {}
-        self._buckets: dict[tuple[str, int, int], bytes] = {}
         self._known_of: tuple[DecisionTable, int] | None = None
 
     def seal(self, key: ObjectKey, content: memoryview, into: memoryview) -> int:
@@ -185,7 +184,10 @@ class SealingThread:
                 f"policy keeps `{label.classification}` of `{label.tenant}` out of `{self._custody.tier}`"
             )
         ceiling_us, due_us = now_us + terms.ceiling_us, now_us + terms.lives_us
-        subject, bucket = terms.subject, self._bucket(label.classification, due_us, terms.bucket_us)
+        subject, bucket = (
+            terms.subject,
+            self._shred.of_bucket(label.classification, due_us, terms.bucket_us).id,
+        )
         last, layout = chunk_key(key), layout_of(key.model_name, len(content))
         name = self._keys.name(spec, last, shard=0, layout=layout)
         facts = ObjectFacts(
@@ -237,7 +239,6 @@ class SealingThread:
         table, changes = self._custody.worker.governor.table, self._shred.changes()
         if self._known_of != (table, changes) or len(self._known) >= _KNOWN_MAX:
             self._known.clear()
-            self._buckets.clear()
             self._known_of = (table, changes)
         known = self._known.get(salt)
         if known is None:
@@ -250,13 +251,6 @@ class SealingThread:
                 self._shred.of_subject(shred_name(label.tenant, label.subject)).id,
                 self._shred.pseudonym(label.tenant.encode()),
             )
-        return known
-
-    def _bucket(self, classification: str, due_us: int, width_us: int) -> bytes:
-        place = (classification, width_us, -(-due_us // width_us))
-        known = self._buckets.get(place)
-        if known is None:
-            known = self._buckets[place] = self._shred.of_bucket(classification, due_us, width_us).id
         return known
 
     def _whose(self, key: ObjectKey) -> tuple[DomainLabel, DomainSpec]:
