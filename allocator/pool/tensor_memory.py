@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +107,9 @@ class TensorMemory:
                 else torch.device(device)
             )
             try:
-                tensors = [
-                    torch.empty(spec.shape(blocks), dtype=spec.dtype, device=place)
-                    for _ in range(spec.layers)
-                ]
-            except (RuntimeError, AssertionError) as error:
+                make = _on_host if place.type == "cpu" else partial(torch.empty, device=place)
+                tensors = [make(spec.shape(blocks), dtype=spec.dtype) for _ in range(spec.layers)]
+            except (RuntimeError, AssertionError, OSError, OverflowError) as error:
                 size = blocks * spec.bytes_per_block
                 raise DeviceError(
                     f"cannot allocate `{size}` bytes on `{place}`: {str(error).splitlines()[0]}",
@@ -282,6 +282,15 @@ class TensorMemory:
         for block in set(np.asarray(blocks).tolist()):
             if (shard, block) in self.stuck:
                 words.view(torch.uint8)[block, -1] = 1
+
+
+def _on_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in large pages, where the system has them: blocks lie apart, and each would miss the TLB."""
+    size = math.prod(shape) * dtype.itemsize
+    held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        held.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(held, dtype=dtype).view(shape)
 
 
 @contextmanager

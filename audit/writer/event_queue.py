@@ -196,6 +196,7 @@ class EventQueue:
                 self._keep(events)
             last = self.sequence
         if self.idle or len(self) >= self._batch:
+            self.idle = False
             self.wake.set()
         return last
 

@@ -131,6 +131,7 @@ class LedgerWriter:
         self._mark = DurableWatermark()
         self._most = min(_BEHIND * settings.batch, sink.batch_leaves)
         self._ahead = NOTHING  # encoded during the last commit
+        self._was_busy = False  # the last cycle wrote something
         self._aside = _SideThread()
         self._stop_at = float("inf")
         self._end_recorded = self._tried_at_end = False
@@ -350,10 +351,17 @@ class LedgerWriter:
         return self._outage.replaying or not self._drained()
 
     def _wait(self) -> None:
-        """Sleep until there is work, then a little longer so that a batch can form."""
+        """Sleep until there is work, then a little longer so that a batch can form.
+
+        Behind work there is likely more: then that little is all, and nobody has to wake this thread.
+        """
         if self._ahead.items:
             return
         intake = self._intake
+        if self._was_busy and not self._outage.held:
+            self._was_busy = False
+            if self._batch_forms():
+                return
         if self._outage.held or not (len(intake) or self._stopping):
             until = intake.counts_due
             if self._outage.active or self._outage.held:
@@ -365,10 +373,18 @@ class LedgerWriter:
             if self._outage.held or not len(intake):
                 intake.wake.wait(max(0.001, until - time.monotonic()))
             intake.idle = False
+        self._batch_forms()
+
+    def _batch_forms(self) -> bool:
+        """Let events gather, unless somebody waits; whether there is something to do."""
+        intake = self._intake
         intake.wake.clear()
-        if not (self._stopping or intake.awaited or intake.hurry or len(intake) >= self._settings.batch):
+        is_awaited = self._stopping or intake.awaited or intake.hurry
+        if not is_awaited and len(intake) < self._settings.batch:
             intake.wake.wait(self._settings.interval_seconds)
+            is_awaited = self._stopping or intake.awaited or intake.hurry
         intake.hurry = False
+        return bool(is_awaited or len(intake))
 
     def _cycle(self) -> None:
         if self._sealer is not None and self._outage.active:
@@ -396,6 +412,7 @@ class LedgerWriter:
         if not work.items:
             self._outage.replay()
             return
+        self._was_busy = True
         left = work.entries() if self._outage.active or behind else self._hand_in(work)
         if left:
             over = "the queue is over its capacity"
