@@ -42,14 +42,16 @@ OPTIONS: dict[str, Any] = {
     "log_level": "error",
     "watchdog_timeout": 120,
 }
+SCORES = ("input_token_logprobs", "input_top_logprobs", "output_token_logprobs", "output_top_logprobs")
 
 
 class Answer(NamedTuple):
-    """A finished request."""
+    """A finished request. `scores`: its log-likelihoods as SGLang says them, of one that asked (`return_logprob`)."""
 
     tokens: list[int]
     cached_tokens: int
     reason: Any
+    scores: dict[str, list[Any]] | None = None
 
 
 @contextmanager
@@ -126,7 +128,8 @@ class SglangEngine:
         except (ValueError, HTTPException) as refused:
             return Answer([], 0, {"type": "abort", "message": str(refused)})
         meta = said["meta_info"]
-        return Answer(list(said["output_ids"]), meta["cached_tokens"], meta["finish_reason"])
+        scores = {name: meta[name] for name in SCORES if name in meta}
+        return Answer(list(said["output_ids"]), meta["cached_tokens"], meta["finish_reason"], scores)
 
     def stop(self, seconds: float = 30.0) -> None:
         """End the scheduler as a server that is asked to stop does: it gives everything back and exits."""

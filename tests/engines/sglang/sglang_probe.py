@@ -259,6 +259,40 @@ class _HurtStore:
         return getattr(self._store, name)
 
 
+def _mar(scheduler: Any, how: str) -> None:
+    """For a positive control: from now on what leaves, or what came back, is not quite what was computed; "": it is.
+
+    `sealed`: the last value of each page changes its sign before it is sealed. `opened`: that, behind the opening.
+    `places`: each page goes to its neighbour's place.
+    """
+    tiers = scheduler.tree_cache.custody.tiers
+    memory = tiers._memory
+    tiers._memory = memory = memory.memory if isinstance(memory, _MarredPages) else memory
+    if how:
+        tiers._memory = _MarredPages(memory, how)
+
+
+class _MarredPages:
+    def __init__(self, memory: Any, how: str) -> None:
+        self.memory, self._how = memory, how
+        self.bytes_per_page = memory.bytes_per_page
+
+    def read(self, pages: Any, into: memoryview) -> None:
+        self.memory.read(pages, into)
+        if self._how == "sealed":
+            self._turn(into)
+
+    def write(self, pages: Any, data: memoryview) -> None:
+        if self._how == "opened":
+            data = memoryview(bytearray(data))
+            self._turn(data)
+        self.memory.write(np.roll(pages, 1) if self._how == "places" else pages, data)
+
+    def _turn(self, data: memoryview) -> None:
+        values = np.frombuffer(data, dtype=np.float32).reshape(-1, self.bytes_per_page // 4)
+        values[:, -1] *= -1
+
+
 def _to_files(scheduler: Any) -> int:
     """What `host` has goes down to the next tier, as where it has no room; how many copies go."""
     tier = scheduler.tree_cache.custody.tiers.transfers.ways[0].tier
@@ -289,6 +323,7 @@ _ANSWERS = {
     "free": _free,
     "held": _held,
     "hurt_store": _hurt_store,
+    "mar": _mar,
     "open_to_anybody": _open_to_anybody,
     "pid": _pid,
     "scan": _scan,
