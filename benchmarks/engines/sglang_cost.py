@@ -1,6 +1,7 @@
 """What governance costs an SGLang engine, governed over plain: scheduler CPU time a request, and tokens per second.
 
     .venv-sglang/bin/python benchmarks/engines/sglang_cost.py [--page-size 16] [--pairs 3] [--twin] [--json FILE]
+    .venv-sglang/bin/python benchmarks/engines/sglang_cost.py --tier host [--page-size 16] [--pairs 3] [--json FILE]
 
 - The two engines live in processes of their own and take turns, unit by unit, with the same requests; the other one
    sleeps. A unit is a number of requests at once: prompts of 64 to 600 tokens, half of which begin as an earlier one of
@@ -11,6 +12,11 @@
 - `ratio` is the median of the units' ratios, each of the same requests on both sides, one after the other. Tokens per
    second are wall time with a model of 140 thousand weights: this bounds what a real model would see. `--twin` compares
    plain with plain: this machine's noise. Two engines of one kind differ by some hundredths, so several pairs are made.
+- With `--tier` both sides are governed, of the same policy, and one has that tier; the pool has half the slots, so that
+   what later prompts begin with has mostly left it. All that may move moves, whether it pays or not: an upper bound.
+   The time that the tier takes of the scheduler's thread (seal, open, look-ups) is given by itself.
+- `first_token` is of another pair of engines, over a model of six million weights, and of one prompt at a time: what
+   was displaced comes back on one side and is computed again on the other, in turns.
 """
 
 from __future__ import annotations
@@ -23,51 +29,67 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
-for _folder in ("tests/engines/sglang", "tests/engines/vllm", "benchmarks/harness"):
+for _folder in ("tests", "tests/engines/sglang", "tests/engines/vllm", "benchmarks/harness"):
     sys.path.insert(0, str(_ROOT / _folder))
 
 TENANTS, AT_ONCE, NEW_TOKENS = 6, 8, 16
 WARM = 6  # units that count for nothing
 GOALS = {"scheduler_cpu": 1.10, "tokens_per_second": 0.97}
+SLOTS, FEW_SLOTS = 8192, 4096
+PROMPT, ROUNDS = 960, 6  # of `first_token`
 
 
-def serve(pipe: Connection, model: str, site: list[str], governed: bool, page_size: int) -> None:
+class Side(NamedTuple):
+    """What one engine of a pair is. `tier`: what keeps what it evicts; "": nothing."""
+
+    governed: bool
+    page_size: int
+    slots: int = SLOTS
+    tier: str = ""
+
+
+def serve(pipe: Connection, model: str, site: list[str], side: Side) -> None:
     """One side's process: does a unit when told to."""
     sys.path[:0] = site
-    from deployment import POLICY, Deployment
+    from deployment import Deployment
     from sglang_engine import SglangEngine
+    from sglang_tiers import TIER_POLICY, settings
 
-    sampled = POLICY.replace("verify: all", "verify: 1/64")  # as a policy for serving has it
-    deployment = Deployment(Path(tempfile.mkdtemp()), sampled) if governed else None
+    sampled = TIER_POLICY.replace("verify: all", "verify: 1/64")  # as a policy for serving has it
+    folder = Path(tempfile.mkdtemp())
+    deployment = Deployment(folder, sampled) if side.governed else None
+    of_tier = settings(folder, side.tier, tier_object_blocks=16) if side.tier else {}
     engine = SglangEngine(
         Path(model),
         site,
         deployment=deployment,
-        settings={"SGLANG_PROBE_BLIND": "1", "KVCUSTODY_LOG_LEVEL": "error"},
-        page_size=page_size,
-        max_total_tokens=8192,
+        settings={"SGLANG_PROBE_BLIND": "1", "KVCUSTODY_LOG_LEVEL": "error", **of_tier},
+        page_size=side.page_size,
+        max_total_tokens=side.slots,
         chunked_prefill_size=512,
         max_running_requests=AT_ONCE,
         sleep_on_idle=True,
     )
     pipe.send("ready")
-    while (unit := pipe.recv()) is not None:
+    while (asked := pipe.recv()) is not None:
+        unit, new_tokens = asked
         batch = [
             (tokens, deployment.token(tenant) if deployment is not None else tenant)
             for tenant, tokens in unit
         ]
         before = engine.probe("spent")
         began = time.monotonic_ns()
-        answers = engine.run_all(batch, NEW_TOKENS)
+        answers = engine.run_all(batch, new_tokens)
         wall_ns = time.monotonic_ns() - began
         after = engine.probe("spent")
         pipe.send(
             {
                 "scheduler_ns": after["scheduler_ns"] - before["scheduler_ns"],
                 "scrub_ns": after["scrub_ns"] - before["scrub_ns"],
+                "tier_ns": after["tier_ns"] - before["tier_ns"],
                 "wall_ns": wall_ns,
                 "cached": sum(answer.cached_tokens for answer in answers),
                 "tokens": [answer.tokens for answer in answers],
@@ -96,27 +118,80 @@ def units(count: int, seed: int = 3) -> list[list[tuple[str, list[int]]]]:
     return made
 
 
-def pair(model: str, site: list[str], work: list[Any], *, twin: bool, page_size: int) -> dict[str, list[Any]]:
-    """Two new engines, and what each did with every unit, in turns."""
-    context = multiprocessing.get_context("spawn")
-    sides: dict[str, Any] = {}
-    for name, governed in (("plain", False), ("governed", not twin)):
-        here, there = context.Pipe()
-        process = context.Process(target=serve, args=(there, model, site, governed, page_size))
-        process.start()
-        assert here.poll(180) and here.recv() == "ready", f"the {name} engine did not start"
-        sides[name] = (here, process)
-    found: dict[str, list[Any]] = {"plain": [], "governed": []}
-    for number, unit in enumerate(work):
-        for name in ("plain", "governed") if number % 2 else ("governed", "plain"):
-            sides[name][0].send(unit)
-            found[name].append(sides[name][0].recv())
-    for pipe, process in sides.values():
-        pipe.send(None)
-        process.join(60)
-        if process.is_alive():
-            os.kill(process.pid, 9)
-    return found
+class Pair:
+    """Two new engines, in processes of their own, that take turns."""
+
+    def __init__(self, model: Path, site: list[str], sides: dict[str, Side]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._sides: dict[str, Any] = {}
+        for name, side in sides.items():
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(there, str(model), site, side))
+            process.start()
+            there.close()  # so that the end of the process ends the pipe
+            assert here.poll(180) and here.recv() == "ready", f"the engine `{name}` did not start"
+            self._sides[name] = (here, process)
+        self._turn = 0
+
+    def ask(self, unit: list[tuple[str, list[int]]], new_tokens: int = NEW_TOKENS) -> dict[str, Any]:
+        """What each made of a unit; another one begins each time."""
+        self._turn += 1
+        found = {}
+        for name in list(self._sides)[:: 1 if self._turn % 2 else -1]:
+            self._sides[name][0].send((unit, new_tokens))
+            found[name] = self._sides[name][0].recv()
+        return found
+
+    def close(self) -> None:
+        """End both."""
+        for pipe, process in self._sides.values():
+            pipe.send(None)
+            process.join(60)
+            if process.is_alive():
+                os.kill(process.pid, 9)
+
+
+def first_tokens(folder: Path, site: list[str], tier: str, page_size: int) -> dict[str, Any]:
+    """Times to the first token of a prompt that was displaced: what a tier brings back against what is computed."""
+    from spread import paired, spread
+    from tiny_model import save_model
+
+    model = widened(save_model(folder / "wider"))
+    slots = 2 * PROMPT
+    each = Pair(
+        model,
+        site,
+        {"computed": Side(True, page_size, slots), "restored": Side(True, page_size, slots, tier)},
+    )
+    random, found = Random(7), dict[str, list[Any]](computed=[], restored=[])
+    for turn in range(-1, ROUNDS):
+        mine = [random.randrange(16, 500) for _ in range(PROMPT + 1)]
+        each.ask([("acme", mine)], 1)
+        for _ in range(2):
+            each.ask([("others", [random.randrange(16, 500) for _ in range(PROMPT)])], 1)
+        for name, one in each.ask([("acme", mine)], 1).items() if turn >= 0 else ():
+            assert one["cached"] == (PROMPT if name == "restored" else 0), (name, one["cached"])
+            found[name].append(one["wall_ns"])
+    each.close()
+    return {
+        "tokens_that_come_back": PROMPT,
+        "prompts": ROUNDS,
+        "us": {name: spread(times)._asdict() for name, times in found.items()},
+        "restored_over_computed": paired(found["restored"], found["computed"])._asdict(),
+    }
+
+
+def widened(folder: Path) -> Path:
+    """The tiny model's folder with a model of six million weights in it, over the same words."""
+    import torch
+    import transformers as hf
+
+    torch.manual_seed(7)
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    config = hf.LlamaConfig.from_pretrained(folder, **sizes, **heads)
+    hf.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
 
 
 def main() -> int:
@@ -129,6 +204,7 @@ def main() -> int:
     bench = Bench(__doc__, "numpy", "torch", "sglang", rounds=30, strict=True)
     bench.add("--page-size", type=int, default=16)
     bench.add("--twin", action="store_true", help="plain against plain")
+    bench.add("--tier", choices=("host", "nvme"), help="governed with this tier against governed without")
     bench.add("--pairs", type=int, default=3, help="of engines, one after the other (default: %(default)s)")
     options = bench.parse()
     folder = Path(tempfile.mkdtemp())
@@ -137,37 +213,59 @@ def main() -> int:
         folder / "site", "sglang-probe", "0", "[sglang.srt.plugins]\nprobe = sglang_probe:register\n"
     )
     site = [str(folder / "site"), str(_ROOT / "tests/engines/sglang"), str(_ROOT / "tests/engines/vllm")]
-    found: dict[str, list[dict[str, Any]]] = {"plain": [], "governed": []}
+    if options.tier:
+        here = Side(True, options.page_size, FEW_SLOTS)
+        base, subject, sides = "without", "with", {"without": here, "with": here._replace(tier=options.tier)}
+    else:
+        here = Side(False, options.page_size)
+        base, subject = "plain", "governed"
+        sides = {base: here, subject: here._replace(governed=not options.twin)}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     differing = 0
     for _ in range(options.pairs):
-        each = pair(
-            str(model), site, units(options.rounds + WARM), twin=options.twin, page_size=options.page_size
-        )
-        differing += sum(
-            a["tokens"] != b["tokens"] for a, b in zip(each["plain"], each["governed"], strict=True)
-        )
-        for name, one in each.items():
-            found[name] += one[WARM:]
-    cpu = {name: [one["scheduler_ns"] / AT_ONCE for one in each] for name, each in found.items()}
-    bare = {
-        name: [(one["scheduler_ns"] - one["scrub_ns"]) / AT_ONCE for one in each]
-        for name, each in found.items()
-    }
-    rate = {name: [1e9 / one["wall_ns"] for one in each] for name, each in found.items()}
-    figures = {
+        each = Pair(model, site, sides)
+        for number, unit in enumerate(units(options.rounds + WARM)):
+            made = each.ask(unit)
+            differing += len({str(one["tokens"]) for one in made.values()}) - 1
+            for name, one in made.items() if number >= WARM else ():
+                found[name].append(one)
+        each.close()
+
+    def per_request(*taken: str, less: tuple[str, ...] = ()) -> dict[str, list[float]]:
+        return {
+            name: [(sum(one[key] for key in taken) - sum(one[key] for key in less)) / AT_ONCE for one in each]
+            for name, each in found.items()
+        }
+
+    cpu, rate = (
+        per_request("scheduler_ns"),
+        {name: [1e9 / one["wall_ns"] for one in each] for name, each in found.items()},
+    )
+    bare = per_request("scheduler_ns", less=("scrub_ns",))
+    figures: dict[str, Any] = {
         "page_size": options.page_size,
         "twin": options.twin,
+        "tier": options.tier,
+        "slots": here.slots,
         "pairs_of_engines": options.pairs,
         "units": options.rounds * options.pairs,
         "requests_per_unit": AT_ONCE,
         "units_with_other_tokens": differing,
         "cached_tokens": {name: sum(one["cached"] for one in each) for name, each in found.items()},
         "scheduler_cpu_per_request_us": {name: spread(each)._asdict() for name, each in cpu.items()},
-        "scheduler_cpu": paired(cpu["governed"], cpu["plain"])._asdict(),
-        "scheduler_cpu_without_scrubs": paired(bare["governed"], bare["plain"])._asdict(),
-        "tokens_per_second": paired(rate["governed"], rate["plain"])._asdict(),
+        "scheduler_cpu": paired(cpu[subject], cpu[base])._asdict(),
+        "scheduler_cpu_without_scrubs": paired(bare[subject], bare[base])._asdict(),
+        "tokens_per_second": paired(rate[subject], rate[base])._asdict(),
         "goals": GOALS,
     }
+    if options.tier:
+        rest = per_request("scheduler_ns", less=("tier_ns",))
+        figures |= {
+            "tier_us_per_request": spread(per_request("tier_ns")[subject])._asdict(),
+            "scheduler_cpu_without_tier": paired(rest[subject], rest[base])._asdict(),
+            "first_token": first_tokens(folder, site, options.tier, options.page_size),
+        }
+        del figures["goals"]  # which are of governed over plain
     bench.keep(figures, show=True)
     met = figures["scheduler_cpu"]["value"] <= GOALS["scheduler_cpu"]
     return bench.status(met and figures["tokens_per_second"]["value"] >= GOALS["tokens_per_second"])

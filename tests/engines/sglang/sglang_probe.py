@@ -22,6 +22,7 @@ _spent = {
     "scheduler_ns": 0,
     "forward_ns": 0,
     "scrub_ns": 0,
+    "tier_ns": 0,
 }  # CPU time of the scheduler's thread, and of the model in it
 
 
@@ -81,24 +82,24 @@ def time_scheduler() -> None:
     counted("run_batch", lambda result: True)
     counted("process_batch_result", lambda result: True)
     from kvcustody.integrations.sglang.page_memory import PageMemory
+    from kvcustody.integrations.sglang.slot_tiers import SlotTiers
 
-    scrub, forward = PageMemory.scrub, TpModelWorker.forward_batch_generation
+    def timed(owner: Any, method: str, name: str) -> None:
+        original = getattr(owner, method)
 
-    def timed_scrub(self: Any, order: Any) -> Any:
-        began = time.thread_time_ns()
-        result = scrub(self, order)
-        _spent["scrub_ns"] += time.thread_time_ns() - began
-        return result
+        @functools.wraps(original)
+        def call(self: Any, *given: Any, **named: Any) -> Any:
+            began = time.thread_time_ns()
+            result = original(self, *given, **named)
+            _spent[name] += time.thread_time_ns() - began
+            return result
 
-    PageMemory.scrub = timed_scrub
+        setattr(owner, method, call)
 
-    def forward_batch_generation(self: Any, *given: Any, **named: Any) -> Any:
-        began = time.thread_time_ns()
-        result = forward(self, *given, **named)
-        _spent["forward_ns"] += time.thread_time_ns() - began
-        return result
-
-    TpModelWorker.forward_batch_generation = forward_batch_generation
+    timed(PageMemory, "scrub", "scrub_ns")
+    timed(TpModelWorker, "forward_batch_generation", "forward_ns")
+    for method in ("offer", "plan", "bring"):
+        timed(SlotTiers, method, "tier_ns")
 
 
 def _soiled(scheduler: Any, slots: torch.Tensor) -> int:
