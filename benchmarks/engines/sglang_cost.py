@@ -1,7 +1,7 @@
 """What governance costs an SGLang engine, governed over plain: scheduler CPU time a request, and tokens per second.
 
     .venv-sglang/bin/python benchmarks/engines/sglang_cost.py [--page-size 16] [--pairs 3] [--twin] [--json FILE]
-    .venv-sglang/bin/python benchmarks/engines/sglang_cost.py --tier host [--page-size 16] [--pairs 3] [--json FILE]
+    .venv-sglang/bin/python benchmarks/engines/sglang_cost.py --tier host [--pairs 3] [--json FILE] [--page FILE]
 
 - The two engines live in processes of their own and take turns, unit by unit, with the same requests; the other one
    sleeps. A unit is a number of requests at once: prompts of 64 to 600 tokens, half of which begin as an earlier one of
@@ -16,11 +16,13 @@
    what later prompts begin with has mostly left it. All that may move moves, whether it pays or not: an upper bound.
    The time that the tier takes of the scheduler's thread (seal, open, look-ups) is given by itself.
 - `first_token` is of another pair of engines, over a model of six million weights, and of one prompt at a time: what
-   was displaced comes back on one side and is computed again on the other, in turns.
+   was displaced comes back on one side and is computed again on the other, in turns. `--page` then puts every kept file
+   of tiers (`benchmarks/results/sglang-tiers-cpu-page*.json`) into a page's table.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import sys
@@ -40,6 +42,11 @@ WARM = 6  # units that count for nothing
 GOALS = {"scheduler_cpu": 1.10, "tokens_per_second": 0.97}
 SLOTS, FEW_SLOTS = 8192, 4096
 PROMPT, ROUNDS = 960, 6  # of `first_token`
+KEPT = "sglang-tiers-cpu-page*.json"
+BEGIN, END = (
+    "<!-- measured: benchmarks/engines/sglang_cost.py --tier --page -->",
+    "<!-- end of what is measured -->",
+)
 
 
 class Side(NamedTuple):
@@ -194,6 +201,42 @@ def widened(folder: Path) -> Path:
     return folder
 
 
+def tier_table(results: Path) -> str:
+    """What a page says of the kept files: a row for each."""
+    lines = []
+    for file in sorted(results.glob(KEPT), key=lambda each: json.loads(each.read_text())["page_size"]):
+        kept = json.loads(file.read_text())
+        tier_us, first = kept["tier_us_per_request"]["median_us"], kept["first_token"]
+        computed_us = first["us"]["computed"]["median_us"]
+        cells = [
+            str(kept["page_size"]),
+            _with_interval(kept["scheduler_cpu"]),
+            _with_interval(kept["scheduler_cpu_without_tier"]),
+            f"{tier_us / 1000:.1f} ms",
+            _with_interval(kept["tokens_per_second"]),
+            f"{_with_interval(first['restored_over_computed'])} of {computed_us / 1000:.0f} ms",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    if not lines:
+        return "No run is kept yet."
+    head = [
+        *("page size", "scheduler CPU a request", "without the tier's share", "the tier's share, a request"),
+        *("tokens per second", f"time to the first token, {PROMPT} tokens restored over computed"),
+    ]
+    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines])
+
+
+def _with_interval(ratio: dict[str, float]) -> str:
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})"
+
+
+def write_page(page: Path, results: Path) -> None:
+    """Replace what stands between the marks of `page`."""
+    text = page.read_text()
+    before, after = text.split(BEGIN)[0], text.split(BEGIN)[1].split(END)[1]
+    page.write_text(f"{before}{BEGIN}\n\n{tier_table(results)}\n\n{END}{after}")
+
+
 def main() -> int:
     """Run both sides in turns."""
     from bench import Bench
@@ -205,6 +248,7 @@ def main() -> int:
     bench.add("--page-size", type=int, default=16)
     bench.add("--twin", action="store_true", help="plain against plain")
     bench.add("--tier", choices=("host", "nvme"), help="governed with this tier against governed without")
+    bench.add("--page", type=Path, help="rewrite what this page says of tiers, from all kept files")
     bench.add("--pairs", type=int, default=3, help="of engines, one after the other (default: %(default)s)")
     options = bench.parse()
     folder = Path(tempfile.mkdtemp())
@@ -267,6 +311,8 @@ def main() -> int:
         }
         del figures["goals"]  # which are of governed over plain
     bench.keep(figures, show=True)
+    if options.page is not None:
+        write_page(options.page, _ROOT / "benchmarks" / "results")
     met = figures["scheduler_cpu"]["value"] <= GOALS["scheduler_cpu"]
     return bench.status(met and figures["tokens_per_second"]["value"] >= GOALS["tokens_per_second"])
 
