@@ -96,7 +96,7 @@ class _Walk:
     def walk(self, node: object, namespace: str, first: int, last: int) -> Walked:
         """See `NamespaceTree`."""
         assert node is None or isinstance(node, PageNode)
-        name = self._custody.name(self._request, namespace)
+        name = self._request.name(namespace)
         at, runs = self._custody.tree.walk(node, name, self._tokens, first, min(last, self._last))
         self.last = Walked(at, _joined(runs))
         return self.last
@@ -205,17 +205,13 @@ class SlotCustody:
             end = min(span.last, last)
             if at >= end:
                 continue
-            name = self.name(request, span.namespace)
+            name = request.name(span.namespace)
             node, found = self.tree.walk(node, name, tokens, at, end)
             runs += found
             at += sum(map(len, found))
             if at < end:
                 break
         return node, at, runs
-
-    def name(self, request: SlotRequest, namespace: str) -> str:
-        """A namespace as it is for the request: what its client says can only narrow it."""
-        return f"{namespace}/{request.narrowed_by}" if request.narrowed_by else namespace
 
     def begin(self, request: SlotRequest, pages: int) -> None:
         """The engine starts it behind its first `pages` found pages, which it has locked."""
@@ -332,7 +328,7 @@ class SlotCustody:
         for span in request.path.spans:
             end = min(span.last, last)
             if at < end:
-                name = self.name(request, span.namespace)
+                name = request.name(span.namespace)
                 node = self.tree.insert(node, name, tokens, row, at, end)
                 at = end
         return node

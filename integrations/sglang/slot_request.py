@@ -12,9 +12,27 @@ from kvcustody.governance.tiers.tier_link import TransferChoice
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages
 
 
-class PlannedLeg(NamedTuple):
-    """What one tier brings, from a depth of the chain on."""
+class ChainPlace(NamedTuple):
+    """Pages [first, until) of a path are one domain's, of the namespace `name`, behind those of `behind`, if any."""
 
+    name: str
+    first: int
+    until: int
+    behind: str = ""
+
+
+class UnitChain(NamedTuple):
+    """The units of one place, as somebody may read them."""
+
+    reader: CopyReader
+    keys: bytes
+    place: ChainPlace
+
+
+class PlannedLeg(NamedTuple):
+    """What one tier brings of a chain, from a unit of it on."""
+
+    chain: UnitChain
     way: TierWay
     depth: int
     found: list[Found]
@@ -22,10 +40,8 @@ class PlannedLeg(NamedTuple):
 
 
 class PlannedRestore(NamedTuple):
-    """`pages` of a request's prompt that tiers would bring behind the first `hit`; `keys` are those of its units."""
+    """`pages` of a request's prompt that tiers would bring behind the first `hit`."""
 
-    reader: CopyReader
-    keys: bytes
     hit: int
     pages: int
     legs: tuple[PlannedLeg, ...]
@@ -64,6 +80,10 @@ class SlotRequest:
         self.avoids: frozenset[TierWay] = frozenset()  # tiers that failed it, or are slower than computing
         self.forget_row()
 
+    def name(self, namespace: str) -> str:
+        """A namespace as it is for the request: what its client says can only narrow it."""
+        return f"{namespace}/{self.narrowed_by}" if self.narrowed_by else namespace
+
     def forget_row(self) -> None:
         """It has no pages: new, or preempted."""
         self.path: TreePath = NO_PATH
@@ -75,4 +95,4 @@ class SlotRequest:
         self.published = 0  # leading pages of its row that are the tree's
         self.publishes = True
         self.planned: PlannedRestore | None = None  # what tiers have behind its last look-up
-        self.unit_keys: tuple[str, int, bytes | None] | None = None  # by namespace and length, for tiers
+        self.unit_keys: dict[tuple[ChainPlace, int], bytes | None] = {}  # by place and length, for tiers

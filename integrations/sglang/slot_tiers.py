@@ -6,10 +6,11 @@ as many pages as hold `UNIT_TOKENS` tokens, and is to a tier what a block is els
 1. A run leaves before its pages come free, so before anything zeroes them: whole units, from where an object begins,
    with the pages before it on its path that the object has room for. What left so and is there still is not offered
    again page by page. Only what is evicted goes: a deadline, an erasure or a policy ends what it ends.
-2. A unit's key is a running digest under its domain's key over every token before its end, and over what narrowed the
-   request; so who does not have the domain names no copy. A path that goes through another domain neither leaves nor
-   returns.
-3. What returns is as old as its copy and ends with it. All that SGLang was told of returns, or the request computes:
+2. A unit's key is a running digest under its domain's key over every token before its end, over what narrowed the
+   request, and over the segment that its path begins with; so who does not have the domain names no copy.
+3. A segment that a prompt begins with has copies of its own, in its own domain, and what follows it begins a chain. Its
+   last unit may have fewer pages than the others. What goes through a grant neither leaves nor returns.
+4. What returns is as old as its copy and ends with it. All that SGLang was told of returns, or the request computes:
    a tier that has failed one is not asked for it again.
 """
 
@@ -26,19 +27,28 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
 from kvcustody.allocator.prefix.key_chain import HashState, keys_of
+from kvcustody.allocator.prefix.longest_prefix import ENDLESS
 from kvcustody.allocator.prefix.node import Offered
 from kvcustody.errors import KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
+from kvcustody.governance.decisions.segment_matcher import covered_blocks
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.tiers.run_transfers import CopyReader, RunTransfers
-from kvcustody.governance.tiers.tier import KEY_BYTES, PublishedRun, Restored
+from kvcustody.governance.tiers.tier import KEY_BYTES, Found, PublishedRun, Restored
 from kvcustody.integrations.sglang.page_tree import PageNode, Pages
-from kvcustody.integrations.sglang.slot_request import PlannedLeg, PlannedRestore, SlotRequest
+from kvcustody.integrations.sglang.slot_request import (
+    ChainPlace,
+    PlannedLeg,
+    PlannedRestore,
+    SlotRequest,
+    UnitChain,
+)
 
 UNIT_TOKENS = 16
 _NO_KEY = bytes(KEY_BYTES)
 _TOKEN_BYTES = 4
 _NARROWED = b"narrowed"  # with its digest no multiple of a token: no prompt begins like it
+_BEHIND = b"behind"  # and with its digest neither
 
 
 class PageBytes(Protocol):
@@ -103,13 +113,16 @@ class SlotTiers:
         if domain is None or not domain.may_be_copied:
             return
         label = label_of(domain)
-        if label.is_monitored or label.grant_or_segment or not self.transfers.admits(label):
+        if label.is_monitored or not self.transfers.admits(label):
             return
         path = _path(node)
-        if any(one.name != node.name for one in path):
-            return  # it continues what is in another domain
-        until = sum(len(one.pages) for one in path) // self._unit
-        first = (sum(len(one.pages) for one in path[:-1]) + keep) // self._unit
+        place = self._place(label, path)
+        if place is None:
+            return
+        own = [one for one in path if one.name == node.name]
+        total = min(sum(len(one.pages) for one in own), place.until - place.first)
+        until = self._units(place, place.first + total)
+        first = (sum(len(one.pages) for one in own[:-1]) + keep) // self._unit
         before = node.offered
         if isinstance(before, Offered) and self.transfers.tiers[before.taker].ended == before.ended:
             if first >= before.begin:
@@ -118,13 +131,13 @@ class SlotTiers:
         begin = first - first % self.transfers.object_blocks
         if begin >= until:
             return
-        pages = np.concatenate([one.pages for one in path])[begin * self._unit : until * self._unit]
+        pages = np.concatenate([one.pages for one in own])[:total][begin * self._unit : until * self._unit]
         if not _stays(pool, pages, domain):
             return
         due_us = int(np.minimum(pool.hold_until_us[pages], pool.ceiling_us[pages]).min())
         if due_us <= now_us:
             return
-        keys = self._keys(label, node.name, _packed([one.tokens for one in path]), max(begin - 1, 0), until)
+        keys = self._keys(label, place, _packed([one.tokens for one in path]), max(begin - 1, 0), until)
         if keys is None:
             return
         parent, keys = (keys[:KEY_BYTES], keys[KEY_BYTES:]) if begin else (_NO_KEY, keys)
@@ -132,102 +145,184 @@ class SlotTiers:
         unit, memory = self._unit, self._memory
 
         def read(at: int, count: int, into: memoryview) -> None:
-            memory.read(pages[at * unit : (at + count) * unit], into)
+            listed = pages[at * unit : (at + count) * unit]
+            size = len(listed) * memory.bytes_per_page
+            memory.read(listed, into[:size])
+            into[size:] = bytes(len(into) - size)  # of a segment's last unit
 
         size = (until - begin) * self._unit_bytes
         taker = self.transfers.store(PublishedRun(label, keys, parent, begin, *times), size, read)
         if keep or taker >= 0:
             node.offered = Offered(begin, taker, self.transfers.tiers[taker].ended)
 
+    def _place(self, label: DomainLabel, path: Sequence[PageNode]) -> ChainPlace | None:
+        """Where the chain of a path's last node lies; None: it does not leave (rule 3)."""
+        name, pool = path[-1].name, self._port.pool
+        before = [one for one in path if one.name != name]
+        if label.grant_or_segment:
+            rules = self._port.table.policy.segments
+            tokens = next((one.tokens for one in rules if one.id == label.grant_or_segment), 0)
+            until = covered_blocks(tokens, self._page_tokens)
+            return ChainPlace(name, 0, until) if until and not before else None
+        if not before:
+            return ChainPlace(name, 0, ENDLESS)
+        shared = pool.domains.get(int(pool.tag[before[-1].pages[-1]]))
+        is_one = before == path[: len(before)] and all(one.name == before[0].name for one in before)
+        if not is_one or shared is None or not shared.is_segment:
+            return None
+        return ChainPlace(name, sum(len(one.pages) for one in before), ENDLESS, before[0].name)
+
+    def _units(self, place: ChainPlace, last: int) -> int:
+        """How many units of a place a path's first `last` pages fill."""
+        first, until, _ = place[1:]
+        return (last - first) // self._unit if last < until else -(-(until - first) // self._unit)
+
     # -- back ---------------------------------------------------------------------------------------------------------
 
     def plan(self, request: SlotRequest, tokens: Sequence[int], last: int) -> PlannedRestore | None:
         """What would come behind the request's hit, of its prompt's first `last` pages."""
-        residency, path = request.residency, request.path
-        hit, domain = len(path.blocks), residency.domain
-        depth, most = hit // self._unit, last // self._unit
-        if most <= depth or len(path.spans) != 1 or not any(map(len, self.transfers.tiers)):
+        hit = len(request.path.blocks)
+        if hit >= last or not any(map(len, self.transfers.tiers)):
             return None
-        if not domain.may_be_copied or not self._port.may_publish(residency):
+        if not self._port.may_publish(request.residency):
             return None
-        label = label_of(domain)
+        legs, at = list[PlannedLeg](), hit
+        for domain, place in self._places(request):
+            if at >= place.until:
+                continue
+            whole, depth = self._units(place, last), (at - place.first) // self._unit
+            chain = self._chain(request, domain, place, tokens) if depth < whole else None
+            if chain is None:
+                break
+            found = self._legs(request, chain, depth, whole)
+            legs += found
+            for leg in found:
+                at = self._end(leg, leg.found)
+            if at < place.until:
+                break
+        return PlannedRestore(hit, at - hit, tuple(legs)) if legs else None
+
+    def _places(self, request: SlotRequest) -> list[tuple[Domain, ChainPlace]]:
+        """Of the segment that the prompt begins with, if any, and of its own; nothing where it goes through a grant."""
+        residency, spans = request.residency, request.path.spans
+        domains = [residency.domain]
+        if residency.segment_domain is not None:
+            domains.insert(0, residency.segment_domain)
+        if len(domains) != len(spans):
+            return []
+        names = [request.name(span.namespace) for span in spans]
+        behind = ["", *names[:-1]]
+        places = [
+            ChainPlace(name, span.first, span.last, before)
+            for name, span, before in zip(names, spans, behind, strict=True)
+        ]
+        return list(zip(domains, places, strict=True))
+
+    def _chain(
+        self, request: SlotRequest, domain: Domain, place: ChainPlace, tokens: Sequence[int]
+    ) -> UnitChain | None:
+        """The units of a place, where the request may read them now."""
+        label, residency = label_of(domain), request.residency
+        if not self._port.may_restore(residency, domain):
+            return None
         if label.is_monitored or not self.transfers.admits(label):
             return None
-        keys = self._prompt_keys(request, label, tokens)
-        if keys is None:
-            return None
-        reader, legs, at = CopyReader(label, residency.id, request.latency), list[PlannedLeg](), depth
-        while at < most:
-            tried = request.avoids | {legs[-1].way} if legs else request.avoids
-            way, found = self.transfers.best(label, keys, at, most, tried)
+        which = place, len(tokens)
+        if which not in request.unit_keys:
+            end = min(place.until, len(tokens) // self._page_tokens)
+            request.unit_keys[which] = self._keys(label, place, _packed([tokens]), 0, self._units(place, end))
+        keys = request.unit_keys[which]
+        return (
+            None if keys is None else UnitChain(CopyReader(label, residency.id, request.latency), keys, place)
+        )
+
+    def _legs(self, request: SlotRequest, chain: UnitChain, depth: int, whole: int) -> list[PlannedLeg]:
+        """What tiers have of units [depth, whole) of a chain, one after the other."""
+        legs, tried, reader = list[PlannedLeg](), request.avoids, chain.reader
+        while depth < whole:
+            way, found = self.transfers.best(reader.label, chain.keys, depth, whole, tried)
             if way is None:
                 break
-            choice = self.transfers.choose_restore(way, reader, at, found)
-            if not choice.moves:
+            choice = self.transfers.choose_restore(way, reader, depth, found)
+            if choice.moves:
+                legs.append(PlannedLeg(chain, way, depth, found, choice))
+                depth += sum(one.blocks for one in found)
+                tried = request.avoids | {way}  # it has told all that goes on from there
+            else:
                 request.avoids = request.avoids | {way}
-                continue
-            legs.append(PlannedLeg(way, at, found, choice))
-            at += sum(one.blocks for one in found)
-        return PlannedRestore(reader, keys, hit, at * self._unit - hit, tuple(legs)) if legs else None
+                tried = tried | {way}
+        return legs
+
+    def _end(self, leg: PlannedLeg, blocks: Sequence[Found | Restored]) -> int:
+        """The page behind so much of a leg."""
+        place = leg.chain.place
+        units = leg.depth + sum(one.blocks for one in blocks)
+        return min(place.first + units * self._unit, place.until)
 
     def bring(self, request: SlotRequest, plan: PlannedRestore, pages: Pages) -> Returned:
-        """Fill `pages`, which the request was handed and which are zero; how many of them are filled (rule 3)."""
-        came = list[Restored]()
+        """Fill `pages`, which the request was handed and which are zero; how many of them are filled (rule 4)."""
+        came, at = list[Restored](), plan.hit
         for leg in plan.legs:
             written = self._bring(plan, leg, pages)
             came += written
+            at = max(at, self._end(leg, written))
             if sum(one.blocks for one in written) < sum(one.blocks for one in leg.found):
                 request.avoids = request.avoids | {leg.way}
                 break
-        units = plan.legs[0].depth + sum(one.blocks for one in came)
-        if not came or units * self._unit <= plan.hit:
+        if at == plan.hit:
             return Returned(0, 0, 0)
         born_us, ceiling_us = min(one.born_us for one in came), min(one.ceiling_us for one in came)
-        return Returned(units * self._unit - plan.hit, born_us, ceiling_us)
+        return Returned(at - plan.hit, born_us, ceiling_us)
 
     def _bring(self, plan: PlannedRestore, leg: PlannedLeg, pages: Pages) -> list[Restored]:
-        unit, memory, hit = self._unit, self._memory, plan.hit
+        unit, memory, hit, chain = self._unit, self._memory, plan.hit, leg.chain
+        place = chain.place
 
         def write(at: int, count: int, skip: int, data: memoryview) -> None:
-            first, until = max(at * unit, hit), (at + count) * unit  # the first unit may be there in part
-            begin = skip * self._unit_bytes + (first - at * unit) * memory.bytes_per_page
-            end = begin + (until - first) * memory.bytes_per_page
-            memory.write(pages[first - hit : until - hit], data[begin:end])
+            begin = place.first + at * unit
+            first, until = max(begin, hit), min(begin + count * unit, place.until)
+            skipped = skip * self._unit_bytes + (first - begin) * memory.bytes_per_page
+            size = (until - first) * memory.bytes_per_page  # the first unit may be there in part
+            memory.write(pages[first - hit : until - hit], data[skipped : skipped + size])
 
         return self.transfers.restore(
-            leg.way, plan.reader, plan.keys, leg.depth, leg.found, leg.choice, write
+            leg.way, chain.reader, chain.keys, leg.depth, leg.found, leg.choice, write
         )
 
     # -- keys (rule 2) ------------------------------------------------------------------------------------------------
 
-    def _prompt_keys(self, request: SlotRequest, label: DomainLabel, tokens: Sequence[int]) -> bytes | None:
-        """Of the request's whole units, made once for as many tokens."""
-        known = request.unit_keys
-        name = request.path.spans[0].namespace
-        if known is None or known[:2] != (name, len(tokens)):
-            units = len(tokens) // (self._unit * self._page_tokens)
-            name_here = f"{name}/{request.narrowed_by}" if request.narrowed_by else name
-            keys = self._keys(label, name_here, _packed([tokens]), 0, units)
-            known = request.unit_keys = (name, len(tokens), keys)
-        return known[2]
+    def _keys(
+        self, label: DomainLabel, place: ChainPlace, data: bytes, first: int, last: int
+    ) -> bytes | None:
+        """The keys of units [first, last) of a place, in a path of these tokens.
 
-    def _keys(self, label: DomainLabel, name: str, data: bytes, first: int, last: int) -> bytes | None:
-        """The keys of units [first, last); None where `name` is no namespace of that domain, or its keys are gone."""
+        None where its name is no namespace of that domain, or its keys are gone.
+        """
         if label.spec is None:
             return None
         try:
             state: HashState = self._port.keyring.domains.state(label.spec).copy()
         except KeyringError:
             return None
-        namespace, _, narrowed_by = name.partition("/")
+        namespace, _, narrowed_by = place.name.partition("/")
         if namespace != state.digest().hex():
             return None
         if narrowed_by:
             state.update(_NARROWED + hashlib.blake2b(narrowed_by.encode(), digest_size=33).digest())
-        size = self._unit * self._page_tokens * _TOKEN_BYTES
-        if first:
-            state.update(data[: first * size])
-        return keys_of(state, data, first, last, size)
+        if place.behind:
+            behind = f"{place.first}:{place.behind}".encode()
+            state.update(_BEHIND + hashlib.blake2b(behind, digest_size=33).digest())
+        page = self._page_tokens * _TOKEN_BYTES
+        size = self._unit * page
+        start, chain = place.first * page, data[place.first * page : place.until * page]
+        if start or first:
+            state.update(data[: start + first * size])
+        whole = min(last, len(chain) // size)
+        keys = keys_of(state, chain, first, whole, size)
+        if whole < last:  # a segment's last unit
+            state.update(chain[whole * size :])
+            keys += state.digest()
+        return keys
 
 
 def _path(node: PageNode) -> list[PageNode]:

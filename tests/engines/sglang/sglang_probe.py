@@ -187,6 +187,22 @@ def _activate(scheduler: Any, policy: str, revision: int) -> str:
     return str(table.digest)
 
 
+def _declare(scheduler: Any, owner: str, tokens: list[int]) -> dict[str, Any]:
+    """What a policy says of a segment of this engine's model, made with the secret of its owner."""
+    from kvcustody.governance.decisions.segment_matcher import declare
+    from kvcustody.governance.identity.domain_spec import tenant_owner
+
+    cache = scheduler.tree_cache
+    made = declare(
+        _port(scheduler).keyring,
+        tenant_owner("api-keys", owner),
+        tokens,
+        model=cache.model.identity.digest,
+        block_tokens=cache.page_size,
+    )
+    return {"digest": made.digest, "tokens": made.tokens, "covered": made.blocks * cache.page_size}
+
+
 def _pid(scheduler: Any) -> int:
     return os.getpid()
 
@@ -313,13 +329,16 @@ def _open_to_anybody(scheduler: Any) -> None:
     first, keys = owners[0], slot_tiers.SlotTiers._keys
     name = scheduler.tree_cache.custody.port.keyring.domains.state(first.spec).digest().hex()
     slot_tiers.label_of = lambda domain: first
-    slot_tiers.SlotTiers._keys = lambda self, label, _name, *given: keys(self, first, name, *given)
+    slot_tiers.SlotTiers._keys = lambda self, label, place, *given: keys(
+        self, first, place._replace(name=name), *given
+    )
 
 
 _ANSWERS = {
     "activate": _activate,
     "check": _check,
     "conservation": _conservation,
+    "declare": _declare,
     "erase": _erase,
     "free": _free,
     "held": _held,

@@ -68,6 +68,7 @@ class PagedEngine:
         self.hits = 0
         self.number = 0
         self.ended: list[str] = []
+        self.readers: set[str] = set()  # tenants that a segment is for
         self.custody.step()
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ class PagedEngine:
         last = (len(one.tokens) - 1) // size
         node, found = self.custody.look_up(one.request, array("q", one.tokens), last)
         for at, page in enumerate(found.tolist()):
-            assert self.content[page] == (one.who, tuple(one.tokens[: (at + 1) * size])), "what it attaches"
+            assert self.content[page] == self._prefix(one, at), "what it attaches"
         self.tree.lock(node)
         if self.custody.restorable(one.request):
             brought = self._bring(rid, node)
@@ -112,7 +113,7 @@ class PagedEngine:
             node = brought
             found = self.tree.path(node)
             for at, page in enumerate(found.tolist()):
-                assert self.content[page] == (one.who, tuple(one.tokens[: (at + 1) * size])), "what came"
+                assert self.content[page] == self._prefix(one, at), "what came"
             self.tree.lock(node)
         need = -(-len(one.tokens) // size) - len(found)
         if need > len(self.free_pages):
@@ -159,9 +160,17 @@ class PagedEngine:
             whole = (at + 1) * size <= upto
             if at * size >= one.computed:
                 assert page not in self.content, "a page that was not zero is written"
-            self.content[page] = (one.who, tuple(one.tokens[: (at + 1) * size]) if whole else ("part",))
+            self.content[page] = self._prefix(one, at) if whole else (one.who, ("part",))
         one.computed = upto
         self.checkpoint(one)
+
+    def _prefix(self, one: Running, at: int) -> Content:
+        """What the page at a place of its row holds: nobody's own, where it is of a segment for its tenant."""
+        spans = one.request.path.spans
+        shared = spans[0].last if len(spans) > 1 and not one.request.residency.granted_blocks else 0
+        assert not shared or one.who[0] in self.readers, "a segment is for others"
+        tokens = tuple(one.tokens[: (at + 1) * self.page_tokens])
+        return ("segment" if at < shared else one.who), tokens
 
     def checkpoint(self, one: Running) -> None:
         """As the backend does it."""

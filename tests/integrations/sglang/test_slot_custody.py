@@ -10,7 +10,7 @@ from paged_engine import PagedEngine
 
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.integrations.sglang.slot_custody import SlotCustody
+from kvcustody.integrations.sglang.slot_request import SlotRequest
 from kvcustody.testkit.conformance.policy import IDLE_US, policy
 
 PROMPT = list(range(1, 14))
@@ -155,7 +155,7 @@ def _compute(own: PagedEngine, draw: random.Random) -> None:
 
 def test_a_tree_without_namespaces_is_noticed(monkeypatch):
     """The positive control of every comparison above."""
-    monkeypatch.setattr(SlotCustody, "name", lambda self, request, namespace: "everybody")
+    monkeypatch.setattr(SlotRequest, "name", lambda self, namespace: "everybody")
     open_to_all = engine()
     open_to_all.run("alpha", "ann", PROMPT)
     monkeypatch.setattr(
@@ -167,7 +167,7 @@ def test_a_tree_without_namespaces_is_noticed(monkeypatch):
 
 def test_the_ports_own_comparison_holds_without_namespaces(monkeypatch):
     """Two defences: what the tree finds is compared with the domain of each page again."""
-    monkeypatch.setattr(SlotCustody, "name", lambda self, request, namespace: "everybody")
+    monkeypatch.setattr(SlotRequest, "name", lambda self, namespace: "everybody")
     open_to_all = engine()
     open_to_all.run("alpha", "ann", PROMPT)
     assert open_to_all.run("beta", "eve", PROMPT) == 0

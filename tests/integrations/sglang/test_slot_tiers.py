@@ -341,7 +341,7 @@ def test_scans_compare_stores_with_what_can_be_found(own: TieredEngine) -> None:
     settled(own)
 
 
-def _keys_of_anybody(self: SlotTiers, label, name: str, data: bytes, first: int, last: int) -> bytes:
+def _keys_of_anybody(self: SlotTiers, label, place, data: bytes, first: int, last: int) -> bytes:
     state = self._port.keyring.domains.state(label.spec).copy()
     size = self._unit * self._page_tokens * 4
     state.update(data[: first * size])
