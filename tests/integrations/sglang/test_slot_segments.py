@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,19 @@ def test_a_segment_that_is_withdrawn_comes_back_to_nobody(tmp_path: Path) -> Non
     own.crowd(4)
     assert own.run("gamma", "eve", prompt(7, 20)) == 0
     assert own.run("gamma", "eve", asked) >= COVERED, "control: it is for gamma by now"
+    own.close()
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_what_was_found_is_asked_for_again_before_it_comes(tmp_path: Path, withdrawn: bool) -> None:
+    own = ready(tmp_path, "host", 1)
+    asked = array("q", [*SHARED[:COVERED], *TAIL])
+    request = own.waiting[own.ask("beta", "ben", list(asked))].request
+    own.custody.look_up(request, asked, len(asked) - 1)
+    assert own.custody.restorable(request) == COVERED
+    if withdrawn:
+        own.share()
+    assert own.custody.may_restore(request, asked, COVERED) is not withdrawn
     own.close()
 
 

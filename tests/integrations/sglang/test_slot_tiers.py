@@ -25,7 +25,7 @@ from kvcustody.integrations.sglang.slot_custody import SlotCustody
 from kvcustody.integrations.sglang.slot_tiers import UNIT_TOKENS, SlotTiers, unit_pages
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
-from kvcustody.testkit.conformance.policy import ABSOLUTE_US, IDLE_US
+from kvcustody.testkit.conformance.policy import ABSOLUTE_US, IDLE_US, policy
 
 MINE = prompt(1, 161)  # ten units and a token
 
@@ -308,6 +308,35 @@ def test_keys_without_their_domain_would_be_noticed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(SlotTiers, "_keys", _keys_of_anybody)
     with pytest.raises(AssertionError, match="what came"):
         own.run("beta", "eve", MINE)
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_what_goes_on_from_a_grant_never_leaves(tmp_path: Path, granted: bool) -> None:
+    """Control: without the grant the same prompt is the reader's from its beginning, and leaves."""
+    text = policy(scope="tenant", grant=granted).replace(
+        "offload: {low: never", "offload: {low: {tiers: [host, nvme], encrypt: required}"
+    )
+    own = TieredEngine(tmp_path, "host", text=text)
+    owners = MINE[:97]
+    own.run("alpha", "ann", owners)
+    asked = [*owners, *prompt(2, 40)]
+    for _ in range(2):  # a first use is put on record, and computed
+        rid = own.ask("beta", "eve", asked)
+        if granted and own.number > 2:
+            own.waiting[rid].who = ("alpha", "ann", "")  # what it may read there is the owner's
+        assert own.start(rid)
+        own.running[rid].who = ("beta", "eve", "")
+        own.chunk(rid, len(asked))
+        own.finish(rid)
+        if own.number == 2:
+            own.port.erase(Selector(tenant="beta"))  # only what it adds to what it was granted is to be there
+            own.custody.step()
+    assert own.hits == (len(owners) if granted else 0)
+    for node in list(own.tree._nodes.values()):
+        own.custody.tiers.offer(node, 0)
+    assert {copy.tenant for copy in own.tiers[0].copies()} == ({"alpha"} if granted else {"alpha", "beta"})
+    settled(own)
+    own.close()
 
 
 def test_a_restriction_leaves_copies_as_they_are(own: TieredEngine) -> None:
