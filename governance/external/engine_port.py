@@ -1137,6 +1137,10 @@ class EnginePort(Authority[ExternalPool]):
         self._engine.wake()
         return scanned
 
+    def record_elsewhere(self, findings: Sequence[Finding], started_us: int) -> None:
+        """The engine's workers compared their tiers for a full scan, and found and repaired these; put it on record."""
+        self._orphans.record_elsewhere(findings, started_us)
+
     def check(self) -> list[str]:
         """Recompute the invariants from scratch; an empty list when all hold."""
         self._flush_deferred()

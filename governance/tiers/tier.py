@@ -822,11 +822,18 @@ class SealedTier:
         return TierErased(objects, size, waiting=len(self._waiting) + len(self._lost))
 
     def objects(self) -> Mapping[bytes, TierEntry]:
-        """Every object that the store says it has; whose an unknown one is, nothing tells."""
+        """Every object that the store says it has, less those whose end waits for it; whose one is, the index tells.
+
+        Raises `StoreError` where the store cannot be asked.
+        """
         found: dict[bytes, TierEntry] = {}
         after = b""
         while page := self._store.page(after, 1000):
             for one in page:
+                if (
+                    one.name in self._waiting
+                ):  # it ended, or nobody knows whether it is there: it is asked for again
+                    continue
                 row = self._index.find(one.name)
                 found[one.name] = self._entry(row) if row >= 0 else TierEntry("", 0)
             after = page[-1].name

@@ -37,6 +37,7 @@ from kvcustody.errors import IsolationError, KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.seal_keys import SealKeys
@@ -63,6 +64,7 @@ from kvcustody.integrations.vllm.tiers.copy_plans import (
 from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, ONE_GROUP, CopiedGroup
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseTier,
+    CompareCopies,
     CopyJob,
     CopyReply,
     CopyRule,
@@ -167,6 +169,7 @@ class SchedulerTiers:
         self._storing: dict[int, tuple[_Storing, int]] = {}  # by job, with the longest that a shard took
         self._left_alone: set[str] = set()  # tiers that a request in a hurry did not wait for
         self._probes: dict[int, tuple[str, int, int]] = {}  # by job: of which tier, since when, bytes
+        self._comparisons: dict[int, tuple[int, list[Finding]]] = {}  # by job: since when, and what was found
         self._links = {tier: TierLink(always=always) for tier in tiers}
         self._capacity = dict.fromkeys(tiers, 0)
         self._block_bytes = port.pool.bytes_per_block
@@ -549,6 +552,8 @@ class SchedulerTiers:
             if reply.number in self._probes:
                 tier, began_us, size = self._probes[reply.number]
                 self._probes[reply.number] = (tier, began_us, max(size, reply.probed))
+            if reply.number in self._comparisons:
+                self._comparisons[reply.number][1].extend(reply.found)
             if reply.number in self._loads:
                 self._loads[reply.number][1].append(reply.restored)
             self._answered(reply, directory)
@@ -571,6 +576,10 @@ class SchedulerTiers:
         if probe is not None and probe[2]:
             tier, began_us, size = probe
             self._links[tier].restores.learn(size, self._port.clock.now_us() - began_us)
+        comparison = self._comparisons.pop(reply.number, None)
+        if comparison is not None:
+            began_us, found = comparison
+            self._port.record_elsewhere(found, began_us)
         storing = self._storing.pop(reply.number, None)
         if storing is not None:
             self._stored(*storing, has=any(event.step == "stored" for event in reply.events))
@@ -780,6 +789,8 @@ class SchedulerTiers:
         number = self._numbers
         self._jobs.append(job._replace(number=number))
         self._open[number] = set(range(self._shards))
+        if isinstance(job, CompareCopies):
+            self._comparisons[number] = (self._port.clock.now_us(), [])
         if label is not None:
             self._label_of[number] = label
         return number
