@@ -13,6 +13,8 @@
 2. What leaves is of the request's own domain, or of a segment that it begins with and computed, with the times of its
    blocks: due when its last use was long enough ago,
    and no later than their ceiling. What comes back carries both, and so does what is computed from it.
+   Blocks that a grant opened neither leave nor come back for their reader. What it computes behind them is its own, under
+   keys that go through theirs: it is found again behind those blocks, attached, and nowhere else.
 3. A request that waits for a load holds its blocks. One whose load failed once computes.
 4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier. A load is made
    where that is expected to be faster than computing, by what loads took from their request's blocks to the answer. A
@@ -197,7 +199,7 @@ class SchedulerTiers:
     ) -> None:
         """Entries of a request's tables from `first` on, by layer group, are in the index under these keys."""
         residency = governed.residency
-        if residency is None or not residency.publishes or not _has_copies(residency):
+        if residency is None or residency.monitored is not None or not self._port.may_publish(residency):
             return
         shared = residency.segment_blocks
         if first < shared < first + len(keys):
@@ -392,8 +394,10 @@ class SchedulerTiers:
         """How many blocks a load would bring from `depth` of the chain on; planned until it is asked again."""
         governed.planned = None
         residency, limit = governed.residency, governed.readable_tokens // self._block_tokens
-        if residency is None or governed.skips_tiers or depth >= limit or not _has_copies(residency):
+        if residency is None or governed.skips_tiers or depth >= limit or residency.monitored is not None:
             return 0
+        if depth < residency.granted_blocks:
+            return 0  # what is between is its owner's, and its own is behind that
         spans = self._spans(residency, depth, limit)
         specs = [label_of(span.domain).spec for span in spans]
         if not any(
@@ -794,11 +798,6 @@ class SchedulerTiers:
         if label is not None:
             self._label_of[number] = label
         return number
-
-
-def _has_copies(residency: ExternalResidency) -> bool:
-    """It leaves and finds copies: the policy is enforced for it, and no grant opened blocks to it."""
-    return residency.monitored is None and not residency.granted_blocks
 
 
 def _share(choice: TransferChoice, blocks: int, whole: int) -> TransferChoice:

@@ -335,6 +335,14 @@ def _declare(core: Any, what: tuple[str, str, list[int]]) -> dict[str, Any]:
     return {"digest": made.digest, "tokens": made.tokens, "blocks": made.blocks}
 
 
+def _tier_copies(core: Any, name: str) -> dict[str, int]:
+    """Blocks in copies of one tier by tenant, as the scheduler's half knows them."""
+    found: dict[str, int] = {}
+    for copy in core.scheduler.connector.scheduler_side.tiers.directories[name].copies():
+        found[copy.tenant] = found.get(copy.tenant, 0) + copy.blocks
+    return found
+
+
 def _as_submitted(request_id: str) -> str:
     """vLLM appends a random part to the id that a request came with."""
     return request_id.rpartition("-")[0] or request_id
@@ -346,4 +354,5 @@ _ENGINE = {
     "requests": _requests,
     "steps_lived": _steps_lived,
     "declare": _declare,
+    "tier_copies": _tier_copies,
 }
