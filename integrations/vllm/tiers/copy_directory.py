@@ -212,9 +212,12 @@ class CopyDirectory:
                 break
         return FoundCopies(tuple(names), tuple(ends), tuple(sizes))
 
-    def has(self, name: bytes, now_us: int = 0) -> bool:
-        """Whether this object can be found."""
-        return name in self._copies and name not in self._hidden and not self._is_passed_over(name, now_us)
+    def has(self, name: bytes, now_us: int = 0, blocks: int = 0) -> bool:
+        """Whether this object can be found, with so many blocks before its end."""
+        copy = self._copies.get(name)
+        if copy is None or copy.blocks < blocks or name in self._hidden:
+            return False
+        return not self._is_passed_over(name, now_us)
 
     def pass_over(self, name: bytes, now_us: int) -> None:
         """A load did not bring this one (rule 4)."""

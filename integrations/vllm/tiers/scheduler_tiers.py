@@ -288,9 +288,15 @@ class SchedulerTiers:
             run.drop(count)
 
     def _part(self, group: CopiedGroup, run: UnsavedRun, count: int, tag: int) -> LeavingPart | None:
-        """What an object of one group holds of the run's first blocks; None where something of it is not there."""
+        """What an object of one group holds of the run's first blocks; None where something of it is not there.
+
+        Of a window that had passed the first of them it holds those behind: a hit that ends later needs no more.
+        """
         pool, at = self._port.pool, group.first_needed(run.first, run.first + count) - run.first
-        listed = run.blocks[group.number][at:count]
+        of_group = run.blocks[group.number]
+        while group.window_blocks is not None and at < count and of_group[at] == NOT_THERE:
+            at += 1
+        listed = of_group[at:count]
         if not listed or NOT_THERE in listed:
             return None
         blocks = np.array(listed, dtype=np.int64)
@@ -347,7 +353,7 @@ class SchedulerTiers:
             parts = [
                 part
                 for part, name in zip(run.parts, names, strict=True)
-                if name is not None and not directory.has(name, now_us)
+                if name is not None and not directory.has(name, now_us, len(part.blocks))
             ]
             if not rule.limit.absolute_us or not parts:
                 continue

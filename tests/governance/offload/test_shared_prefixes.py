@@ -113,7 +113,9 @@ def test_what_a_grant_s_reader_computed_behind_it_comes_back_to_it_alone(world: 
     (manager,) = world.worker.governor._pools.managers
     (account,) = [one for one in manager.accounts.values() if one.name == "beta"]
     manager.tree.evict(account, account.cached_blocks, world.clock.now_us(), "quota")
-    assert {copy.tenant for tier in world.tiers for copy in tier.copies()} == {"beta"}, "and none of its owner's"
+    assert {copy.tenant for tier in world.tiers for copy in tier.copies()} == {"beta"}, (
+        "and none of its owner's"
+    )
     assert world.serve("gamma", mine + tail) == 8 * TOKENS and world.restored() == 0, "its keys are its own"
     assert world.serve("beta", mine + tail) == 12 * TOKENS and world.restored() == 4
     manager.tree.evict(account, account.cached_blocks, world.clock.now_us(), "quota")

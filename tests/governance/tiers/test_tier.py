@@ -634,3 +634,16 @@ def test_a_scan_goes_on_without_a_store_that_is_away(tmp_path: Path, monkeypatch
 
 def _fails(*_: object) -> None:
     raise StoreError("away")
+
+
+def test_of_two_that_end_alike_the_longer_is_kept(place: Place) -> None:
+    acme = place.label("acme")
+    assert (
+        place.keep(acme, "p", 4, 3) == 1
+        and place.bring(acme, "p", 4, 3) == 1
+        and place.bring(acme, "p", 4) == 0
+    )
+    assert place.keep(acme, "p", 4, 1) == 3 and place.bring(acme, "p", 4, 1) == 3
+    assert place.keep(acme, "p", 4, 2) == 0, "it has that"
+    assert place.keep(acme, "p", 4) == 4 and place.bring(acme, "p", 4) == 4
+    assert place.ends() == ["evicted", "evicted"] and place.bring(acme, "p", 4, 3) == 1
