@@ -702,8 +702,8 @@ class EnginePort(Authority[ExternalPool]):
     def may_restore(self, residency: ExternalResidency, domain: Domain) -> bool:
         """Whether a tier may fill blocks of this domain for the request, by its last look-up: as for attaching them.
 
-        Its own, or that of the segment which it begins with. What a grant opens stays in the pool; its own behind that may
-        be filled while the grant stands.
+        Its own, or that of the segment which it begins with. What a grant opens stays in the pool; its own behind that
+        may be filled while the grant stands.
         """
         chain, now_us = residency.keys, self._clock.now_us()
         if not isinstance(chain, KeyChain) or chain.epoch != self._epoch or now_us >= self._reuse.expires_us:

@@ -13,8 +13,8 @@
 2. What leaves is of the request's own domain, or of a segment that it begins with and computed, with the times of its
    blocks: due when its last use was long enough ago,
    and no later than their ceiling. What comes back carries both, and so does what is computed from it.
-   Blocks that a grant opened neither leave nor come back for their reader. What it computes behind them is its own, under
-   keys that go through theirs: it is found again behind those blocks, attached, and nowhere else.
+   Blocks that a grant opened neither leave nor come back for their reader. What it computes behind them is its own,
+   under keys that go through theirs: it is found again behind those blocks, attached, and nowhere else.
 3. A request that waits for a load holds its blocks. One whose load failed once computes.
 4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier. A load is made
    where that is expected to be faster than computing, by what loads took from their request's blocks to the answer. A

@@ -101,7 +101,7 @@ def test_a_grant_s_reader_is_brought_nothing_of_its_owner_s(world: SharedWorld) 
 
 
 def test_what_a_grant_s_reader_computed_behind_it_comes_back_to_it_alone(world: SharedWorld) -> None:
-    """Behind the owner's blocks, which are in the pool. Controls: another reader, and the grant when it is withdrawn."""
+    """Behind the owner's blocks, which are in the pool. Controls: another reader, and its owner's data when erased."""
     until = "at_most: internal, until: 2027-01-01, reason: t"
     grants = [f"{{id: {one}, owner: acme, reader: {one}, {until}}}" for one in ("beta", "gamma")]
     world.share(f"grants: [{', '.join(grants)}]")

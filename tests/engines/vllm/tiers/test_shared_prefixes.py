@@ -1,4 +1,4 @@
-"""What a policy shares, in a running vLLM with a host tier: copies come back to whom they are for, and to nobody else."""
+"""What a policy shares, in a running vLLM with a host tier: copies come back to whom they are for alone."""
 
 from __future__ import annotations
 
