@@ -108,6 +108,7 @@ def test_what_a_grant_s_reader_computed_behind_it_comes_back_to_it_alone(world: 
     mine, tail = prompt(11, 8), prompt(12, 4)
     for first in ("acme", "gamma", "beta"):  # a first use is put on record, and computed
         world.serve(first, prompt(10, 2))
+        assert world.worker.writer.flush()
     world.serve("acme", mine)
     assert world.serve("beta", mine + tail) == 8 * TOKENS, "void: nothing is granted"
     (manager,) = world.worker.governor._pools.managers
