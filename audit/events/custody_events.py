@@ -261,7 +261,7 @@ class ErasureCompleted(LifecycleEvent, frozen=True, tag="erasure-completed"):
 
 
 class OrphanScanned(LifecycleEvent, frozen=True, tag="orphan-scanned"):
-    """A scan compared the allocator, live sequences and the ledger (class B). `mode`: online or full."""
+    """A scan compared the allocator, live sequences and the ledger (class B). `mode`: full, online, workers."""
 
     scan: int
     mode: str

@@ -2,7 +2,8 @@
 
 - `erase` takes effect at once for look-ups: from its return on, nothing of the selector is found in the tier.
 - It may be asked again, with the same erasure, until it says that it is done; it changes nothing it did before.
-- `objects` and `index` are two sources: what is there, and what the tier believes is there.
+- `objects` and `index` are two sources: what is there, and what the tier believes is there. What is on its way into one
+  of them, or out of it, is in neither alone.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ class CopyCustody(Protocol):
         """Up to when the ends of these copies are known here, in boot time; `now_us` where they are ended here."""
 
 
+@runtime_checkable
+class ComparedElsewhere(Protocol):
+    """A tier whose stores are in other processes: each has an index of its own, and compares them by itself."""
+
+    def order_comparison(self) -> None:
+        """Have each compare its store with its index, and end what differs; what they find goes on record later."""
+
+
 class CopyStore(Protocol):
     """Blocks' copies outside the device, by key. Called on the owning thread."""
 
@@ -72,7 +81,7 @@ class CopyStore(Protocol):
         """End every object of the selector that was stored before `before_us`."""
 
     def objects(self) -> Mapping[bytes, TierEntry]:
-        """Every object that is there."""
+        """Every object that is there. Raises `StoreError` where that cannot be said now: a scan goes on without it."""
 
     def index(self) -> Mapping[bytes, TierEntry]:
         """Every object that the index names."""

@@ -702,15 +702,16 @@ class EnginePort(Authority[ExternalPool]):
     def may_restore(self, residency: ExternalResidency, domain: Domain) -> bool:
         """Whether a tier may fill blocks of this domain for the request, by its last look-up: as for attaching them.
 
-        Its own, or that of the segment which it begins with. What a grant opens stays in the pool.
+        Its own, or that of the segment which it begins with. What a grant opens stays in the pool; its own behind that
+        may be filled while the grant stands.
         """
         chain, now_us = residency.keys, self._clock.now_us()
         if not isinstance(chain, KeyChain) or chain.epoch != self._epoch or now_us >= self._reuse.expires_us:
             return False
-        if not domain.may_be_copied or domain is residency.domain:
+        if not domain.may_be_copied or (domain is residency.domain and not residency.granted_blocks):
             return domain.may_be_copied
         return (
-            domain is residency.segment_domain
+            domain in (residency.domain, residency.segment_domain)
             and now_us < self._reuse.lease_until_us
             and now_us + self._clock.offset_us < chain.until_utc_us
         )
@@ -1136,6 +1137,10 @@ class EnginePort(Authority[ExternalPool]):
         self._drain(self._clock.now_us())
         self._engine.wake()
         return scanned
+
+    def record_elsewhere(self, findings: Sequence[Finding], started_us: int) -> None:
+        """The engine's workers compared their tiers for a full scan, and found and repaired these; put it on record."""
+        self._orphans.record_elsewhere(findings, started_us)
 
     def check(self) -> list[str]:
         """Recompute the invariants from scratch; an empty list when all hold."""

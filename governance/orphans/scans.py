@@ -5,6 +5,8 @@
 - A step does one slice of one pool, whatever the number of pools.
 - A tier's objects are compared with its index, and this process's books with its ledger. Nothing in the process moves
   meanwhile: the join with the ledger has what was held when the scan began.
+- Of a tier whose stores are in other processes these compare, when a full scan asks them; what they find and end is a
+  scan of its own on record. A store that is away is not compared.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import structlog
 from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
 from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.clock import Clock
-from kvcustody.governance.erasure.tier_protocol import CopyCustody, CopyStore, HeldCopy
+from kvcustody.errors import StoreError
+from kvcustody.governance.erasure.tier_protocol import ComparedElsewhere, CopyCustody, CopyStore, HeldCopy
 from kvcustody.governance.orphans.finding import DRIFT, Finding, RepairableFinding, repair_all
 from kvcustody.governance.orphans.scan_protocol import Held, LedgerJoin, ScanSource, TierCopies
 from kvcustody.governance.orphans.slices import Slices
@@ -72,7 +75,17 @@ class OrphanScans:
         scanned = Scanned(repair_all(found), compared, blocks, started_us, self._clock.now_us())
         self._drifted.clear()
         self._note_drift(scanned.findings)
-        return self._record(mode, scanned)
+        recorded = self._record(mode, scanned)
+        for tier in self._books.tiers():
+            if isinstance(tier, ComparedElsewhere):
+                tier.order_comparison()
+        return recorded
+
+    def record_elsewhere(self, findings: Sequence[Finding], started_us: int) -> None:
+        """Other processes compared what they have, as a full scan asked them to, and found and repaired these."""
+        if findings:
+            self._record("workers", Scanned(tuple(findings), 0, 0, started_us, self._clock.now_us()))
+            _log.warning("orphans found by workers", findings=len(findings), first=findings[0].orphan)
 
     def _findings(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[RepairableFinding], int]:
         """The ledger answers on a thread of its own meanwhile: its database works without the interpreter."""
@@ -160,18 +173,27 @@ def tier_findings(tiers: Iterable[CopyStore], now_us: int) -> list[RepairableFin
     """Objects that no index names, index entries without an object, and copies that can be found past their ceiling."""
     made: list[RepairableFinding] = []
     for tier in tiers:
-        objects, index = tier.objects(), tier.index()
-        pairs = (
-            ("tier object without index", objects, index, tier.destroy, "destroyed"),
-            ("index without tier object", index, objects, tier.forget, "forgotten"),
-        )
-        for orphan, one, other, repair, action in pairs:
-            for key in one.keys() - other.keys():
-                age_us = max(0, now_us - one[key].since_us)
-                finding = Finding(orphan, one[key].tenant, f"in tier `{tier.name}`", (), age_us)
-                made.append(RepairableFinding(finding, _TierRepair(repair, key, action)))
+        try:
+            made += _differences(tier, now_us)
+        except StoreError as error:
+            _log.warning("tier not compared with its store", tier=tier.name, reason=error.message)
         if isinstance(tier, CopyCustody):
             made += _past_ceiling(tier, tier.copies(), tier.known_us(now_us), now_us)
+    return made
+
+
+def _differences(tier: CopyStore, now_us: int) -> list[RepairableFinding]:
+    objects, index = tier.objects(), tier.index()
+    pairs = (
+        ("tier object without index", objects, index, tier.destroy, "destroyed"),
+        ("index without tier object", index, objects, tier.forget, "forgotten"),
+    )
+    made = []
+    for orphan, one, other, repair, action in pairs:
+        for key in one.keys() - other.keys():
+            age_us = max(0, now_us - one[key].since_us)
+            finding = Finding(orphan, one[key].tenant, f"in tier `{tier.name}`", (), age_us)
+            made.append(RepairableFinding(finding, _TierRepair(repair, key, action)))
     return made
 
 

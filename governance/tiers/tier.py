@@ -8,6 +8,7 @@
 
 1. An object ends where its chain's depth is a multiple of `object_blocks`, or with its run, so that whoever has the
    keys of a prompt can name what may be there. It is opened with what the reader expects: nothing that a store says.
+   Of two that end alike the one that begins sooner is kept.
 2. A copy is due when what held its blocks on the device would have let them go, or at the tier's own `absolute`, where
    that is sooner. What is restored from it lives no longer than its ceiling: no way through a tier prolongs anything.
 3. Nothing is found any more from the moment its end is decided; then its key goes, where it is its own; then its bytes.
@@ -458,8 +459,13 @@ class SealedTier:
             known = self._is_known(label, spec)
         except KeyringError:  # the epoch was destroyed
             return None
-        if known and self._index.find(name) >= 0:
-            return None
+        row = self._index.find(name) if known else -1
+        if row >= 0:
+            if self._index.value("blocks", row) >= blocks:
+                return None
+            self._end(
+                [row], "evicted"
+            )  # it began later in the chain: whatever needs it is served by the longer one
         if self._waiting:
             self._delete([])
             if name in self._waiting:
@@ -822,11 +828,18 @@ class SealedTier:
         return TierErased(objects, size, waiting=len(self._waiting) + len(self._lost))
 
     def objects(self) -> Mapping[bytes, TierEntry]:
-        """Every object that the store says it has; whose an unknown one is, nothing tells."""
+        """Every object that the store says it has, less those whose end waits for it; whose one is, the index tells.
+
+        Raises `StoreError` where the store cannot be asked.
+        """
         found: dict[bytes, TierEntry] = {}
         after = b""
         while page := self._store.page(after, 1000):
             for one in page:
+                if (
+                    one.name in self._waiting
+                ):  # it ended, or nobody knows whether it is there: it is asked for again
+                    continue
                 row = self._index.find(one.name)
                 found[one.name] = self._entry(row) if row >= 0 else TierEntry("", 0)
             after = page[-1].name

@@ -7,7 +7,8 @@
 1. A copy is found from the moment that its shard told of it, until its end is told, decided here, or due: whichever is
    first. The first shard's copies stand for all: a load that another shard cannot do fails there, and is computed.
 2. An erasure takes effect here before it returns. It is done when every worker has said what it ended.
-3. What is told by workers (`objects`) and what can be found (`index`) are compared by scans. What is on its way is in
+3. What is told by workers (`objects`) and what can be found (`index`) are compared by scans; each worker compares its
+   store with its own index when a full one asks (`order_comparison`). What is on its way is in
    neither: a copy whose end was ordered comes back into `objects` when every worker has answered that order and none
    has told the end.
 4. A copy that a load did not bring is passed over for a while, and stored again by who computes it meanwhile where a
@@ -28,6 +29,7 @@ from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry, Tier
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.integrations.vllm.tiers.tier_messages import (
+    CompareCopies,
     CopyJob,
     DestroyCopies,
     EraseCopies,
@@ -210,9 +212,12 @@ class CopyDirectory:
                 break
         return FoundCopies(tuple(names), tuple(ends), tuple(sizes))
 
-    def has(self, name: bytes, now_us: int = 0) -> bool:
-        """Whether this object can be found."""
-        return name in self._copies and name not in self._hidden and not self._is_passed_over(name, now_us)
+    def has(self, name: bytes, now_us: int = 0, blocks: int = 0) -> bool:
+        """Whether this object can be found, with so many blocks before its end."""
+        copy = self._copies.get(name)
+        if copy is None or copy.blocks < blocks or name in self._hidden:
+            return False
+        return not self._is_passed_over(name, now_us)
 
     def pass_over(self, name: bytes, now_us: int) -> None:
         """A load did not bring this one (rule 4)."""
@@ -264,6 +269,10 @@ class CopyDirectory:
     def known_us(self, now_us: int) -> int:
         """What was due at this time has been told to have ended; `now_us` or earlier."""
         return min(now_us, self._known_us)
+
+    def order_comparison(self) -> None:
+        """Have every worker compare its store with its own index, behind what it was told to do before."""
+        self._send(CompareCopies(0, self._tier))
 
     def objects(self) -> Mapping[bytes, TierEntry]:
         """What the workers have, less what is ending (rule 3)."""

@@ -13,6 +13,8 @@
 2. What leaves is of the request's own domain, or of a segment that it begins with and computed, with the times of its
    blocks: due when its last use was long enough ago,
    and no later than their ceiling. What comes back carries both, and so does what is computed from it.
+   Blocks that a grant opened neither leave nor come back for their reader. What it computes behind them is its own,
+   under keys that go through theirs: it is found again behind those blocks, attached, and nowhere else.
 3. A request that waits for a load holds its blocks. One whose load failed once computes.
 4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier. A load is made
    where that is expected to be faster than computing, by what loads took from their request's blocks to the answer. A
@@ -37,6 +39,7 @@ from kvcustody.errors import IsolationError, KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.seal_keys import SealKeys
@@ -63,6 +66,7 @@ from kvcustody.integrations.vllm.tiers.copy_plans import (
 from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, ONE_GROUP, CopiedGroup
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseTier,
+    CompareCopies,
     CopyJob,
     CopyReply,
     CopyRule,
@@ -167,6 +171,7 @@ class SchedulerTiers:
         self._storing: dict[int, tuple[_Storing, int]] = {}  # by job, with the longest that a shard took
         self._left_alone: set[str] = set()  # tiers that a request in a hurry did not wait for
         self._probes: dict[int, tuple[str, int, int]] = {}  # by job: of which tier, since when, bytes
+        self._comparisons: dict[int, tuple[int, list[Finding]]] = {}  # by job: since when, and what was found
         self._links = {tier: TierLink(always=always) for tier in tiers}
         self._capacity = dict.fromkeys(tiers, 0)
         self._block_bytes = port.pool.bytes_per_block
@@ -194,7 +199,7 @@ class SchedulerTiers:
     ) -> None:
         """Entries of a request's tables from `first` on, by layer group, are in the index under these keys."""
         residency = governed.residency
-        if residency is None or not residency.publishes or not _has_copies(residency):
+        if residency is None or residency.monitored is not None or not self._port.may_publish(residency):
             return
         shared = residency.segment_blocks
         if first < shared < first + len(keys):
@@ -283,9 +288,15 @@ class SchedulerTiers:
             run.drop(count)
 
     def _part(self, group: CopiedGroup, run: UnsavedRun, count: int, tag: int) -> LeavingPart | None:
-        """What an object of one group holds of the run's first blocks; None where something of it is not there."""
+        """What an object of one group holds of the run's first blocks; None where something of it is not there.
+
+        Of a window that had passed the first of them it holds those behind: a hit that ends later needs no more.
+        """
         pool, at = self._port.pool, group.first_needed(run.first, run.first + count) - run.first
-        listed = run.blocks[group.number][at:count]
+        of_group = run.blocks[group.number]
+        while group.window_blocks is not None and at < count and of_group[at] == NOT_THERE:
+            at += 1
+        listed = of_group[at:count]
         if not listed or NOT_THERE in listed:
             return None
         blocks = np.array(listed, dtype=np.int64)
@@ -342,7 +353,7 @@ class SchedulerTiers:
             parts = [
                 part
                 for part, name in zip(run.parts, names, strict=True)
-                if name is not None and not directory.has(name, now_us)
+                if name is not None and not directory.has(name, now_us, len(part.blocks))
             ]
             if not rule.limit.absolute_us or not parts:
                 continue
@@ -389,8 +400,10 @@ class SchedulerTiers:
         """How many blocks a load would bring from `depth` of the chain on; planned until it is asked again."""
         governed.planned = None
         residency, limit = governed.residency, governed.readable_tokens // self._block_tokens
-        if residency is None or governed.skips_tiers or depth >= limit or not _has_copies(residency):
+        if residency is None or governed.skips_tiers or depth >= limit or residency.monitored is not None:
             return 0
+        if depth < residency.granted_blocks:
+            return 0  # what is between is its owner's, and its own is behind that
         spans = self._spans(residency, depth, limit)
         specs = [label_of(span.domain).spec for span in spans]
         if not any(
@@ -549,6 +562,8 @@ class SchedulerTiers:
             if reply.number in self._probes:
                 tier, began_us, size = self._probes[reply.number]
                 self._probes[reply.number] = (tier, began_us, max(size, reply.probed))
+            if reply.number in self._comparisons:
+                self._comparisons[reply.number][1].extend(reply.found)
             if reply.number in self._loads:
                 self._loads[reply.number][1].append(reply.restored)
             self._answered(reply, directory)
@@ -571,6 +586,10 @@ class SchedulerTiers:
         if probe is not None and probe[2]:
             tier, began_us, size = probe
             self._links[tier].restores.learn(size, self._port.clock.now_us() - began_us)
+        comparison = self._comparisons.pop(reply.number, None)
+        if comparison is not None:
+            began_us, found = comparison
+            self._port.record_elsewhere(found, began_us)
         storing = self._storing.pop(reply.number, None)
         if storing is not None:
             self._stored(*storing, has=any(event.step == "stored" for event in reply.events))
@@ -780,14 +799,11 @@ class SchedulerTiers:
         number = self._numbers
         self._jobs.append(job._replace(number=number))
         self._open[number] = set(range(self._shards))
+        if isinstance(job, CompareCopies):
+            self._comparisons[number] = (self._port.clock.now_us(), [])
         if label is not None:
             self._label_of[number] = label
         return number
-
-
-def _has_copies(residency: ExternalResidency) -> bool:
-    """It leaves and finds copies: the policy is enforced for it, and no grant opened blocks to it."""
-    return residency.monitored is None and not residency.granted_blocks
 
 
 def _share(choice: TransferChoice, blocks: int, whole: int) -> TransferChoice:

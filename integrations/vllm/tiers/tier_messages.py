@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import TierErased
+from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.tier import CopyCounts, CopyLimit, Restored, TierShare
 
@@ -129,6 +130,13 @@ class ProbeCopy(NamedTuple):
     tier: str
 
 
+class CompareCopies(NamedTuple):
+    """Compare the store with the worker's own index, as a scan does, and end what differs."""
+
+    number: int
+    tier: str
+
+
 class CloseTier(NamedTuple):
     """The last job: end what does not outlive the process, and let the store go."""
 
@@ -146,6 +154,7 @@ CopyJob: TypeAlias = (
     | ForgetTenant
     | ExpireCopies
     | ProbeCopy
+    | CompareCopies
     | CloseTier
 )
 
@@ -163,7 +172,7 @@ class CopyReply(NamedTuple):
 
     `number` 0: nobody asked. `restored`: to a load, part by part, less than was asked where it failed. `counts`: the
     worker's own, behind these events. `took_us`: what the job took on the thread.
-    `probed`: the bytes that were read for nobody.
+    `probed`: the bytes that were read for nobody. `found`: what a comparison found, each as it was repaired.
     """
 
     number: int
@@ -176,6 +185,7 @@ class CopyReply(NamedTuple):
     counts: CopyCounts | None = None
     took_us: int = 0
     probed: int = 0
+    found: tuple[Finding, ...] = ()
 
 
 def received(label: DomainLabel) -> DomainLabel:

@@ -10,6 +10,7 @@
 3. A load that fails fills nothing of what it could not open; its blocks are told as failed, and vLLM computes them.
 4. Keys come from this process's own access to the keyring, which is read again when its file has changed.
 5. What is due ends by the thread's own clock, also when no step comes.
+6. A scan has the thread compare the store with the index between two jobs: what a job made is in both by then.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.keyring_watch import KeyringWatch
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.orphans.finding import Finding, repair_all
+from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names
 from kvcustody.governance.tiers.seal_keys import SealKeys
@@ -56,6 +59,7 @@ from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseTier,
+    CompareCopies,
     CopyJob,
     CopyReply,
     CopyRule,
@@ -317,6 +321,9 @@ class TierThread:
         erased: TierErased | None = None
         if isinstance(job, ProbeCopy):
             return self._reply(job.number)._replace(probed=tier.probe())
+        if isinstance(job, CompareCopies):
+            found = self._compare(tier)  # before the answer, which tells what it ended
+            return self._reply(job.number)._replace(found=found)
         match job:
             case StoreCopy():
                 self._store(tier, job, plain)
@@ -422,6 +429,14 @@ class TierThread:
             return tier.erase(job.erasure, job.selector, job.before_us)
         except KeyringError:  # another shard destroyed the key between our look and our own end of it
             return tier.erase(job.erasure, job.selector, job.before_us)
+
+    def _compare(self, tier: SealedTier) -> tuple[Finding, ...]:
+        """What a scan of this worker's own part finds, each repaired."""
+        repaired = repair_all(tier_findings([tier], self._clock.now_us()))
+        if self.terms.shards > 1:
+            where = f", shard {self.terms.shard}"
+            repaired = tuple(one._replace(cause=one.cause + where) for one in repaired)
+        return repaired
 
     def _close(self, job: CloseTier) -> CopyReply:
         self._is_over = True

@@ -158,7 +158,7 @@ class WorkerProbe:
             return 0
         thread = _tiers().threads[name]
         store, changed = thread.store, 0
-        for method in ("prepare_load", "prepare_store", "complete_store"):
+        for method in ("prepare_load", "prepare_store", "complete_store", "delete"):
             store.__dict__.pop(method, None)
 
         def fails(*_: Any) -> Any:
@@ -175,14 +175,34 @@ class WorkerProbe:
             store.prepare_load = fails
         elif kind == "stores fail":
             store.complete_store = fails
+        elif kind == "deletes fail":
+            store.delete = fails
         elif kind == "slow":
             store.prepare_load = slowly(store.prepare_load)
+        elif kind == "stores slow":
+            store.complete_store = slowly(store.complete_store)
         elif kind in ("lies", "newest lies"):
             every = list(store._placed.values())
             for placed in every if kind == "lies" else every[-1:]:
                 store._view[placed.start + placed.size - 40] ^= 1
                 changed += 1
         return changed
+
+    def plant_orphans(self, name: str, rank: int = 0) -> int:
+        """Put an object that no index names into a tier's store, and take one away that the index has; its blocks."""
+        if self.rank != rank:
+            return 0
+        thread = _tiers().threads[name]
+        into = thread.store.prepare_store(bytes(32), 100)
+        into.release()
+        thread.store.complete_store(bytes(32))
+        copy = thread.tier.copies()[0]
+        assert thread.store.delete([copy.name]).objects == 1
+        return int(copy.blocks)
+
+    def store_has(self, name: str, key: bytes = bytes(32)) -> bool:
+        """Whether a tier's store of this worker says that it has an object."""
+        return any(one.name == key for one in _tiers().threads[name].store.page(b"", 10_000))
 
     def tier_has(self, name: str, content: bytes) -> dict[str, int]:
         """How often some bytes are in what a tier of this worker keeps, and in its buffers for plaintext."""
@@ -315,6 +335,14 @@ def _declare(core: Any, what: tuple[str, str, list[int]]) -> dict[str, Any]:
     return {"digest": made.digest, "tokens": made.tokens, "blocks": made.blocks}
 
 
+def _tier_copies(core: Any, name: str) -> dict[str, int]:
+    """Blocks in copies of one tier by tenant, as the scheduler's half knows them."""
+    found: dict[str, int] = {}
+    for copy in core.scheduler.connector.scheduler_side.tiers.directories[name].copies():
+        found[copy.tenant] = found.get(copy.tenant, 0) + copy.blocks
+    return found
+
+
 def _as_submitted(request_id: str) -> str:
     """vLLM appends a random part to the id that a request came with."""
     return request_id.rpartition("-")[0] or request_id
@@ -326,4 +354,5 @@ _ENGINE = {
     "requests": _requests,
     "steps_lived": _steps_lived,
     "declare": _declare,
+    "tier_copies": _tier_copies,
 }

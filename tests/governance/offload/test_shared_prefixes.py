@@ -8,6 +8,7 @@ import pytest
 from offload_world import MODEL, POLICY, TOKENS, World, prompt
 
 from kvcustody.governance.decisions.segment_matcher import declare
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner
 
 PREFIX = 8  # blocks of the segment
@@ -96,4 +97,30 @@ def test_a_grant_s_reader_is_brought_nothing_of_its_owner_s(world: SharedWorld) 
     left = world.serve("beta", mine + prompt(13, 2))
     assert left < 8 * TOKENS and world.restored() == 0, "what the pool has still, and no more"
     assert world.serve("acme", mine) == 8 * TOKENS and world.restored() == 8 - left // TOKENS
+    world.worker.close()
+
+
+def test_what_a_grant_s_reader_computed_behind_it_comes_back_to_it_alone(world: SharedWorld) -> None:
+    """Behind the owner's blocks, which are in the pool. Controls: another reader, and its owner's data when erased."""
+    until = "at_most: internal, until: 2027-01-01, reason: t"
+    grants = [f"{{id: {one}, owner: acme, reader: {one}, {until}}}" for one in ("beta", "gamma")]
+    world.share(f"grants: [{', '.join(grants)}]")
+    mine, tail = prompt(11, 8), prompt(12, 4)
+    for first in ("acme", "gamma", "beta"):  # a first use is put on record, and computed
+        world.serve(first, prompt(10, 2))
+        assert world.worker.writer.flush()
+    world.serve("acme", mine)
+    assert world.serve("beta", mine + tail) == 8 * TOKENS, "void: nothing is granted"
+    (manager,) = world.worker.governor._pools.managers
+    (account,) = [one for one in manager.accounts.values() if one.name == "beta"]
+    manager.tree.evict(account, account.cached_blocks, world.clock.now_us(), "quota")
+    assert {copy.tenant for tier in world.tiers for copy in tier.copies()} == {"beta"}, (
+        "and none of its owner's"
+    )
+    assert world.serve("gamma", mine + tail) == 8 * TOKENS and world.restored() == 0, "its keys are its own"
+    assert world.serve("beta", mine + tail) == 12 * TOKENS and world.restored() == 4
+    manager.tree.evict(account, account.cached_blocks, world.clock.now_us(), "quota")
+    world.worker.governor.erase(Selector("acme"))
+    world.worker.governor.step()
+    assert world.serve("beta", mine + tail) == 0 and world.restored() == 4, "its owner's blocks are gone"
     world.worker.close()

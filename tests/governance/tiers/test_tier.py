@@ -13,12 +13,13 @@ from sealed_objects import World
 from kvcustody.errors import DeviceError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
-from kvcustody.governance.tiers.stores.store_protocol import TierStore
+from kvcustody.governance.tiers.stores.store_protocol import Deleted, TierStore
 from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierShare, TierTerms
 
 BLOCK, STEP = 256, 4
@@ -111,6 +112,13 @@ class Place:
         """What happened since the start."""
         self.seen = [*getattr(self, "seen", []), *self.tier.take_events()]
         return self.seen
+
+    def orphans(self, *, repair: bool = False) -> list[str]:
+        """What a scan finds."""
+        found = tier_findings([self.tier], self.world.clock.now_us())
+        for one in found if repair else ():
+            one.repair()
+        return [one.finding.orphan for one in found]
 
     def ends(self) -> list[str]:
         return [one.cause for one in self.events() if one.step == "ended"]
@@ -234,7 +242,7 @@ def test_an_erasure_does_not_wait_for_a_store_that_is_away(
 
     monkeypatch.setattr(place.store, "delete", away)
     done = place.tier.erase("e1", Selector("acme", "ada"), 0)
-    assert not done.done and done.waiting == 2 and len(place.tier.objects()) == 2
+    assert not done.done and done.waiting == 2 and len(place.store.page(b"", 9)) == 2
     assert place.bring(ada, "p", 8) == 0
     assert not [key for key in place.world.shred.living() if key.kind == "subject"]
     monkeypatch.undo()
@@ -571,3 +579,71 @@ def test_no_order_of_operations_prolongs_a_life_or_crosses_a_tenant(tmp_path: Pa
     assert live == there == len(place.tier)
     place.tier.close()
     place.world.close()
+
+
+def test_what_waits_for_a_store_that_is_away_is_no_orphan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Controls: an object that nobody waits for, and one that the store said it deleted."""
+    place = Place(tmp_path, "nvme")
+    acme, beta = place.label("acme"), place.label("beta")
+    assert place.keep(acme, "a", 4) == place.keep(beta, "b", 4) == 4
+    ended = next(copy.name for copy in place.tier.copies() if copy.tenant == "acme")
+    monkeypatch.setattr(place.store, "delete", _fails)
+    assert not place.tier.erase("e1", Selector(tenant="acme"), place.world.clock.now_us()).done
+    assert [one.name for one in place.store.page(b"", 10)].count(ended) == 1, "it is there still"
+    assert place.orphans() == []
+    monkeypatch.setattr(place.store, "delete", lambda names: Deleted(len(list(names)), 0))
+    place.tier.expire()
+    assert place.orphans() == ["tier object without index"], "said to be deleted, and there"
+    monkeypatch.undo()
+    assert place.orphans(repair=True) == ["tier object without index"]
+    assert place.orphans() == [] and place.bring(beta, "b", 4) == 4
+
+
+def test_what_a_store_took_and_did_not_say_so_is_no_orphan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, "nvme")
+    completes = place.store.complete_store
+
+    def late(name: bytes) -> None:
+        completes(name)
+        raise StoreError("did not answer in time")
+
+    monkeypatch.setattr(place.store, "complete_store", late)
+    monkeypatch.setattr(place.store, "delete", _fails)
+    assert place.keep(place.label("acme"), "a", 4) == 0
+    assert len(place.store.page(b"", 10)) == 1 and place.orphans() == []
+    monkeypatch.undo()
+    place.tier.expire()
+    assert place.store.page(b"", 10) == [] and place.orphans() == []
+
+
+def test_a_scan_goes_on_without_a_store_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    place, other = Place(tmp_path / "a", "nvme"), Place(tmp_path / "b", "nvme")
+    other.keep(other.label("acme"), "a", 4)
+    other.store.delete([other.tier.copies()[0].name])
+    monkeypatch.setattr(place.store, "page", _fails)
+    now_us = place.world.clock.now_us()
+    found = [one.finding.orphan for one in tier_findings([place.tier, other.tier], now_us)]
+    assert found == ["index without tier object"]
+
+
+def _fails(*_: object) -> None:
+    raise StoreError("away")
+
+
+def test_of_two_that_end_alike_the_longer_is_kept(place: Place) -> None:
+    acme = place.label("acme")
+    assert (
+        place.keep(acme, "p", 4, 3) == 1
+        and place.bring(acme, "p", 4, 3) == 1
+        and place.bring(acme, "p", 4) == 0
+    )
+    assert place.keep(acme, "p", 4, 1) == 3 and place.bring(acme, "p", 4, 1) == 3
+    assert place.keep(acme, "p", 4, 2) == 0, "it has that"
+    assert place.keep(acme, "p", 4) == 4 and place.bring(acme, "p", 4) == 4
+    assert place.ends() == ["evicted", "evicted"] and place.bring(acme, "p", 4, 3) == 1

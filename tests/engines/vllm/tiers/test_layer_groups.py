@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from local_engine import BLOCK, LocalEngine
-from tier_engines import OBJECT, PREFIX, deployment_with, displace, options, prompt, tier, until
+from local_engine import BLOCK, LocalEngine, environment
+from tier_engines import BLOCKS, OBJECT, PREFIX, deployment_with, displace, options, prompt, tier, until
 
 TENANTS = ("alpha", "beta", "gamma")
 WINDOW = 2  # blocks of it that a hit needs
@@ -112,6 +112,23 @@ def test_a_part_comes_from_the_device_and_the_rest_from_the_tier(
     idle(windowed)
 
 
+@pytest.mark.parametrize("first", ["longer", "shorter"])
+def test_a_window_may_begin_within_an_object(windowed: LocalEngine, plain_windowed: LocalEngine, first: str):
+    """A prompt ends one block behind an object, so its window begins in that one; and another ends with that object."""
+    mine = prompt(90 + len(first), OBJECT + 1)
+    shorter = [*mine[: OBJECT * BLOCK], 17]
+    asked = (mine, shorter) if first == "longer" else (shorter, mine)
+    expected = [plain_windowed.ask(one, max_tokens=12).tokens for one in asked]
+    for one in asked:
+        windowed.ask(one, tenant="lambda", max_tokens=12)
+        displace(windowed)
+    for one, tokens in zip(asked, expected, strict=True):
+        answer = windowed.ask(one, tenant="lambda", max_tokens=12)
+        assert (answer.cached_tokens, answer.tokens) == (len(one) // BLOCK * BLOCK, tokens)
+        displace(windowed)
+    idle(windowed)
+
+
 @pytest.mark.parametrize("fault", ["loads fail", "lies"])
 def test_a_load_that_fails_is_computed(windowed: LocalEngine, plain_windowed: LocalEngine, fault: str):
     mine = prompt(10 + len(fault))
@@ -201,3 +218,64 @@ def test_every_answer_is_that_of_the_plain_engine(
     assert after["restored_blocks"] - before["restored_blocks"] > requests // 2
     assert after["failed_loads"] == before["failed_loads"]
     idle(windowed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("retained", [0, OBJECT * BLOCK], ids=["at-ends", "at-objects"])
+def test_each_of_two_workers_seals_its_part_of_each_group(
+    start: Callable[..., LocalEngine], windowed_model: Path, tmp_path: Path, retained: int
+):
+    """Two tensor-parallel workers; a load that one of them cannot do is computed, and a scan looks at both stores."""
+    mine = [prompt(70 + seed, blocks) for seed, blocks in enumerate((PREFIX, PREFIX - 2, OBJECT + 1))]
+    shared = [*mine[0][: 2 * OBJECT * BLOCK], *prompt(80, 2)]
+    with environment({"VLLM_CPU_OMP_THREADS_BIND": "0|1"}):
+        plain = start(windowed_model, tensor_parallel_size=2, num_gpu_blocks_override=BLOCKS)
+        expected = {tuple(one): plain.ask(one, max_tokens=16).tokens for one in (*mine, shared)}
+        plain.close()
+        engine = start(
+            windowed_model,
+            tensor_parallel_size=2,
+            deployment=deployment_with(tmp_path / "site"),
+            prefix_cache_retention_interval=retained,
+            **options(),
+        )
+
+    def ask(tokens: list[int], **whose: str) -> tuple[int, int]:
+        """Blocks that were cached, and those that a tier brought; the answer is the plain engine's."""
+        before = restored(engine)
+        answer = engine.ask(tokens, max_tokens=16, **whose)
+        assert answer.tokens == expected[tuple(tokens)]
+        return answer.cached_tokens // BLOCK, restored(engine) - before
+
+    for one in mine:
+        assert ask(one, tenant="alpha") == (0, 0)
+    displace(engine)
+    used = [found["used"] for found in engine.rpc("tier_has", "host", b"nothing")]
+    assert len(used) == 2 and used[0] == used[1] > 0
+    for one in mine:
+        whole = len(one) // BLOCK
+        assert ask(one, tenant="alpha") == (whole, whole + WINDOW)
+        displace(engine)
+        for whose in ({"tenant": "beta"}, {"tenant": "alpha", "subject": "other"}):
+            assert ask(one, **whose) == (0, 0)
+        displace(engine)
+    hit = 2 * OBJECT if retained else 0
+    assert ask(shared, tenant="alpha") == (hit, hit + WINDOW if hit else 0)
+
+    displace(engine)
+    for rank in (0, 1):
+        failed = tier(engine)["failed_loads"]
+        engine.rpc("tier_fault", "host", "loads fail", 0.0, rank)
+        assert ask(mine[0], tenant="alpha") == (0, 0)
+        engine.rpc("tier_fault", "host", "none")
+        assert tier(engine)["failed_loads"] == failed + 1
+        displace(engine)
+        assert until(lambda: ask(mine[0], tenant="alpha") == (PREFIX, PREFIX + WINDOW) or displace(engine))
+        displace(engine)
+    assert engine.rpc("plant_orphans", "host", 1)[0] == 0
+    assert engine.governance("scan", True) == []
+    assert until(lambda: not engine.rpc("store_has", "host")[1])
+    displace(engine, rounds=1)
+    assert tier(engine)["steps"]["ended orphan"] == 1
+    idle(engine)
+    engine.close()
