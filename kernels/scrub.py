@@ -118,15 +118,14 @@ def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
 
 
 def scrub_host(
-    table: SegmentTable, ordered: NDArray[np.int64], checked: NDArray[np.int64]
+    table: SegmentTable, blocks: NDArray[np.int64], checked: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """A small scrub of host memory, and its read-back: `ordered` ascending, each once; a flag a block of `checked`.
+    """A small scrub of host memory, and its read-back; a flag a block of `checked`.
 
     Raises `DeviceError` on an index outside the pool.
     """
-    if ordered[0] < 0 or ordered[-1] >= table.blocks:
-        block_list(table, ordered)
-    table.host_counter[0] += table.rows.zero(ordered)
+    block_list(table, blocks)
+    table.host_counter[0] += table.rows.zero(blocks)
     return table.rows.nonzero(checked)
 
 

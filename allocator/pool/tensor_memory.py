@@ -167,11 +167,12 @@ class TensorMemory:
 
     def scrub_each(self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64]]]) -> list[ScrubResult]:
         """`scrub` of several (share to read back, blocks), at the price of one; a result for each."""
-        blocks = np.concatenate([listed for _, listed in batches])
-        ordered = np.sort(blocks)
-        if len(batches) == 1 or self.stuck or bool((ordered[1:] == ordered[:-1]).any()):
-            return [self.scrub(shard, listed, share) for share, listed in batches]
         table = self.tables[shard]
+        blocks = np.concatenate([listed for _, listed in batches])
+        is_on_host = table.device.type == "cpu" and not uses_triton(table)
+        is_small = is_on_host and len(blocks) * table.bytes_per_block < SMALL_BYTES
+        if self.stuck or not (is_small or _may_go_together(blocks, batches)):
+            return [self.scrub(shard, listed, share) for share, listed in batches]
         started = self._clock.now_us()
         shares = [share for share, _ in batches]
         each = (
@@ -179,11 +180,11 @@ class TensorMemory:
         )
         drawn = self._random.random(len(blocks)) < each  # in [0, 1): none of a share of 0, all of 1
         checked = blocks[drawn]
-        if table.device.type == "cpu" and len(ordered) * table.bytes_per_block < SMALL_BYTES:
-            dirty = checked[scrub_host(table, ordered, checked)]
+        if is_small:
+            dirty = checked[scrub_host(table, blocks, checked)]
         else:
             with _device_faults("scrub", table.device):
-                scrub(table, ordered)
+                scrub(table, blocks)
                 if table.device.type == "cuda":
                     torch.cuda.current_stream(table.device).synchronize()
                 dirty = verify(table, checked).dirty
@@ -282,6 +283,12 @@ class TensorMemory:
         for block in set(np.asarray(blocks).tolist()):
             if (shard, block) in self.stuck:
                 words.view(torch.uint8)[block, -1] = 1
+
+
+def _may_go_together(blocks: NDArray[np.int64], batches: Sequence[object]) -> bool:
+    """Whether one launch serves several batches: it takes each block once."""
+    ordered = np.sort(blocks)
+    return len(batches) > 1 and not bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _on_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

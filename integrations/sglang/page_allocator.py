@@ -20,8 +20,11 @@ def _governed_class(kind: type[Any]) -> type[Any]:
         free_pages: Any
 
         def alloc(self, need_size: int) -> Any:
-            """As SGLang's."""
-            return self._counted(super().alloc, need_size)
+            """As SGLang's: whole pages, or None."""
+            found = super().alloc(need_size)
+            if found is not None:
+                self.kvcustody_allocated += need_size // self.page_size
+            return found
 
         def alloc_extend(self, *given: Any, **named: Any) -> Any:
             """As SGLang's."""
