@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,29 @@ def test_nobody_waits_for_a_batch_to_form(store: Engine, make_writer: Any) -> No
         last = writer.submit([opened(100 + number)])
         assert writer.submit_durable(key_event()) > last
         assert writer.durable_sequence > last
+
+
+def test_behind_work_nobody_wakes_the_writer(store: Engine, make_writer: Any) -> None:
+    """It looks again by itself once, and whoever submits pays for no wake; one that found nothing then is woken."""
+    writer = make_writer(store, settings=WriterSettings(interval_seconds=1.0))
+    queue = writer._intake
+    writer.submit([opened(1)])
+    assert writer.flush(20.0)
+    last = writer.submit([opened(2)])
+    assert not queue.idle and not queue.wake.is_set()
+    assert until(lambda: writer.durable_sequence >= last), "and it is written"
+    assert until(lambda: queue.idle), "nothing came"
+    last = writer.submit([opened(3)])
+    assert queue.wake.is_set() or writer.durable_sequence >= last
+    assert until(lambda: writer.durable_sequence >= last)
+
+
+def until(is_so: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether it becomes so in time."""
+    end = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.01)
+    return is_so()
 
 
 def test_an_outage_spills_and_replays_exactly_once(
