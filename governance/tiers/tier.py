@@ -463,9 +463,8 @@ class SealedTier:
         if row >= 0:
             if self._index.value("blocks", row) >= blocks:
                 return None
-            self._end(
-                [row], "evicted"
-            )  # it began later in the chain: whatever needs it is served by the longer one
+            # It began later in the chain: whoever needs it is served by the longer one.
+            self._end([row], "evicted")
         if self._waiting:
             self._delete([])
             if name in self._waiting:
@@ -836,9 +835,7 @@ class SealedTier:
         after = b""
         while page := self._store.page(after, 1000):
             for one in page:
-                if (
-                    one.name in self._waiting
-                ):  # it ended, or nobody knows whether it is there: it is asked for again
+                if one.name in self._waiting:  # it ended, and the store is asked again to delete it
                     continue
                 row = self._index.find(one.name)
                 found[one.name] = self._entry(row) if row >= 0 else TierEntry("", 0)
