@@ -171,7 +171,9 @@ class TensorMemory:
         blocks = np.concatenate([listed for _, listed in batches])
         is_on_host = table.device.type == "cpu" and not uses_triton(table)
         is_small = is_on_host and len(blocks) * table.bytes_per_block < SMALL_BYTES
-        if self.stuck or not (is_small or _may_go_together(blocks, batches)):
+        together = blocks if is_small else np.sort(blocks)
+        is_twice = not is_small and bool((together[1:] == together[:-1]).any())  # one launch takes each once
+        if self.stuck or is_twice or (len(batches) == 1 and not is_small):
             return [self.scrub(shard, listed, share) for share, listed in batches]
         started = self._clock.now_us()
         shares = [share for share, _ in batches]
@@ -181,10 +183,10 @@ class TensorMemory:
         drawn = self._random.random(len(blocks)) < each  # in [0, 1): none of a share of 0, all of 1
         checked = blocks[drawn]
         if is_small:
-            dirty = checked[scrub_host(table, blocks, checked)]
+            dirty = checked[scrub_host(table, together, checked)]
         else:
             with _device_faults("scrub", table.device):
-                scrub(table, blocks)
+                scrub(table, together)
                 if table.device.type == "cuda":
                     torch.cuda.current_stream(table.device).synchronize()
                 dirty = verify(table, checked).dirty
@@ -283,12 +285,6 @@ class TensorMemory:
         for block in set(np.asarray(blocks).tolist()):
             if (shard, block) in self.stuck:
                 words.view(torch.uint8)[block, -1] = 1
-
-
-def _may_go_together(blocks: NDArray[np.int64], batches: Sequence[object]) -> bool:
-    """Whether one launch serves several batches: it takes each block once."""
-    ordered = np.sort(blocks)
-    return len(batches) > 1 and not bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _on_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -143,6 +143,7 @@ def test_generated_workloads_need_no_traces_and_repeat():
         assert sorted(one.at_us) == one.at_us
 
 
+@pytest.mark.system
 def test_the_command_keeps_its_figures_and_rewrites_its_page(tmp_path):
     page = tmp_path / "docs" / "policy" / "eviction.md"
     page.parent.mkdir(parents=True)
@@ -187,6 +188,7 @@ def test_agents_declare_what_they_send_and_the_pool_is_told() -> None:
     assert told > control == sum(replay(stream, capacity, Lru))
 
 
+@pytest.mark.system
 def test_the_command_measures_declared_kinds(tmp_path: Path) -> None:
     figures = tmp_path / "kinds.json"
     command = [sys.executable, str(BENCHMARKS / "eviction.py"), "--kinds", "--quick", "--json", str(figures)]

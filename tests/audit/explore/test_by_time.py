@@ -73,6 +73,7 @@ def sorted_plainly(engine: Engine, wanted: EventFilter, newest: bool) -> list[tu
     return places(rows)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("together", [0, 30, 10_000])
 @pytest.mark.parametrize("newest", [True, False])
 def test_pages_are_what_sorting_every_leaf_gives(

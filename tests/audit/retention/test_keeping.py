@@ -132,6 +132,7 @@ def test_without_keys_the_report_says_what_remains_where(store: Engine, make_wri
     assert ALICE.encode() not in bytes_of(store)  # overwritten, and out of the write-ahead log
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("keyed", [True, False])
 def test_neither_rows_nor_wal_of_postgresql_ever_held_a_name_where_there_are_keys(
     postgres_store: Engine, make_writer: Any, keys: SubjectKeys, tmp_path: Path, keyed: bool

@@ -68,6 +68,7 @@ def test_several_sequences_for_one_prompt() -> None:
     assert found["0/0"] != found["0/0__child#0"]  # they are not one sequence three times
 
 
+@pytest.mark.system
 def test_generate_batch_and_the_models_own_entry_point() -> None:
     plainly = model().generate_batch(
         PROMPTS, generation_config=generation(), continuous_batching_config=batching()
