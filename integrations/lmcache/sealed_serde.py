@@ -184,10 +184,7 @@ class SealingThread:
                 f"policy keeps `{label.classification}` of `{label.tenant}` out of `{self._custody.tier}`"
             )
         ceiling_us, due_us = now_us + terms.ceiling_us, now_us + terms.lives_us
-        subject, bucket = (
-            terms.subject,
-            self._shred.of_bucket(label.classification, due_us, terms.bucket_us).id,
-        )
+        bucket = self._shred.of_bucket(label.classification, due_us, terms.bucket_us).id
         last, layout = chunk_key(key), layout_of(key.model_name, len(content))
         name = self._keys.name(spec, last, shard=0, layout=layout)
         facts = ObjectFacts(
@@ -206,12 +203,12 @@ class SealingThread:
             born_us=now_us,
             ceiling_us=ceiling_us,
             epoch=spec.key_epoch,
-            subject=subject,
+            subject=terms.subject,
             bucket=bucket,
             due_us=due_us,
             tenant=terms.tenant,
         )
-        sealing = self._keys.of(spec, subject, bucket)
+        sealing = self._keys.of(spec, terms.subject, bucket)
         return seal_into(sealing, name, facts, content, into, facts_key=self._keys.catalogue())
 
     def open(self, key: ObjectKey, sealed: memoryview, into: memoryview) -> None:

@@ -16,7 +16,7 @@ from sealed_objects import World, facts, sealed
 from kvcustody.errors import SealError
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.tiers.seal import sealer
-from kvcustody.governance.tiers.seal.extended_nonce import ExtendedNonceKey
+from kvcustody.governance.tiers.seal.extended_nonce import TAG_BYTES, ExtendedNonceKey
 from kvcustody.governance.tiers.seal.object_layout import (
     FACTS_BYTES,
     HEADER_BYTES,
@@ -24,7 +24,7 @@ from kvcustody.governance.tiers.seal.object_layout import (
     object_bytes,
     read_header,
 )
-from kvcustody.governance.tiers.seal.sealer import is_sound, open_into, read_facts, seal_into
+from kvcustody.governance.tiers.seal.sealer import is_sound, open_enclosed, open_into, read_facts, seal_into
 
 NAME = hashlib.sha256(b"name").digest()
 
@@ -113,6 +113,40 @@ def test_what_was_sealed_comes_back(size: int, enclosed: bool, checked: bool) ->
         with pytest.raises(SealError, match="encloses no facts"):
             read_facts(two, NAME, memoryview(data))
     assert content[:16] not in bytes(data) or size < 16
+
+
+def test_what_no_index_knows_opens_by_the_facts_that_it_encloses_and_by_nothing_else() -> None:
+    one, two, what, content = key(), key(), facts(), os.urandom(512)
+    data, other = (sealed(one, NAME, what, each, facts_key=two) for each in (content, os.urandom(512)))
+    told: list[ObjectFacts] = []
+
+    def opened(name: bytes, given: bytes, with_key: ExtendedNonceKey | None = None) -> bool:
+        def key_of(found: ObjectFacts) -> ExtendedNonceKey:
+            told.append(found)
+            if with_key is None:
+                raise SealError("its time is over")
+            return with_key
+
+        into = bytearray(b"x" * 512)
+        try:
+            open_enclosed(two, name, memoryview(given), memoryview(into), key_of)
+        except SealError:
+            assert into == bytes(512), "nothing is left of what did not open"
+            return False
+        assert into == content
+        return True
+
+    assert opened(NAME, data, one) and told == [what], "control"
+    assert opened(NAME, bytes(data) + b"behind it", one), "a buffer that goes on is no other object"
+    assert not opened(NAME, data), "whoever is told the facts may refuse"
+    assert not opened(NAME, data, two) and not opened(os.urandom(32), data, one)
+    spliced = bytes(data[: -512 - TAG_BYTES]) + bytes(other[-512 - TAG_BYTES :])
+    assert not opened(NAME, spliced, one), "another object's content behind these facts"
+    assert not opened(NAME, sealed(one, NAME, what, content), one), "it encloses none"
+    for at in range(0, len(data), 7):
+        flipped = bytearray(data)
+        flipped[at] ^= 1
+        assert not opened(NAME, bytes(flipped), one), at
 
 
 def test_every_fact_and_the_name_are_bound() -> None:
