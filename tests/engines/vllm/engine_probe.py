@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -156,13 +158,15 @@ class WorkerProbe:
 
         if rank not in (None, self.rank):
             return 0
-        thread = _tiers().threads[name]
-        store, changed = thread.store, 0
-        for method in ("prepare_load", "prepare_store", "complete_store", "delete"):
+        store, changed = _bare(_tiers().threads[name].store), 0
+        for method in ("prepare_load", "prepare_store", "complete_store", "delete", "_allocate"):
             store.__dict__.pop(method, None)
 
         def fails(*_: Any) -> Any:
             raise StoreError("told to fail")
+
+        def has_no_space(*_: Any) -> Any:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         def slowly(call: Any) -> Any:
             def late(*arguments: Any) -> Any:
@@ -177,10 +181,20 @@ class WorkerProbe:
             store.complete_store = fails
         elif kind == "deletes fail":
             store.delete = fails
+        elif kind == "full" and name == "nvme":
+            store._allocate = has_no_space
+        elif kind == "full":
+            store.prepare_store = lambda *_: None
         elif kind == "slow":
             store.prepare_load = slowly(store.prepare_load)
         elif kind == "stores slow":
             store.complete_store = slowly(store.complete_store)
+        elif kind == "lies" and name == "nvme":
+            for file in _objects(store.folder):
+                content = bytearray(file.read_bytes())
+                content[-40] ^= 1
+                file.write_bytes(content)
+                changed += 1
         elif kind in ("lies", "newest lies"):
             every = list(store._placed.values())
             for placed in every if kind == "lies" else every[-1:]:
@@ -208,10 +222,13 @@ class WorkerProbe:
         """How often some bytes are in what a tier of this worker keeps, and in its buffers for plaintext."""
         tiers = _tiers()
         thread = tiers.threads[name]
-        arena = getattr(thread.store, "_map", b"")
+        store = _bare(thread.store)
+        kept = (
+            [bytes(store._map)] if name == "host" else [file.read_bytes() for file in _objects(store.folder)]
+        )
         buffers = [memory for staging in (tiers.staging, thread.staging) for memory, _ in staging._free]
         return {
-            "store": bytes(arena[:]).count(content),
+            "store": sum(one.count(content) for one in kept),
             "staging": sum(bytes(memory[:]).count(content) for memory in buffers),
             "used": thread.store.used_bytes,
         }
@@ -245,6 +262,16 @@ class WorkerProbe:
         self._report["blocks"] += len(which)
         self._report["dirty_blocks"] += int((residue > 0).sum())  # type: ignore[union-attr]
         self._report["nonzero_bytes"] += int(residue.sum())  # type: ignore[union-attr]
+
+
+def _bare(store: Any) -> Any:
+    """A tier's store without its guard."""
+    return getattr(store, "_store", store)
+
+
+def _objects(folder: Path) -> list[Path]:
+    """The objects of a tier of files."""
+    return [file for file in folder.glob("??/*") if len(file.name) == 64]
 
 
 def _tiers() -> Any:

@@ -20,7 +20,8 @@ SECONDS = 20.0
 TIER_POLICY = POLICY.replace(
     "offload: {internal: never, brief: never, restricted: never}",
     "offload: {internal: {tiers: [host, nvme], encrypt: required}, "
-    "brief: {tiers: [host], encrypt: required}, short: {tiers: [host], encrypt: required}, restricted: never}",
+    "brief: {tiers: [host, nvme], encrypt: required}, short: {tiers: [host, nvme], encrypt: required}, "
+    "restricted: never}",
 )
 for _before, _after in (  # `short` lives for ten seconds in all
     ("[internal, brief, restricted]", "[internal, brief, short, restricted]"),
@@ -76,9 +77,29 @@ def until(holds: Callable[[], bool], seconds: float = SECONDS) -> bool:
     return True
 
 
-def tier(engine: LocalEngine, name: str = "host") -> dict[str, Any]:
-    """What the engine says of one tier."""
-    return engine.governance("stats")["tiers"][name]
+def tier(engine: LocalEngine, name: str = "") -> dict[str, Any]:
+    """What the engine says of one tier, or of the only one."""
+    tiers = engine.governance("stats")["tiers"]
+    if name:
+        return tiers[name]
+    (only,) = tiers.values()
+    return only
+
+
+def tier_name(engine: LocalEngine) -> str:
+    """The only tier of an engine."""
+    (name,) = engine.governance("stats")["tiers"]
+    return str(name)
+
+
+def fault(engine: LocalEngine, kind: str, seconds: float = 0.0) -> list[int]:
+    """Make the only tier of an engine misbehave, or behave again (`tier_fault` of the probe)."""
+    return engine.rpc("tier_fault", tier_name(engine), kind, seconds)
+
+
+def nvme(folder: Path) -> dict[str, Any]:
+    """Settings of an engine whose copies go to files of `folder` alone."""
+    return {"host_tier_bytes": 0, "nvme_tier_path": str(folder), "nvme_tier_bytes": 256 << 20}
 
 
 def deployment_with(folder: Path, policy: str = TIER_POLICY) -> Deployment:

@@ -1,4 +1,4 @@
-"""An engine with a host tier, shared by the tests that leave it idle."""
+"""Engines with one tier, shared by the tests that leave them idle."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ if TYPE_CHECKING:
     from local_engine import LocalEngine
 
 
-@pytest.fixture(scope="session")
-def tiered(engines: Callable[..., LocalEngine], tmp_path_factory: pytest.TempPathFactory) -> LocalEngine:
-    """A governed engine whose pool holds two prompts, with sealed copies in host memory."""
-    from tier_engines import deployment_with, options
+@pytest.fixture(scope="session", params=["host", "nvme"])
+def tiered(
+    request: pytest.FixtureRequest,
+    engines: Callable[..., LocalEngine],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> LocalEngine:
+    """A governed engine whose pool holds two prompts, with sealed copies in host memory or in files."""
+    from tier_engines import deployment_with, nvme, options
 
-    return engines(deployment=deployment_with(tmp_path_factory.mktemp("tiered")), **options())
+    folder = tmp_path_factory.mktemp("tiered")
+    settings = nvme(folder / "tier") if request.param == "nvme" else {}
+    return engines(deployment=deployment_with(folder), **options(**settings))

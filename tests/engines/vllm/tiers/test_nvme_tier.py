@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from os import kill
 from pathlib import Path
 
 from local_engine import BLOCK, LocalEngine, environment
 from sqlalchemy import select
-from tier_engines import OBJECT, PREFIX, TIER_POLICY, deployment_with, displace, options, prompt, tier, until
+from tier_engines import (
+    OBJECT,
+    PREFIX,
+    TIER_POLICY,
+    deployment_with,
+    displace,
+    nvme,
+    options,
+    prompt,
+    tier,
+    until,
+)
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.copies.copy_rows import copy_totals
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.schema.ledger import incarnations, releases, residencies
 from kvcustody.clock import SystemClock
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
@@ -35,7 +47,7 @@ def test_own_prompts_come_back_after_a_restart_and_foreign_ones_never(
 ):
     folder, mine = tmp_path / "tier", prompt(1)
     deployment = deployment_with(tmp_path / "site")
-    there = options(host_tier_bytes=0, nvme_tier_path=str(folder), nvme_tier_bytes=256 << 20)
+    there = options(**nvme(folder))
     expected = plain.ask(mine, max_tokens=16).tokens
     engine = start(deployment=deployment, **there)
     assert engine.ask(mine, tenant="alpha", max_tokens=16).tokens == expected
@@ -145,16 +157,62 @@ def test_each_of_two_workers_seals_its_own_part(start: Start, plain: LocalEngine
     engine.close()
 
 
-def test_a_killed_engine_leaves_no_plaintext_in_files(start: Start, tmp_path: Path):
+def test_what_a_killed_engine_left_is_found_again_or_ended_by_the_next(
+    start: Start, plain: LocalEngine, tmp_path: Path
+):
     folder, mine = tmp_path / "tier", prompt(5)
-    there = options(host_tier_bytes=0, nvme_tier_path=str(folder), nvme_tier_bytes=256 << 20)
-    engine = start(deployment=deployment_with(tmp_path / "site"), **there)
-    engine.ask(mine, tenant="alpha")
+    deployment = deployment_with(tmp_path / "site")
+    there = options(nvme_tier_path=str(folder), nvme_tier_bytes=256 << 20)
+    expected = plain.ask(mine, max_tokens=16).tokens
+    engine = start(deployment=deployment, **there)
+    for tenant, seed in (("alpha", 5), ("beta", 6)):  # the policy names alpha alone
+        engine.ask(prompt(seed), tenant=tenant, max_tokens=16)
     indexed = engine.probe("pool")["indexed"]
     contents = [engine.rpc("block_content", block)[0] for block, is_there in enumerate(indexed) if is_there]
     displace(engine, rounds=2)
+    assert until(
+        lambda: min(tier(engine, name)["copies"] for name in ("host", "nvme")) >= 2 * PREFIX // OBJECT
+    )
+    engine.submit(prompt(7), tenant="alpha", max_tokens=300)  # still running when it dies
+    for _ in range(10):
+        engine.step()
+    time.sleep(1.0)  # the ledger's writer has had its turn
     for process in (engine.worker_pid, engine.core_pid):
         kill(process, signal.SIGKILL)
+    engine.close()
     for content in [one for one in contents if len(set(one)) > 8]:
         holding, files = files_with(folder, content)
         assert (holding, files > 0) == (0, True)
+    kept = next(path for path in folder.rglob("*") if len(path.name) == 64)
+    root = kept.parent.parent
+    stray, moved = root / "00" / ("0" * 64), root / "ff" / ("f" * 64)
+    for planted, content in ((stray, bytes(4096)), (moved, kept.read_bytes())):
+        planted.parent.mkdir(mode=0o700, exist_ok=True)
+        planted.write_bytes(content)
+
+    engine = start(deployment=deployment, **there)
+    assert kept.exists() and not (stray.exists() or moved.exists()), "what no index could name is gone"
+    assert engine.ask(prompt(6), tenant="alpha").cached_tokens == 0
+    answer = engine.ask(mine, tenant="alpha", max_tokens=16)
+    assert (answer.cached_tokens, answer.tokens) == (PREFIX * BLOCK, expected)
+    assert engine.ask(mine, tenant="beta").cached_tokens == 0
+    assert engine.governance("check") == [] and engine.governance("scan", True) == []
+    engine.close()
+
+    ledger = open_store(deployment.ledger_url)
+    with ledger.connect() as connection:
+        dead, second = connection.execute(
+            select(incarnations).where(incarnations.c.device.is_not(None)).order_by(incarnations.c.id)
+        ).all()
+        opened = connection.scalars(
+            select(residencies.c.residency).where(residencies.c.incarnation == dead.id)
+        )
+        closed = connection.scalars(select(releases.c.residency).where(releases.c.incarnation == dead.id))
+        assert set(opened) <= set(closed)
+        lost, kept_on = (copy_totals(connection, dead.id)[name] for name in ("host", "nvme"))
+        verdicts = {one.tier: one for one in copy_coverage(connection).by_tier()}
+    ledger.dispose()
+    print(lost, kept_on, verdicts)
+    assert second.end == "stopped" and dead.end not in (None, "stopped")
+    assert lost.stored > lost.destroyed and verdicts["host"].unproven > 0, "nobody saw what became of memory"
+    assert verdicts["nvme"].disputed == 0
