@@ -54,7 +54,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.custody_events import integrity_mismatch, residency_released
-from kvcustody.governance.decisions.access_plan import Plan, label_of
+from kvcustody.governance.decisions.access_plan import Plan, label_of, owed_by
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.eviction_order import eviction_orders
@@ -95,6 +95,7 @@ from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
 _log = structlog.get_logger(__name__)
+COPIES_IN_CLEAR = "copies-in-clear"  # the rule that denies what would rest beside the engine unsealed
 SWEEP_BATCH = 128
 _newest = np.maximum.reduce
 BlockIds = Sequence[int] | Blocks
@@ -139,6 +140,7 @@ class EnginePort(Authority[ExternalPool]):
         self._starting: list[ExternalResidency] = []
         self._launch = 0
         self.copies_leave = False  # something beside the engine keeps copies of whatever it computes
+        self.are_copies_sealed: Callable[[], bool] = _no  # whether nothing of them rests in clear
         self.indexes_at_once = (
             False  # what a step computes is in the engine's index when the step is scheduled
         )
@@ -284,20 +286,25 @@ class EnginePort(Authority[ExternalPool]):
         if not plan.admitted.permitted:
             self._reuse.denied(Action.ADMIT, plan.tenant, plan.admitted.reasons[0])
             return self._forbidden(plan, request_id, plan.admitted)
-        if self.copies_leave and self.restricted.covers(plan.tenant, principal.subject):
-            # whatever it computes would be copied, and nothing asks for each request
-            self._reuse.denied(Action.OFFLOAD, plan.tenant, RESTRICTED)
-            return self._forbidden(
-                plan, request_id, Decision(Effect.DENY, (RESTRICTED,), self.table.revision)
-            )
-        if self.copies_leave:
-            try:
-                decision = self.authorize(Action.OFFLOAD, plan, moment.trace)
-            except LedgerUnavailable:
-                return AdmissionRefused(request_id, "the ledger cannot record that copies leave; try again")
-            if not decision.permitted:
-                return self._forbidden(plan, request_id, decision)
-        return plan
+        return (self._refused_copies(plan, request_id, moment) if self.copies_leave else None) or plan
+
+    def _refused_copies(
+        self, plan: Plan[ExternalPool], request_id: Hashable, moment: Moment
+    ) -> AdmissionRefused | None:
+        """Whatever a request computes would be copied, and nothing asks for each: why it may not run; None: it may."""
+        denied, owed = "", owed_by(self.table, plan.tenant, plan.level)
+        if self.restricted.covers(plan.tenant, plan.principal.subject):
+            denied = RESTRICTED
+        elif owed.tiers and owed.encrypt and not self.are_copies_sealed():
+            denied = COPIES_IN_CLEAR
+        if denied:
+            self._reuse.denied(Action.OFFLOAD, plan.tenant, denied)
+            return self._forbidden(plan, request_id, Decision(Effect.DENY, (denied,), self.table.revision))
+        try:
+            decision = self.authorize(Action.OFFLOAD, plan, moment.trace)
+        except LedgerUnavailable:
+            return AdmissionRefused(request_id, "the ledger cannot record that copies leave; try again")
+        return None if decision.permitted else self._forbidden(plan, request_id, decision)
 
     def _monitored_plan(
         self,
@@ -1359,3 +1366,7 @@ def _nobody(_tenant: str) -> None:
 
 def _nothing() -> None:
     """Everything has been told."""
+
+
+def _no() -> bool:
+    return False

@@ -6,7 +6,8 @@
 1. The first tier is host memory in clear that no deadline or erasure reaches. So it may be a way only: the server does
    not start unless what was handed to the second tier is deleted there (`skip_l1`), and that tier is ours.
 2. Memory of the first tier is zeroed before it is free again, and read back.
-3. What this rests on in LMCache is looked for at start; where it is not as expected, the server does not start.
+3. While the server lives, engines on this machine see that it seals (`seal_notice`).
+4. What this rests on in LMCache is looked for at start; where it is not as expected, the server does not start.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ import numpy as np
 import structlog
 from lmcache.v1.distributed.storage_controllers.store_policy import StorePolicy
 
+from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, IsolationError
+from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.governance.tiers.seal.seal_notice import SealNotice
+from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.lmcache.l2_adapter import CustodyL2Adapter
 
 if TYPE_CHECKING:
@@ -32,8 +38,8 @@ _log = structlog.get_logger(__name__)
 class FirstTierModule:
     """What this server's first tier has freed."""
 
-    def __init__(self, context: Any) -> None:
-        """Raises a `CustodyError` that says what has to be started differently (rules 1, 3)."""
+    def __init__(self, context: Any, port: int) -> None:
+        """Raises a `CustodyError` that says what has to be started differently (rules 1, 4)."""
         self.context = context
         self.freed = self.freed_bytes = 0
         self._lock = threading.Lock()
@@ -59,6 +65,7 @@ class FirstTierModule:
                 memory.free = self._zeroing(memory.free)
         except (AttributeError, ValueError) as error:
             raise IsolationError(f"this LMCache is not as it was when it was governed: {error}") from error
+        self._notice = _notice(load_settings(), port)
         _log.info("first tier governed", managers=len(manager._l1_managers_by_id))
 
     def _zeroing(self, free: Callable[[list[MemoryObj]], Any]) -> Callable[[list[MemoryObj]], Any]:
@@ -80,9 +87,19 @@ class FirstTierModule:
         return {"kvcustody_first_tier": {"freed": self.freed, "zeroed_bytes": self.freed_bytes}}
 
     def close(self) -> None:
-        """Nothing of this module's own."""
+        """Engines are told no longer that this server seals."""
+        self._notice.close()
 
 
 def build_server_modules(build: Any) -> FirstTierModule:
     """What `--server-module` calls."""
-    return FirstTierModule(build.server_context)
+    return FirstTierModule(build.server_context, int(build.mp_config.port))
+
+
+def _notice(settings: Settings, port: int) -> SealNotice:
+    assert settings.scope_salts_path is not None, "the adapter has checked"
+    shred = ShredKeys.open(settings.shred_keys_path, open_root_key(settings), SystemClock())
+    try:
+        return SealNotice(settings.scope_salts_path, shred, port)
+    finally:
+        shred.close()

@@ -46,7 +46,7 @@ def offloading(
 
     text = _POLICY.format(
         profile="shared", scope="tenant", tenants=ROOMY, classify="", sharing="", rules=rules, idle="30m"
-    ).replace("low: never", "low: {tiers: [host], encrypt: none}")
+    ).replace("low: never", f"low: {offload}")
     return compile_policy(load_policy(text, name="world.yaml"), revision=revision)
 
 
@@ -87,6 +87,24 @@ def test_control_where_no_copy_leaves_nobody_is_asked() -> None:
     residency = ask(made, "attacker")
     assert isinstance(residency, ExternalResidency)
     assert not made.may_offload(residency) and made.may_offload(ask(made, "victim"))
+
+
+@pytest.mark.parametrize("encrypt", ["required", "none"])
+def test_who_must_be_encrypted_is_not_served_while_copies_rest_in_clear(encrypt: str) -> None:
+    made = port(offloading(offload=f"{{tiers: [host], encrypt: {encrypt}}}"))
+    may_be_clear = encrypt == "none"
+    for is_sealed, is_served in ((False, may_be_clear), (True, True), (False, may_be_clear)):
+        made.are_copies_sealed = lambda is_sealed=is_sealed: is_sealed
+        answer = ask(made, "victim")
+        assert isinstance(answer, ExternalResidency) is is_served, (is_sealed, answer)
+        if not is_served:
+            assert answer.reason == "policy: copies-in-clear"
+        else:
+            made.release(answer)
+    refused = ask(made, "attacker", 1)
+    assert isinstance(refused, AdmissionRefused)
+    made.copies_leave = False
+    assert isinstance(ask(made, "victim", 2), ExternalResidency), "control: no copy leaves"
 
 
 def test_a_permit_that_cannot_be_recorded_is_none() -> None:

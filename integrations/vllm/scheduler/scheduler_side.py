@@ -45,6 +45,11 @@ from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.content.custom_params import KINDS, LATENCY, MARKS, TRACE
 from kvcustody.integrations.vllm import open_custody as opening
+from kvcustody.integrations.vllm.foreign_connectors import (
+    CopiesBeside,
+    has_foreign_connectors,
+    refuse_foreign_connectors,
+)
 from kvcustody.integrations.vllm.model_identity import Models
 from kvcustody.integrations.vllm.scheduler.block_pool import governed_pool
 from kvcustody.integrations.vllm.scheduler.cache_manager import governed_manager
@@ -118,7 +123,7 @@ class SchedulerSide:
         names, groups = tuple(tier_names(self.settings)), ONE_GROUP
         plan = opening.plan_of(self._config, self._cache, manager, block_tokens, names)
         if self._tier_plan is not None:
-            refuse_tiers(self._config, has_others=opening.has_foreign_connectors(self._config))
+            refuse_tiers(self._config, has_others=has_foreign_connectors(self._config))
             groups = tier_groups(manager, block_tokens)
         state = SchedulerState(manager, block_tokens)
         self.control.state = self.state = state
@@ -196,20 +201,23 @@ class SchedulerSide:
         vLLM may defer frees for connectors that write into blocks outside the model's stream. This one never does, and
         the port's fences order the scrub behind steps in flight.
         """
-        opening.refuse_foreign_connectors(scheduler.vllm_config, self.settings.vllm_connectors_allowed)
+        refuse_foreign_connectors(scheduler.vllm_config, self.settings.vllm_connectors_allowed)
         self.bind(scheduler.kv_cache_manager)
-        self.state.keys_early = opening.has_foreign_connectors(scheduler.vllm_config)
+        self.state.keys_early = has_foreign_connectors(scheduler.vllm_config)
         self.state.port.copies_leave = self.state.keys_early
         if not self.state.keys_early:
             self.port.pool.only_steps = True
             scheduler._connector_finished = _nothing_to_hand_off
         else:
-            self._open_salts()
+            self._open_salts(scheduler.vllm_config)
         self.control.scheduler = scheduler
         scheduler.defer_block_free = False
 
-    def _open_salts(self) -> None:
-        """A connector beside ours gets salts of domains; the settings say where others find whose they are."""
+    def _open_salts(self, config: VllmConfig) -> None:
+        """A connector beside ours gets salts of domains; the settings say where others find whose they are.
+
+        Raises `ConfigError` where what it copies would rest in clear under a profile that isolates.
+        """
         assert self._opened is not None
         stack = self._salts_open
         shred = ShredKeys.open(
@@ -219,6 +227,13 @@ class SchedulerSide:
         keys = SealKeys(self.port.keyring, shred)
         stack.callback(keys.close)
         directory, path = None, self.settings.scope_salts_path
+        sealed = self.port.are_copies_sealed = CopiesBeside(config, path, shred, self._opened.clock)
+        if sealed.clear and self.port.table.policy.profile.isolating:
+            stack.close()
+            raise ConfigError(
+                f"{sealed.clear} keeps KV blocks in clear, or does not show that it seals them, which profile "
+                f"`{self.port.table.policy.profile.value}` does not allow (docs/start/lmcache.md)"
+            )
         if path is not None:
             directory = ScopeDirectory(path, keys)
             stack.callback(directory.close)

@@ -36,9 +36,10 @@ class LMCacheServer:
         environment: dict[str, str],
         adapter: dict[str, Any] | None = OURS,
         *more: str,
+        port: int = 0,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.port, self.http = free_port(), free_port()
+        self.port, self.http = port or free_port(), free_port()
         command = [
             str(Path(sys.executable).parent / "lmcache"), "server", "--host", "127.0.0.1", "--port", str(self.port),
             "--http-host", "127.0.0.1", "--http-port", str(self.http), "--l1-size-gb", "0.25",

@@ -270,7 +270,7 @@ def test_beside_a_connector_that_copies_whatever_is_computed_they_are_refused_by
     one = ReferenceEngine(
         Setup(SUBJECTS.replace("low: never", "low: {tiers: [host], encrypt: required}"), VirtualClock())
     )
-    one.port.copies_leave = True
+    one.port.copies_leave, one.port.are_copies_sealed = True, lambda: True
     ann = identify(issuer="idp", tenant="alpha", verified={"subject": "ann"})
 
     def answer(request_id: str) -> object:

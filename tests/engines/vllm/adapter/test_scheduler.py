@@ -341,7 +341,7 @@ def test_a_connector_is_allowed_by_the_record_of_its_own_code(tmp_path: Path) ->
     from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 
     from kvcustody.integrations.vllm.conformance_record import digest_of, subject_of
-    from kvcustody.integrations.vllm.open_custody import refuse_foreign_connectors
+    from kvcustody.integrations.vllm.foreign_connectors import refuse_foreign_connectors
     from kvcustody.testkit.conformance import ALL, CaseVerdict, ConformanceReport
     from kvcustody.testkit.conformance.report import record
 
