@@ -157,7 +157,7 @@ class TransformersEngineUnderTest:
         record = self._custody.records.get(name)
         if name not in self._scheduler.active_requests or record is None:
             return RequestOutcome(WAITING, cached, self._generated(name), "", ())
-        blocks = tuple(block - self._custody.blocks.first for block in record.table)
+        blocks = tuple(block - self._custody.blocks.parts[0].first for block in record.tables[0])
         return RequestOutcome(RUNNING, record.hit_tokens, self._generated(name), "", blocks)
 
     def _generated(self, name: str) -> tuple[int, ...]:
@@ -220,7 +220,7 @@ class TransformersEngineUnderTest:
             record = self._custody.records.get(name)
             ours: list[int] = []
             if record is not None:
-                ours = (self._governor.blocks(record.handle) + self._custody.blocks.first).tolist()
+                ours = (self._governor.blocks(record.handle) + self._custody.blocks.parts[0].first).tolist()
             if ours != engine_table:
                 found.append(f"request `{name}`: the engine's table is `{engine_table}`, ours `{ours}`")
         if allocator.ledger.hash_to_block:
@@ -241,7 +241,7 @@ class TransformersEngineUnderTest:
     def read(self, blocks: Sequence[int]) -> list[bytes]:
         """Rows of the engine's cache tensor."""
         size = self._custody.blocks.bytes_per_block
-        rows = self._processor.cache.cache_tensor.view(-1, size)[self._custody.blocks.first :]
+        rows = self._processor.cache.cache_tensor.view(-1, size)[self._custody.blocks.parts[0].first :]
         return [rows[block].numpy().tobytes() for block in blocks]
 
     def free_blocks(self) -> tuple[int, ...]:
@@ -302,13 +302,13 @@ class FirstWrites:
 
     def before_forward(self, batch: Sequence[Any]) -> None:
         """`batch`: what the engine has prepared; positions already count the tokens of this step."""
-        page, first = self._custody.page, self._custody.blocks.first
+        page, first = self._custody.page, self._custody.blocks.parts[0].first
         self._take_in(page, first)
         (memory,) = self._custody.blocks.memories
         for future in batch:
             end = future.state.position_offset
             places = range((end - future.query_length) // page, -(-end // page))
-            table = self._custody.records[future.state.request_id].table
+            table = self._custody.records[future.state.request_id].tables[0]
             for block in (table[at] - first for at in places):
                 fresh = self._fresh.pop(block, None)
                 if fresh is not None and self.probe is not None:
@@ -322,10 +322,10 @@ class FirstWrites:
             known, count = self._known.get(name, (None, 0))
             if known is not record:
                 count = record.hit_tokens // page
-            for block in record.table[count:]:
+            for block in record.tables[0][count:]:
                 self._hand_outs += 1
                 self._fresh[block - first] = (name, self._hand_outs)
-            self._known[name] = (record, len(record.table))
+            self._known[name] = (record, len(record.tables[0]))
 
 
 VOCABULARY = 256

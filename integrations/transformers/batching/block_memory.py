@@ -1,14 +1,18 @@
 """The engine's one cache tensor as the blocks of our pools: where block b lies, and that it does lie there.
 
-1. A block of ours is the row of the engine's block of that number: all layers' keys and values, nothing else.
-2. Before custody begins the engine itself writes one block, and exactly that row changes: another layout is refused.
-3. The two trash sectors in front are in no pool. What padding writes there is zeroed on time and at the end.
+1. A block of ours is a row of each of the engine's allocators: one for layers of full attention, one for sliding
+   windows, or both. All their layers' keys and values, nothing else: whoever has a block has both rows alone.
+2. Where there are two, the sectors are cut in two ranges, so that every block has its rows. A window's ring lies in the
+   first blocks of its request; the window's rows of the others stay unused.
+3. Before custody begins the engine itself writes one block, and exactly that row changes: another layout is refused.
+4. The two trash sectors in front are in no pool. What padding writes there is zeroed on time and at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 import torch
@@ -24,31 +28,66 @@ _PROBE = "kvcustody probe"
 _log = structlog.get_logger(__name__)
 
 
-class EngineBlocks:
-    """Rows of the cache tensor, [blocks, bytes of a block] uint8, cut into the pools that the Governor asks for."""
+class BlockRows(NamedTuple):
+    """One allocator's part of every block: `rows` [blocks, bytes] uint8; `first`: the engine's number of row 0."""
 
-    def __init__(self, cache: Any, allocator: Any, clock: Clock, *, tuning: Path | None = None) -> None:
-        size = int(allocator.bytes_per_block)
-        rows = cache.cache_tensor.view(-1, size)
-        self.first = _TRASH_SECTORS * int(allocator.blocks_per_sector)
+    allocator: Any
+    rows: torch.Tensor
+    first: int
+
+    @property
+    def ring(self) -> int | None:
+        """How many blocks of a request it writes; None: all."""
+        window = getattr(self.allocator, "sliding_window", None)
+        return None if window is None else -(-int(window) // int(self.allocator.tokens_per_page))
+
+
+class EngineBlocks:
+    """The cache tensor's rows, cut into the pools that the Governor asks for."""
+
+    def __init__(
+        self, cache: Any, allocators: Sequence[Any], clock: Clock, *, tuning: Path | None = None
+    ) -> None:
+        """Raises `ConfigError` where the tensor is not what its allocators say, or too small."""
+        tensor, sectors, sector_bytes = (
+            cache.cache_tensor,
+            int(cache.num_sectors),
+            int(cache.bytes_per_sector),
+        )
         self._clock = clock
         self._tuning = tuning
-        self._trash = rows[: self.first]
-        self._rows = rows[self.first :]
-        self.bytes_per_block = size
-        self.blocks = len(self._rows)
-        self.pool_first: list[int] = []  # engine number of the first block, by pool
+        self._trash = tensor[: _TRASH_SECTORS * sector_bytes]
+        self.blocks = _whole_blocks(sectors, [int(one.blocks_per_sector) for one in allocators])
+        self.parts: list[BlockRows] = []
+        at = _TRASH_SECTORS
+        for allocator in allocators:
+            size, per_sector = int(allocator.bytes_per_block), int(allocator.blocks_per_sector)
+            rows = tensor.view(-1, size)
+            if (
+                len(rows) != (sectors + _TRASH_SECTORS) * per_sector
+                or allocator.num_blocks != sectors * per_sector
+            ):
+                raise ConfigError(
+                    f"the engine counts `{allocator.num_blocks}` blocks of `{allocator.layer_type}`, its tensor holds "
+                    f"`{len(rows) - _TRASH_SECTORS * per_sector}`"
+                )
+            first = at * per_sector
+            self.parts.append(BlockRows(allocator, rows[first : first + self.blocks], first))
+            at += -(-self.blocks // per_sector)
+        self.bytes_per_block = sum(part.rows.shape[1] for part in self.parts)
+        self.pool_first: list[int] = []  # the first block, by pool
         self.memories: list[TensorMemory] = []
         self._taken = 0
-        if self.blocks != allocator.num_blocks:
-            raise ConfigError(
-                f"the engine counts `{allocator.num_blocks}` blocks, its tensor holds `{self.blocks}`"
-            )
+
+    @property
+    def are_rewritten(self) -> bool:
+        """Whether a request writes blocks again in place, so that no other may have them, not even its fork."""
+        return any(part.ring is not None for part in self.parts)
 
     @property
     def plan(self) -> MemoryPlan:
         """What a worker is opened over."""
-        return MemoryPlan(self.make, self.blocks, 1, self.bytes_per_block, str(self._rows.device))
+        return MemoryPlan(self.make, self.blocks, 1, self.bytes_per_block, str(self._trash.device))
 
     def make(self, blocks: int) -> TensorMemory:
         """The next `blocks` rows as the memory of one pool."""
@@ -56,29 +95,34 @@ class EngineBlocks:
             raise ConfigError(
                 f"pools of `{self._taken + blocks}` blocks do not fit in the engine's `{self.blocks}`"
             )
-        self.pool_first.append(self.first + self._taken)
-        rows = self._rows[self._taken : self._taken + blocks]
+        self.pool_first.append(self._taken)
+        rows = [part.rows[self._taken : self._taken + blocks] for part in self.parts]
         self._taken += blocks
-        kind = StreamTensorMemory if rows.device.type == "cuda" else TensorMemory
-        memory = kind.wrap([[rows]], clock=self._clock)
+        kind = StreamTensorMemory if self._trash.device.type == "cuda" else TensorMemory
+        memory = kind.wrap([rows], clock=self._clock)
         for tuning in memory.prepare(self._tuning):
             _log.info("scrub tuned", from_file=tuning.from_file, **tuning.chosen.describe())
         self.memories.append(memory)
         return memory
 
-    def probe(self, allocator: Any) -> None:
-        """Let the engine write its last block in every layer, see that this row and no neighbour changed (rule 2)."""
-        last = self.first + self.blocks - 1
+    def probe(self) -> None:
+        """Let the engine write its last block in every layer, see that this row and no neighbour changed (rule 3)."""
+        for part in self.parts:
+            self._probe(part)
+
+    def _probe(self, part: BlockRows) -> None:
+        allocator, rows = part.allocator, part.rows
+        last = part.first + self.blocks - 1
         page = int(allocator.tokens_per_page)
         allocator.block_table[_PROBE] = [last]
         try:
-            index = torch.tensor(allocator.get_write_indices(_PROBE, 0, page), device=self._rows.device)
+            index = torch.tensor(allocator.get_write_indices(_PROBE, 0, page), device=rows.device)
         finally:
             del allocator.block_table[_PROBE]
         shape = (page, allocator.num_key_value_heads, allocator.head_dim)
-        ones = torch.ones(shape, dtype=allocator.cache_dtype, device=self._rows.device)
-        unread = torch.empty(0, dtype=torch.int64, device=self._rows.device)
-        before = self._rows[-2:-1].clone()
+        ones = torch.ones(shape, dtype=allocator.cache_dtype, device=rows.device)
+        unread = torch.empty(0, dtype=torch.int64, device=rows.device)
+        before = rows[-2:-1].clone()
         try:
             for layer in allocator.layer_indices:
                 allocator.update(ones, ones, layer, unread, index)
@@ -86,18 +130,30 @@ class EngineBlocks:
             raise ConfigError(
                 f"the engine's cache does not take keys and values as expected: {error}"
             ) from error
-        written = self._rows[-1].view(allocator.cache_dtype)
-        reached = bool((written == 1).all()) and torch.equal(self._rows[-2:-1], before)
-        self._rows[-1].zero_()
+        written = rows[-1].view(allocator.cache_dtype)
+        reached = bool((written == 1).all()) and torch.equal(rows[-2:-1], before)
+        rows[-1].zero_()
         if not reached:
             raise ConfigError(
                 "the engine's blocks do not lie where this adapter expects them in its cache tensor"
             )
 
     def clear_trash(self) -> None:
-        """Zero both trash sectors, on the current stream (rule 3)."""
+        """Zero both trash sectors, on the current stream (rule 4)."""
         self._trash.zero_()
 
     def trash_nonzero_bytes(self) -> int:
         """Bytes of the trash sectors that are not zero."""
         return int(torch.count_nonzero(self._trash))
+
+
+def _whole_blocks(sectors: int, per_sector: list[int]) -> int:
+    """How many blocks have a row of each allocator, of which a sector holds so many."""
+    blocks = int(sectors / sum(1 / count for count in per_sector))
+    while sum(-(-blocks // count) for count in per_sector) > sectors:
+        blocks -= 1
+    if blocks < 2:
+        raise ConfigError(
+            f"the engine's cache has `{sectors}` sectors, which hold `{blocks}` blocks; give it more memory"
+        )
+    return blocks

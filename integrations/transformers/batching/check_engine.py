@@ -2,8 +2,8 @@
 
 1. Outside the declared range of versions nothing starts: an engine that changed may hand out blocks behind our back.
 2. Inside the range every class and signature that is overridden or called is compared before the first block moves.
-3. One cache tensor on one device, layers of full attention only, no copy of blocks outside it. Every part of the
-   engine that is not understood is refused, with what to change.
+3. One cache tensor on one device, layers of full attention and of sliding windows only, no copy of blocks outside it.
+   Every part of the engine that is not understood is refused, with what to change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from importlib import import_module, metadata
 from typing import Any
 
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
+from transformers.generation.continuous_batching.cache_allocators import (
+    FullAttentionCacheAllocator,
+    SlidingAttentionCacheAllocator,
+)
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from kvcustody.errors import ConfigError
@@ -45,17 +48,17 @@ def check_ranks(ranks: int) -> None:
         raise ConfigError(f"tensor parallelism over `{ranks}` ranks is not governed; use one device")
 
 
-def check_cache(cache: Any) -> Any:
-    """The one allocator of a cache that can be governed, else `ConfigError`."""
+def check_cache(cache: Any) -> list[Any]:
+    """The allocators of a cache that can be governed, else `ConfigError`."""
     if type(cache) is not PagedAttentionCache:
         raise ConfigError(f"a cache of type `{type(cache).__name__}` is not governed; use the engine's own")
     kinds = {name: type(one) for name, one in cache.cache_allocators.items()}
-    if list(kinds.values()) != [FullAttentionCacheAllocator]:
+    if not kinds or not set(kinds.values()) <= {FullAttentionCacheAllocator, SlidingAttentionCacheAllocator}:
         raise ConfigError(
-            f"layers of kinds `{', '.join(kinds)}` are not governed; only models whose layers all have full attention"
+            f"layers of kinds `{', '.join(kinds)}` are not governed; only models whose layers have full attention or "
+            "sliding windows"
         )
-    (allocator,) = cache.cache_allocators.values()
-    return allocator
+    return list(cache.cache_allocators.values())
 
 
 FIRST, BEYOND = (5, 19), (5, 25)
@@ -114,6 +117,7 @@ EXPECTED: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("scheduler", "FIFOScheduler"): _SCHEDULER,
     ("scheduler", "PrefillFirstScheduler"): _SCHEDULER,
     ("cache_allocators", "FullAttentionCacheAllocator"): _ALLOCATOR,
+    ("cache_allocators", "SlidingAttentionCacheAllocator"): _ALLOCATOR,
     ("continuous_api", "ContinuousBatchingManager"): _MANAGER,
     ("continuous_api", "OutputRouter"): {"fail_and_deliver": ("state", "error")},
     ("requests", "RequestState"): {"create_equivalent_initial_request": ()},

@@ -42,14 +42,13 @@ IN_FLIGHT_STEPS = 2  # async batching: the step being prepared is the second one
 
 
 class BatchCustody:
-    """The Governor's side of one engine cache. `tables`: the engine's block tables, by request id."""
+    """The Governor's side of one engine cache."""
 
     def __init__(
         self,
         governor: Governor,
         model: ModelIdentity,
         blocks: EngineBlocks,
-        tables: dict[str, list[int]],
         claims: RequestClaims,
         *,
         is_sharing: bool,
@@ -63,7 +62,8 @@ class BatchCustody:
         self.is_async = is_async
         self.events: BatchingBlockEvents | None = None
         self._model = model
-        self._tables = tables
+        self._tables: list[dict[str, list[int]]] = [part.allocator.block_table for part in blocks.parts]
+        self._firsts = [part.first for part in blocks.parts]
         self._claims = claims
         self._claimed: dict[str, RequestClaim] = {}
         self._asked_us: dict[str, int] = {}
@@ -133,10 +133,11 @@ class BatchCustody:
     def _record(
         self, request_id: str, admitted: Admission, claim: RequestClaim, plan: Plan[BlockManager], tokens: int
     ) -> None:
-        table = (admitted.blocks + self.blocks.pool_first[plan.manager.number]).tolist()
-        self._tables[request_id] = table
-        room_tokens = self.page * len(table)
-        self.records[request_id] = RequestRecord(admitted, claim, plan, tokens, table, room_tokens)
+        rows = admitted.blocks + self.blocks.pool_first[plan.manager.number]
+        tables: list[list[int]] = [(rows + first).tolist() for first in self._firsts]
+        for of_engine, table in zip(self._tables, tables, strict=True):
+            of_engine[request_id] = table
+        self.records[request_id] = RequestRecord(admitted, claim, plan, tokens, tables, self.page * len(rows))
 
     def _needed(self, tokens: int, max_new_tokens: int | None) -> int:
         return -(-(tokens + (max_new_tokens or 1) - 1) // self.page)
@@ -206,7 +207,9 @@ class BatchCustody:
         without = set(governor.extend_slots(slots, ids, pool))
         for record, _ in wanting:
             if record.handle not in without:
-                record.table.append(int(governor.blocks(record.handle)[-1]) + self.blocks.pool_first[pool])
+                row = int(governor.blocks(record.handle)[-1]) + self.blocks.pool_first[pool]
+                for table, first in zip(record.tables, self._firsts, strict=True):
+                    table.append(row + first)
                 record.reported_tokens += 1
                 record.room_tokens += self.page
 
@@ -228,24 +231,32 @@ class BatchCustody:
 
     def inherit(self, parent_id: str, child_ids: Iterable[str]) -> None:
         """Children run on their parent's behalf, whether they fork now or are queued."""
-        claim = self.records[parent_id].claim
+        claim, rewrites = self.records[parent_id].claim, self.blocks.are_rewritten
         for child_id in child_ids:
-            self._claimed[child_id] = claim
+            self._claimed[child_id] = claim.private() if rewrites else claim
 
-    def fork(self, parent_id: str, child_id: str, tokens: Sequence[int], computed: int) -> list[int] | None:
+    def fork(
+        self, parent_id: str, child_id: str, tokens: Sequence[int], computed: int
+    ) -> list[tuple[list[int], list[int]]] | None:
         """Admit a child that inherited from its parent, of which `computed` tokens have their K/V.
 
-        Returns the parent's blocks whose content the engine must copy into the same places of the child's table, or
-        None where there is no room now, or the parent reads what may not be read anew: a copy would be read as well.
-        What the policy lets the parent reuse is shared, the rest is the child's own.
+        Returns for each allocator the parent's blocks whose content the engine must copy, and into which of the
+        child's; None where there is no room now, or the parent reads what may not be read anew: a copy would be read
+        as well. What the policy lets the parent reuse is shared, the rest is the child's own.
         """
         parent = self.records[parent_id].handle
         if parent not in self.governor.running or not self.governor.may_fork(parent):
             return None
         if not isinstance(self.admit(child_id, tokens, None), Admission):
             return None
-        shared = self.records[child_id].hit_tokens // self.page
-        return self.records[parent_id].table[shared : -(-computed // self.page)]
+        child = self.records[child_id]
+        copied = slice(child.hit_tokens // self.page, -(-computed // self.page))
+        return [
+            (source[copied][: part.ring], own[copied][: part.ring])
+            for part, source, own in zip(
+                self.blocks.parts, self.records[parent_id].tables, child.tables, strict=True
+            )
+        ]
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
@@ -257,7 +268,8 @@ class BatchCustody:
         record = self.records.pop(request_id, None)
         if record is None:
             return
-        self._tables.pop(request_id, None)
+        for of_engine in self._tables:
+            of_engine.pop(request_id, None)
         self._releases += 1
         sequence = self.governor.running.get(record.handle)
         if sequence is None:  # erased or overdue: the Governor has released it already

@@ -137,21 +137,21 @@ class GovernedBatching:
         """Called by the scheduler's constructor: the cache is new, and nothing has been allocated."""
         if hasattr(self, "custody"):
             raise ConfigError("a second cache was made for a governed model; close the first one before")
-        allocator = check_cache(cache)
+        allocators = check_cache(cache)
         tuning = self._settings.scrub_tuning_path if isinstance(self._settings, Settings) else None
-        blocks = EngineBlocks(cache, allocator, self._clock, tuning=tuning)
-        blocks.probe(allocator)
+        blocks = EngineBlocks(cache, allocators, self._clock, tuning=tuning)
+        blocks.probe()
         governor = self._open(blocks.plan)
-        if governor.block_tokens != allocator.tokens_per_page:
+        page = int(allocators[0].tokens_per_page)
+        if governor.block_tokens != page:
             raise ConfigError(
-                f"the Governor's blocks have `{governor.block_tokens}` tokens, the engine's "
-                f"`{allocator.tokens_per_page}`; set `block_tokens` to the page size"
+                f"the Governor's blocks have `{governor.block_tokens}` tokens, the engine's `{page}`; set "
+                "`block_tokens` to the page size"
             )
         self.custody = BatchCustody(
             governor,
             self._identity,
             blocks,
-            allocator.block_table,
             self.claims,
             is_sharing=cache.use_prefix_sharing,
             is_async=bool(self.manager.continuous_batching_config.use_async_batching),
@@ -159,7 +159,7 @@ class GovernedBatching:
         self._events = self.custody.events = open_events(
             self._publisher, governor, self._worker, self._settings
         )
-        govern(cache, allocator, self.custody)
+        govern(cache, self.custody)
         _log.info("engine in custody", blocks=blocks.blocks, block_tokens=governor.block_tokens)
         _log.info("model identity", **self._identity.named())
         return self.custody

@@ -111,20 +111,18 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
     ) -> list[str]:
         """Fork into as many of `dst_req_ids` as there is room for; the others are the engine's to queue."""
         custody = self.custody
-        (name,) = self.cache_allocators
         forked: list[str] = []
         with custody.turn:
             custody.inherit(src_state.request_id, dst_req_ids)
             for child_id in dst_req_ids:
-                sources = custody.fork(
+                copies = custody.fork(
                     src_state.request_id, child_id, src_state.initial_tokens, src_state.position_offset
                 )
-                if sources is None:
+                if copies is None:
                     break
-                table = custody.records[child_id].table
-                first = custody.records[child_id].hit_tokens // custody.page
-                copy_src_and_dst[name][0].extend(sources)
-                copy_src_and_dst[name][1].extend(table[first : first + len(sources)])
+                for name, (sources, own) in zip(self.cache_allocators, copies, strict=True):
+                    copy_src_and_dst[name][0].extend(sources)
+                    copy_src_and_dst[name][1].extend(own)
                 forked.append(child_id)
         return forked
 
@@ -142,8 +140,10 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
         return free / self.custody.blocks.blocks if relative else free * self.custody.blocks.bytes_per_block
 
 
-def govern(cache: Any, allocator: Any, custody: BatchCustody) -> None:
+def govern(cache: Any, custody: BatchCustody) -> None:
     """Turn the engine's cache into a governed one (rule 1)."""
-    cache.pool = allocator.pool = SealedPool()
+    cache.pool = SealedPool()
+    for allocator in cache.cache_allocators.values():
+        allocator.pool = cache.pool
     cache.custody, cache.is_scheduling = custody, False
     cache.__class__ = GovernedPagedCache

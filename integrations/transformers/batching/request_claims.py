@@ -99,7 +99,7 @@ class RequestRecord:
         "reported_tokens",
         "room_tokens",
         "slot",
-        "table",
+        "tables",
     )
 
     def __init__(
@@ -108,7 +108,7 @@ class RequestRecord:
         claim: RequestClaim,
         plan: Plan[BlockManager],
         prompt: int,
-        table: list[int],
+        tables: list[list[int]],
         room_tokens: int,
     ) -> None:
         self.handle = admission.request_id
@@ -120,4 +120,4 @@ class RequestRecord:
         self.prompt = prompt
         self.reported_tokens = prompt
         self.room_tokens = room_tokens
-        self.table = table
+        self.tables = tables  # the engine's own, one for each allocator

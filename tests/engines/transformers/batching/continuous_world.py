@@ -99,8 +99,10 @@ def model(kind: str = "llama") -> Any:
         "max_position_embeddings": 512,
         "initializer_range": 0.4,  # large, so that what is said depends on all that was read
     }
-    if kind == "sliding":
-        sizes |= {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    if kind in ("sliding", "windows", "wide"):  # one layer of two, all layers, one of four
+        layers = {"sliding": 1, "windows": 0, "wide": 3}[kind]
+        sizes |= {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": layers}
+        sizes |= {"num_hidden_layers": 4} if kind == "wide" else {}
     config: Any = LlamaConfig(**sizes) if kind == "llama" else Qwen2Config(**sizes)
     config._attn_implementation = "sdpa"
     return (LlamaForCausalLM if kind == "llama" else Qwen2ForCausalLM)(config).eval()
@@ -166,7 +168,8 @@ class Driver:
         self.processor = manager.batch_processor
         self.scheduler = self.processor.scheduler
         self.cache = self.processor.cache
-        (self.allocator,) = self.cache.cache_allocators.values()
+        self.allocators = list(self.cache.cache_allocators.values())
+        self.allocator = self.allocators[0]
         self.results: dict[str, Any] = {}
         self.reused: dict[str, int] = {}
         self.before_forward: Callable[[], None] = lambda: None
@@ -212,12 +215,16 @@ class Driver:
         assert result.error is None, result.error
         return list(result.generated_tokens)
 
-    def tables(self) -> dict[str, list[int]]:
-        return {name: list(table) for name, table in self.allocator.block_table.items()}
+    def tables(self, allocator: Any = None) -> dict[str, list[int]]:
+        """By request, the blocks of an allocator that it writes; of a window those of its ring."""
+        allocator = allocator or self.allocator
+        window = getattr(allocator, "sliding_window", None)
+        ring = None if window is None else -(-window // PAGE)
+        return {name: table[:ring] for name, table in allocator.block_table.items()}
 
-    def nonzero(self, blocks: Sequence[int]) -> int:
+    def nonzero(self, blocks: Sequence[int], allocator: Any = None) -> int:
         """Bytes that are not zero in these blocks of the engine, read from its cache tensor."""
-        rows = self.cache.cache_tensor.view(-1, self.allocator.bytes_per_block)
+        rows = self.cache.cache_tensor.view(-1, (allocator or self.allocator).bytes_per_block)
         return int(torch.count_nonzero(rows[list(blocks)]))
 
 
@@ -239,11 +246,15 @@ class Governed(Driver):
         with self.custody.turn:
             assert self.governor.check() == []
             assert self.governor.scan() == []
-            assert set(self.allocator.block_table) == set(self.custody.records)
-            for record in self.custody.records.values():
+            for allocator in self.allocators:
+                assert set(allocator.block_table) == set(self.custody.records)
+            for name, record in self.custody.records.items():
                 if record.handle in self.governor.running:
                     first = self.custody.blocks.pool_first[record.manager.number]
-                    assert record.table == (self.governor.blocks(record.handle) + first).tolist()
+                    rows = self.governor.blocks(record.handle) + first
+                    for part, table in zip(self.custody.blocks.parts, record.tables, strict=True):
+                        assert table is part.allocator.block_table[name]
+                        assert table == (rows + part.first).tolist()
 
 
 @contextmanager

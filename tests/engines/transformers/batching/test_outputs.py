@@ -45,7 +45,14 @@ def both(kind: str = "llama", **values: Any) -> tuple[dict[str, list[int]], dict
 
 @pytest.mark.parametrize(
     ("kind", "scheduler", "do_sample"),
-    [("llama", "fifo", False), ("qwen", "prefill_first", False), ("qwen", "fifo", True)],
+    [
+        ("llama", "fifo", False),
+        ("qwen", "prefill_first", False),
+        ("qwen", "fifo", True),
+        ("sliding", "fifo", False),
+        ("windows", "prefill_first", False),
+        ("wide", "fifo", True),
+    ],
 )
 def test_outputs_are_the_plain_engines(kind: str, scheduler: str, do_sample: bool) -> None:
     found, expected = both(kind, scheduler_type=scheduler, generate={"do_sample": do_sample})
@@ -57,13 +64,15 @@ def test_outputs_are_the_plain_engines(kind: str, scheduler: str, do_sample: boo
     [{"allow_block_sharing": False}, {"max_batch_tokens": 16}, {"max_batch_tokens": 512, "num_blocks": 128}],
     ids=["prefix caching off", "chunked prefill", "one batch"],
 )
-def test_outputs_do_not_depend_on_how_the_prompt_is_cut(values: dict[str, Any]) -> None:
-    found, expected = both(**values)
+@pytest.mark.parametrize("kind", ["llama", "sliding", "windows"])
+def test_outputs_do_not_depend_on_how_the_prompt_is_cut(kind: str, values: dict[str, Any]) -> None:
+    found, expected = both(kind, **values)
     assert found == expected
 
 
-def test_several_sequences_for_one_prompt() -> None:
-    found, expected = both(generate={"num_return_sequences": 3, "do_sample": True}, num_blocks=256)
+@pytest.mark.parametrize("kind", ["llama", "sliding", "windows"])
+def test_several_sequences_for_one_prompt(kind: str) -> None:
+    found, expected = both(kind, generate={"num_return_sequences": 3, "do_sample": True}, num_blocks=256)
     assert found == expected and len(expected) == 3 * 2 * len(PROMPTS)
     assert found["0/0"] != found["0/0__child#0"]  # they are not one sequence three times
 
@@ -110,3 +119,36 @@ def test_the_serving_loop_serves_while_it_runs() -> None:
             other.run()
             assert [served[name] for name in names] == [other.output(name) for name in again]
         engine.sound()
+
+
+@pytest.mark.parametrize("kind", ["sliding", "windows"])
+def test_a_model_with_windows_reuses_nothing_and_keeps_nothing(kind: str) -> None:
+    """Its blocks are written again in place: nobody is given them, and none outlives its request."""
+    with governed(kind) as engine:
+        for _ in range(2):
+            name = engine.submit(person(), prompt(50))
+            engine.run()
+            assert engine.reused[name] == 0
+            account = engine.governor.managers[0].accounts["a"]
+            assert (account.active_blocks, account.cached_blocks) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["sliding", "windows"])
+def test_preempted_requests_of_a_model_with_windows_say_the_same(kind: str) -> None:
+    generate, config = generation(max_new_tokens=60), batching(num_blocks=28)
+    prompts = [prompt(40 + seed, seed) for seed in range(4)]
+    with plain(kind, generate=generate, config=batching(num_blocks=256)) as engine:
+        names = [engine.add(tokens) for tokens in prompts]
+        engine.run()
+        expected = [engine.output(name) for name in names]
+    preempted: list[str] = []
+    with governed(kind, generate=generate, config=config) as engine:
+        released = engine.custody.release
+        engine.custody.release = lambda name, cause, **more: (  # type: ignore[method-assign]
+            preempted.append(name) if cause == "preempted" else None,
+            released(name, cause, **more),
+        )
+        names = [engine.submit(person(), tokens) for tokens in prompts]
+        engine.run()
+        assert [engine.output(name) for name in names] == expected
+    assert preempted

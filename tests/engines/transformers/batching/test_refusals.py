@@ -20,8 +20,12 @@ from continuous_world import (
     prompt,
 )
 from structlog.testing import CapturingLogger
+from transformers.generation.continuous_batching import cache as engine_cache
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
+from transformers.generation.continuous_batching.cache_allocators import (
+    FullAttentionCacheAllocator,
+    SlidingAttentionCacheAllocator,
+)
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
 
 from kvcustody.clock import VirtualClock
@@ -59,7 +63,6 @@ def test_the_engine_says_which_models_keys_it_makes(monkeypatch: pytest.MonkeyPa
         ("llama", {"cpu_offload_space": None}, "set it to 0"),
         ("llama", {"page_size": 2 * PAGE}, "page_size is `16`"),
         ("llama", {"scheduler_type": "mine"}, "scheduler `mine` is not governed"),
-        ("sliding", {}, "layers of kinds `full_attention, sliding_attention`"),
     ],
 )
 def test_configurations_that_leave_custody(kind: str, values: dict[str, Any], words: str) -> None:
@@ -67,6 +70,23 @@ def test_configurations_that_leave_custody(kind: str, values: dict[str, Any], wo
     with pytest.raises(ConfigError, match=words):
         open_one(kind, **values)
     assert before == SCHEDULER_MAPPING
+
+
+def test_a_kind_of_layers_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_one("sliding"):
+        pass
+
+    class Chunked(SlidingAttentionCacheAllocator):
+        layer_type = "chunked_attention"
+
+    monkeypatch.setitem(engine_cache.ATTN_TYPE_TO_ALLOCATOR, "sliding_attention", Chunked)
+    with pytest.raises(ConfigError, match="layers of kinds `full_attention, sliding_attention`"):
+        open_one("sliding")
+
+
+def test_a_cache_that_holds_no_two_blocks() -> None:
+    with pytest.raises(ConfigError, match="give it more memory"):
+        open_one("sliding", num_blocks=1)
 
 
 @pytest.mark.parametrize("version", ["5.18.1", "4.57.1", "5.25.0", "6.0.0", "unknown"])

@@ -31,14 +31,16 @@ SMALL = {"num_blocks": 20, "max_batch_tokens": 32}
 def churn(engine: Driver, add: Callable[[list[int]], str]) -> list[int]:
     """More prompts than fit, one after another; bytes found in blocks as they are about to be written first."""
     found: list[int] = []
-    known: dict[str, int] = {}
+    known: dict[tuple[str, str], int] = {}
 
     def look() -> None:
-        for name, table in engine.tables().items():
-            fresh = table[known.get(name, engine.reused.get(name, 0) // PAGE) :]
-            known[name] = len(table)
-            if fresh:
-                found.append(engine.nonzero(fresh))
+        for allocator in engine.allocators:
+            for name, table in engine.tables(allocator).items():
+                key = (allocator.layer_type, name)
+                fresh = table[known.get(key, engine.reused.get(name, 0) // PAGE) :]
+                known[key] = len(table)
+                if fresh:
+                    found.append(engine.nonzero(fresh, allocator))
 
     engine.before_forward = look
     for seed in range(14):
@@ -49,10 +51,11 @@ def churn(engine: Driver, add: Callable[[list[int]], str]) -> list[int]:
     return found
 
 
-def test_every_block_is_zero_before_its_first_write_and_the_plain_engines_are_not() -> None:
-    with plain(config=batching(**SMALL), generate=generation(max_new_tokens=12)) as engine:
+@pytest.mark.parametrize("kind", ["llama", "sliding", "windows", "wide"])
+def test_every_block_is_zero_before_its_first_write_and_the_plain_engines_are_not(kind: str) -> None:
+    with plain(kind, config=batching(**SMALL), generate=generation(max_new_tokens=12)) as engine:
         baseline = churn(engine, engine.add)
-    with governed(config=batching(**SMALL), generate=generation(max_new_tokens=12)) as engine:
+    with governed(kind, config=batching(**SMALL), generate=generation(max_new_tokens=12)) as engine:
         tenants = iter("ab" * 20)
         found = churn(engine, lambda tokens: engine.submit(person(next(tenants)), tokens))
         assert engine.governor.stats().pools[0].allocated > 60  # blocks were handed out many times over
@@ -61,8 +64,9 @@ def test_every_block_is_zero_before_its_first_write_and_the_plain_engines_are_no
     assert sum(baseline) > 10_000
 
 
-def test_the_check_of_first_writes_sees_a_scrub_that_does_nothing() -> None:
-    with governed(config=batching(**SMALL)) as engine:
+@pytest.mark.parametrize("kind", ["llama", "sliding", "windows"])
+def test_the_check_of_first_writes_sees_a_scrub_that_does_nothing(kind: str) -> None:
+    with governed(kind, config=batching(**SMALL)) as engine:
         (memory,) = engine.custody.blocks.memories
         for table in memory.tables:  # what is zeroed and read back is a copy
             table.words = tuple(words.clone() for words in table.words)
@@ -79,7 +83,9 @@ def settle(engine: Governed, done: Callable[[], bool]) -> None:
 
 
 def used(engine: Governed) -> int:
-    return engine.nonzero(range(engine.custody.blocks.first, engine.custody.blocks.first + 64))
+    return engine.nonzero(
+        range(engine.custody.blocks.parts[0].first, engine.custody.blocks.parts[0].first + 64)
+    )
 
 
 def test_an_idle_loop_wipes_what_is_past_its_deadline() -> None:
@@ -169,12 +175,13 @@ def test_the_write_trash_is_zeroed_on_time() -> None:
         assert blocks.trash_nonzero_bytes() == 0
 
 
-def test_closing_leaves_zeroed_memory() -> None:
-    with governed(generate=generation(max_new_tokens=30)) as engine:
+@pytest.mark.parametrize("kind", ["llama", "sliding", "windows"])
+def test_closing_leaves_zeroed_memory(kind: str) -> None:
+    with governed(kind, generate=generation(max_new_tokens=30)) as engine:
         engine.submit(person(), prompt(50))
         for _ in range(3):
             engine.step()
         assert used(engine) > 0
         (memory,) = engine.custody.blocks.memories
-    assert memory.nonzero_bytes(np.arange(64)) == 0
+    assert memory.nonzero_bytes(np.arange(engine.custody.blocks.blocks)) == 0
     assert int(torch.count_nonzero(engine.cache.cache_tensor)) == 0
