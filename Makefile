@@ -10,7 +10,7 @@ FAST := tests/allocator tests/policies/table tests/policies/document tests/gover
 
 unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
 
-.PHONY: setup run test test-fast test-system test-engines test-oscal check docs editor bench soak clean
+.PHONY: setup run test test-fast test-system test-engines test-newest test-oscal check docs editor bench soak clean
 
 $(READY): pyproject.toml packaging/testkit/pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,6 +38,9 @@ test-system: $(READY) ## whole systems and long proofs: browsers, wheels, killed
 
 test-engines: ## the suites on a real vLLM, SGLang, LMCache, Dynamo and Mooncake, in environments of their own (.venv-NAME: 11 GB)
 	./tests/engines/run.sh
+
+test-newest: $(READY) ## the newest release of each engine, tried where nobody has tested it: what broke, by name
+	$(BIN)/python tests/engines/newest.py --run
 
 test-s3: $(READY) ## reports handed over to a real S3 server (moto), in an environment of its own (.venv-s3)
 	test -x .venv-s3/bin/moto_server || (python3 -m venv .venv-s3 && .venv-s3/bin/pip install -q "moto[server]==5.2.5")

@@ -34,7 +34,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
-for _folder in ("tests", "tests/engines/sglang", "tests/engines/vllm", "benchmarks/harness"):
+for _folder in ("tests", "tests/engines", "tests/engines/sglang", "tests/engines/vllm", "benchmarks/harness"):
     sys.path.insert(0, str(_ROOT / _folder))
 
 TENANTS, AT_ONCE, NEW_TOKENS = 6, 8, 16
@@ -256,7 +256,8 @@ def main() -> int:
     add_distribution(
         folder / "site", "sglang-probe", "0", "[sglang.srt.plugins]\nprobe = sglang_probe:register\n"
     )
-    site = [str(folder / "site"), str(_ROOT / "tests/engines/sglang"), str(_ROOT / "tests/engines/vllm")]
+    tests = ("tests/engines", "tests/engines/sglang", "tests/engines/vllm")
+    site = [str(folder / "site"), *(str(_ROOT / each) for each in tests)]
     if options.tier:
         here = Side(True, options.page_size, FEW_SLOTS)
         base, subject, sides = "without", "with", {"without": here, "with": here._replace(tier=options.tier)}

@@ -1,21 +1,27 @@
 """Which releases of each engine are governed, and what the newest one breaks.
 
     python tests/engines/newest.py              # asks pip what is newest, and says how it stands
-    python tests/engines/newest.py --run        # and runs the suite on what is newer than what was tested
+    python tests/engines/newest.py --run        # and runs the suite on one that nobody tested, refused or not
+    python tests/engines/newest.py --run --only vllm==0.34.0
     python tests/engines/newest.py --page       # the table of docs/start/support.md
 
-Exit code 1: a release that nobody tested broke something, or is refused. It changes no environment that is there.
+A release that is refused is run with its bounds widened in its tests' processes alone (`tried_release.py`): what broke
+is then what stands between it and being governed. Exit code 1: a release that nobody tested broke something, or is
+refused. It changes no environment that is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tried_release import TRIED
 
 from kvcustody.integrations.sglang.check_engine import VERSIONS as SGLANG
 from kvcustody.integrations.transformers.batching.check_engine import BEYOND, FIRST
@@ -57,15 +63,18 @@ ENGINES = (
         "refused at start, and so is one whose classes or signatures differ",
     ),
     GovernedEngine(
-        "SGLang", "sglang", SGLANG[-1:], numbers(SGLANG[0]), _after(SGLANG[-1]), ("tests/engines/run.sh", "--sglang"),
+        "SGLang", "sglang", SGLANG[-1:], numbers(SGLANG[0]), _after(SGLANG[-1]),
+        ("tests/engines/run.sh", "--sglang", "--version", "VERSION"),
         "refused at start, and so is one whose methods differ",
     ),
     GovernedEngine(
-        "transformers", "transformers", ("5.24.0",), FIRST, BEYOND, (),
+        "transformers", "transformers", ("5.24.0",), FIRST, BEYOND,
+        ("tests/engines/transformers/run.sh", "VERSION"),
         "refused at start, and so is one whose internals differ",
     ),
     GovernedEngine(
-        "LMCache", "lmcache", ("0.5.6",), (0, 5, 6), (0, 5, 7), ("tests/engines/lmcache/run.sh",),
+        "LMCache", "lmcache", ("0.5.6",), (0, 5, 6), (0, 5, 7),
+        ("tests/engines/lmcache/run.sh", "--version", "VERSION"),
         "not asked: its adapter and module look for what they rest on, and do not start without it",
     ),
 )  # fmt: skip
@@ -98,7 +107,10 @@ def table() -> str:
 def run_suite(engine: GovernedEngine, version: str) -> list[str]:
     """What failed, by name."""
     command = [word.replace("VERSION", version) for word in engine.suite]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = dict(os.environ)
+    if how_it_stands(engine, version) == "refused":
+        environment[TRIED] = f"{engine.distribution}=={version}"
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     if not done.returncode and "SKIPPED: " in done.stderr:
         return ["not tried: it cannot be installed here"]
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, flags=re.M)
@@ -111,20 +123,28 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--only", metavar="ENGINE[==RELEASE]", default="", help="this one, of this release")
     chosen = parser.parse_args(words)
     if chosen.page:
         print(table())
         return 0
     status = 0
-    for engine in ENGINES:
-        version = newest(engine.distribution)
+    only, _, asked = chosen.only.partition("==")
+    engines = [engine for engine in ENGINES if only in ("", engine.distribution)]
+    if not engines:
+        parser.error(f"--only: `{only}` is none of {', '.join(engine.distribution for engine in ENGINES)}")
+    for engine in engines:
+        version = asked or newest(engine.distribution)
         stands = how_it_stands(engine, version) if version else "unknown to pip"
-        print(f"{engine.name}: newest {version or '-'} is {stands} (tested {engine.tested_text})", flush=True)
+        print(
+            f"{engine.name}: {'' if asked else 'newest '}{version or '-'} is {stands} (tested {engine.tested_text})",
+            flush=True,
+        )
         status |= stands == "refused"
-        if chosen.run and engine.suite and stands == "accepted":
-            for name in run_suite(engine, version):
-                status = 1
-                print(f"  broke: {name}", flush=True)
+        if chosen.run and stands in ("accepted", "refused"):
+            broken = run_suite(engine, version)
+            status |= bool(broken)
+            print(*(f"  broke: {name}" for name in broken or ["nothing"]), sep="\n", flush=True)
     return status
 
 

