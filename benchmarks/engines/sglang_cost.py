@@ -1,6 +1,6 @@
 """What governance costs an SGLang engine, governed over plain: scheduler CPU time a request, and tokens per second.
 
-    .venv-sglang/bin/python benchmarks/engines/sglang_cost.py [--page-size 16] [--pairs 3] [--twin] [--json FILE]
+    .venv-sglang/bin/python benchmarks/engines/sglang_cost.py [--page-size 16] [--pairs 3] [--wide] [--twin] [--json FILE]
     .venv-sglang/bin/python benchmarks/engines/sglang_cost.py --tier host [--pairs 3] [--json FILE] [--page FILE]
 
 - The two engines live in processes of their own and take turns, unit by unit, with the same requests; the other one
@@ -10,7 +10,8 @@
    without the model, which runs in the same thread. Scrubs run in it too, here on the host's memory: the ratio is given
    with and without them, which on a device are the device's. The ledger's writer is a thread of its own.
 - `ratio` is the median of the units' ratios, each of the same requests on both sides, one after the other. Tokens per
-   second are wall time with a model of 140 thousand weights: this bounds what a real model would see. `--twin` compares
+   second are wall time with a model of 140 thousand weights: this bounds what a real model would see; with `--wide` it
+   has six million. `--twin` compares
    plain with plain: this machine's noise. Two engines of one kind differ by some hundredths, so several pairs are made.
 - With `--tier` both sides are governed, of the same policy, and one has that tier; the pool has half the slots, so that
    what later prompts begin with has mostly left it. All that may move moves, whether it pays or not: an upper bound.
@@ -246,6 +247,7 @@ def main() -> int:
 
     bench = Bench(__doc__, "numpy", "torch", "sglang", rounds=30, strict=True)
     bench.add("--page-size", type=int, default=16)
+    bench.add("--wide", action="store_true", help="a model of six million weights, not of 140 thousand")
     bench.add("--twin", action="store_true", help="plain against plain")
     bench.add("--tier", choices=("host", "nvme"), help="governed with this tier against governed without")
     bench.add("--page", type=Path, help="rewrite what this page says of tiers, from all kept files")
@@ -253,6 +255,7 @@ def main() -> int:
     options = bench.parse()
     folder = Path(tempfile.mkdtemp())
     model = save_model(folder / "model")
+    model = widened(model) if options.wide else model
     add_distribution(
         folder / "site", "sglang-probe", "0", "[sglang.srt.plugins]\nprobe = sglang_probe:register\n"
     )
@@ -290,6 +293,7 @@ def main() -> int:
     figures: dict[str, Any] = {
         "page_size": options.page_size,
         "twin": options.twin,
+        "weights": "six million" if options.wide else "140 thousand",
         "tier": options.tier,
         "slots": here.slots,
         "pairs_of_engines": options.pairs,
