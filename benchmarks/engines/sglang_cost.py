@@ -1,6 +1,6 @@
 """What governance costs an SGLang engine, governed over plain: scheduler CPU time a request, and tokens per second.
 
-    .venv-sglang/bin/python benchmarks/engines/sglang_cost.py [--page-size 16] [--pairs 3] [--wide] [--twin] [--json FILE]
+    .venv-sglang/bin/python benchmarks/engines/sglang_cost.py [--page-size 16] [--pairs 3] [--wide] [--twin]
     .venv-sglang/bin/python benchmarks/engines/sglang_cost.py --tier host [--pairs 3] [--json FILE] [--page FILE]
 
 - The two engines live in processes of their own and take turns, unit by unit, with the same requests; the other one
