@@ -29,6 +29,7 @@ its scrub is still on its way, because the scrub is enqueued on the engine's str
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Unpack
 
 import numpy as np
@@ -74,6 +75,7 @@ _DOMAINS_MIN = 1024  # domains kept before those without a block are dropped
 _FEW_BLOCKS = 8  # up to so many are written one by one: an array operation costs more than that
 _ONE = np.int32(1)  # `ufunc.at` takes a twentieth of the time where nothing must be cast
 _least = np.minimum.reduce
+_due_of = itemgetter(0)
 
 
 class ExternalPool:
@@ -708,46 +710,42 @@ class ExternalPool:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _end(
-        self, blocks: Blocks, cause: str, due_us: int, now_us: int, *, engine_knows: bool = False
+        self,
+        blocks: Blocks,
+        cause: str,
+        dues: NDArray[np.int64] | int,
+        now_us: int,
+        *,
+        engine_knows: bool = False,
     ) -> list[int]:
         """End the custody of unreferenced blocks and, as unreachable, of their cached descendants.
 
-        Returns the indexed ones among them, which the engine must forget; with `engine_knows`, `blocks` excepted.
+        dues: when each was due, or all. Returns the indexed ones among them, which the engine must forget; with
+        `engine_knows`, `blocks` excepted.
         """
         known = self.indexed[blocks]
         if (
             not engine_knows and not known.any()
         ):  # it was never in the index: nothing continues it, nobody forgets it
-            self._end_run(blocks, cause, due_us, now_us)
+            self._end_runs(blocks, cause, dues, now_us)
             return []
         forget: list[int] = [] if engine_knows else blocks[known].tolist()
         self._remove_from_index(blocks)
-        self._end_run(blocks, cause, due_us, now_us)
+        self._end_runs(blocks, cause, dues, now_us)
         wave = self._take_descendants(blocks)
         while len(wave):
             forget += wave.tolist()
             dues = self._due_times(wave, now_us)  # until now it could be reached, while it was held
             self._remove_from_index(wave)
-            for due in np.unique(dues).tolist():
-                self._end_run(wave[dues == due], "unreachable", due, now_us)
+            self._end_runs(wave, "unreachable", dues, now_us)
             wave = self._take_descendants(wave)
         return forget
 
     def _end_cached(
         self, blocks: Blocks, cause: str, due_us: int, now_us: int, *, engine_knows: bool = False
     ) -> list[int]:
-        """`_end` of CACHED blocks: none was due before its last release, nor after the end of its last hold.
-
-        Never later in a chain than before it, so that of several due times the earlier ones end first.
-        """
-        dues = self._due_times(blocks, due_us)
-        first = int(dues[0])
-        if (dues == first).all():
-            return self._end(blocks, cause, first, now_us, engine_knows=engine_knows)
-        forget: list[int] = []
-        for due in np.unique(dues).tolist():
-            forget += self._end(blocks[dues == due], cause, due, now_us, engine_knows=engine_knows)
-        return forget
+        """`_end` of CACHED blocks: none was due before its last release, nor after the end of its last hold."""
+        return self._end(blocks, cause, self._due_times(blocks, due_us), now_us, engine_knows=engine_knows)
 
     def _due_times(self, blocks: Blocks, due_us: int) -> NDArray[np.int64]:
         dues: NDArray[np.int64] = np.minimum(self.hold_until_us[blocks], due_us)
@@ -791,22 +789,34 @@ class ExternalPool:
         self.domains = {tag: domain for tag, domain in self.domains.items() if tag in live}
         self._domains_max = max(_DOMAINS_MIN, 2 * len(self.domains))
 
-    def _end_run(self, blocks: Blocks, cause: str, due_us: int, now_us: int) -> None:
+    def _end_runs(self, blocks: Blocks, cause: str, dues: NDArray[np.int64] | int, now_us: int) -> None:
+        """A run for each domain, ceiling and due time among `blocks`, the earliest due first."""
         cached = self.only_steps and self.state[blocks[0]] == CACHED
         fence = self._cached_fence if cached else self._fence_now()
         self.state[blocks] = FENCED
         tags, ceilings = self.tag[blocks], self.ceiling_us[blocks]
-        first, ceiling_us = int(tags[0]), int(ceilings[0])
         changes = (tags[1:] != tags[:-1]) | (ceilings[1:] != ceilings[:-1])
-        if not changes.any():
-            self._end_alike(blocks, first, ceiling_us, cause, due_us, now_us, fence)
-            return
-        starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
-        for tag, ceiling_us in dict.fromkeys(
-            zip(tags[starts].tolist(), ceilings[starts].tolist(), strict=True)
+        if isinstance(dues, int):
+            due_at = None
+        else:
+            due_at = dues
+            changes |= dues[1:] != dues[:-1]
+        starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
+        first_dues = [dues] * len(starts) if due_at is None else due_at[starts].tolist()
+        alike: dict[tuple[int, int, int], list[Blocks]] = {}
+        for due, tag, ceiling_us, start, end in zip(
+            first_dues,
+            tags[starts].tolist(),
+            ceilings[starts].tolist(),
+            starts,
+            [*starts[1:], len(blocks)],
+            strict=True,
         ):
-            chosen = blocks[(tags == tag) & (ceilings == ceiling_us)]
-            self._end_alike(chosen, tag, ceiling_us, cause, due_us, now_us, fence)
+            alike.setdefault((due, tag, ceiling_us), []).append(blocks[start:end])
+        for due, tag, ceiling_us in sorted(alike, key=_due_of):
+            runs = alike[due, tag, ceiling_us]
+            run = runs[0] if len(runs) == 1 else np.concatenate(runs)
+            self._end_alike(run, tag, ceiling_us, cause, due, now_us, fence)
 
     def _fence_now(self) -> int:
         """The newest device work that may use what a request gives back now."""
