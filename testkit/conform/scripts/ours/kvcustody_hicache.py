@@ -1,6 +1,6 @@
 """The questions to HiCache's files, asked of our storage, which SGLang's own factory makes.
 
-python -m kvcustody.testkit.conform.scripts.kvcustody_hicache CASE        # needs: sglang, kvcustody
+python -m kvcustody.testkit.conform.scripts.ours.kvcustody_hicache CASE        # needs: sglang, kvcustody
 """
 
 from __future__ import annotations

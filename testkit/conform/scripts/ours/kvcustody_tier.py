@@ -1,11 +1,12 @@
 """The same questions to our own sealed tier over files.
 
-python -m kvcustody.testkit.conform.scripts.kvcustody_tier CASE        # needs: kvcustody
+python -m kvcustody.testkit.conform.scripts.ours.kvcustody_tier CASE        # needs: kvcustody
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, tenant_owner
+from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import create_root_key, open_wrapping
 from kvcustody.governance.keys.shred_keys import ShredKeys
@@ -24,18 +26,31 @@ from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
+from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierTerms
 
 HOUR_US = 3_600_000_000
 BLOCK = 4096
+LAYOUT = hashlib.sha256(b"a layout").digest()
+
+
+def model(**more: Any) -> bytes:
+    """A model's identity, or that of one that differs in this."""
+    names = ("weights_digest", "tokenizer_digest", "chat_template", "quantization", "kv_dtype", "kv_layout")
+    given: dict[str, Any] = dict.fromkeys(names, "one")
+    given |= {"weights_epoch": 0, "block_tokens": 16, "rope": {"factor": "1"}, "attention": {}}
+    return ModelIdentity(**given | more).digest
 
 
 class OurTier:
-    """A tier of one worker in a folder of its own."""
+    """A tier of one worker in a folder of its own; `arena`: in memory instead of files."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, stack: ExitStack, *, layout: bytes = LAYOUT, arena: HostArena | None = None
+    ) -> None:
         self.clock = VirtualClock()
-        create_root_key(folder / "root.key")
+        if not (folder / "root.key").exists():
+            create_root_key(folder / "root.key")
         root = open_wrapping("file", folder / "root.key", strict=False)
         self.keyring = Keyring(FileKeyStore(folder / "keys.json"), root, self.clock)
         stack.callback(self.keyring.close)
@@ -47,21 +62,20 @@ class OurTier:
         stack.callback(staging.close)
         self.folder = folder / "tier"
         limit = CopyLimit(HOUR_US, HOUR_US // 16)
-        terms = TierTerms(bytes(32), BLOCK, 16, lambda *_: limit, tenants=("acme", "beta"), object_blocks=1)
-        store = FileStore(self.folder, 1 << 24)
+        terms = TierTerms(layout, BLOCK, 16, lambda *_: limit, tenants=("acme", "beta"), object_blocks=1)
+        store = arena or FileStore(self.folder, 1 << 24)
         self.tier = SealedTier(store, self.keys, self.shred, staging, self.clock, terms)
         stack.callback(self.tier.close)
 
-    def label(self, tenant: str, *, model: bytes = b"model-a", salt: str | None = None) -> DomainLabel:
+    def label(self, tenant: str, *, salt: str | None = None, **of: Any) -> DomainLabel:
         """A tenant's domain."""
         owner = tenant_owner("idp", tenant)
         self.keyring.ensure([owner])
         epoch = self.keyring.current(owner)
         assert epoch is not None
-        digest = hashlib.sha256(model).digest()
         spec = DomainSpec(
             scope=ScopeKind.TENANT, issuer="idp", tenant=tenant, classification="internal",
-            model=digest, key_epoch=epoch, salt=salt,
+            model=model(**of), key_epoch=epoch, salt=salt,
         )  # fmt: skip
         return DomainLabel(tenant, "internal", 0, "tenant", None, None, spec)
 
@@ -91,23 +105,33 @@ class OurTier:
         return sorted(path for path in self.folder.rglob("*") if path.is_file() and len(path.name) == 64)
 
 
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "other-model": {"attention": {"layers": 1}},
+    "model-revision": {"weights_digest": "two"},
+    "rope-scaling": {"rope": {"factor": "4"}},
+}
+
+
 def main(case: str) -> dict[str, Any]:
     """What was seen."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        found, evidence = _look(OurTier(Path(folder), stack), case)
+        found, evidence = _look(case, Path(folder), stack)
     return {"found": found, "evidence": evidence}
 
 
-def _look(our: OurTier, case: str) -> tuple[bool, str]:
+def _look(case: str, folder: Path, stack: ExitStack) -> tuple[bool, str]:
+    if case in APART:
+        return APART[case](folder, stack)
+    our = OurTier(folder, stack)
     acme, beta = our.label("acme"), our.label("beta")
     first, second = b"\1" * 32, b"\2" * 32
     mine, other = os.urandom(BLOCK), os.urandom(BLOCK)
     assert our.store(acme, first, mine) and our.load(acme, first) == mine, "own copies come back"
-    if case in ("salt-dropped", "other-model", "model-revision"):
+    if case == "salt-dropped" or case in DIFFERENT:
         asks = (
-            [beta, our.label("acme", salt="x")]
-            if case == "salt-dropped"
-            else [our.label("acme", model=b"model-b")]
+            [our.label("acme", **DIFFERENT[case])]
+            if case in DIFFERENT
+            else [beta, our.label("acme", salt="x")]
         )
         come = [our.load(label, first) for label in asks]
         return any(come), f"{sum(one is not None for one in come)} of {len(come)} foreign look-ups found it"
@@ -140,14 +164,71 @@ def _look(our: OurTier, case: str) -> tuple[bool, str]:
         ended, left = our.tier.end_tenant("beta"), our.load(acme, first)
         assert our.load(beta, second) is None, "its own are gone"
         return left != mine, f"{ended} copy of the tenant ended, {len(our.files())} of another's is there"
-    assert case == "namespace-alias"
-    pairs = [("a-b", None), ("a", "-b"), ("ab", None), ("a", "b")]
+    if case == "never-deleted":
+        our.clock.advance(HOUR_US + 1)
+        served, ended = our.load(acme, first), our.tier.expire()
+        left = len(our.files())
+        return served is not None or left > 0, f"{ended} copy ended with its time, {left} files are left"
+    if case == "clear-at-rest":
+        [place] = our.files()
+        kept, mode = place.read_bytes(), place.stat().st_mode & 0o777
+        clear = sum(mine[at : at + 16] in kept for at in range(0, BLOCK, 16))
+        return (
+            clear > 0 or mode & 0o077 > 0,
+            f"{clear} of {BLOCK // 16} pieces are in the file; mode {mode:04o}",
+        )
+    assert case == "guessable-name"
+    [place] = our.files()
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    theirs = OurTier(elsewhere, stack)  # the same code and the same prompt, without this place's keys
+    assert theirs.store(theirs.label("acme"), first, mine)
+    right = place.name in {path.name for path in theirs.files()} or place.name == first.hex()
+    return right, "whoever has the prompt and the code makes another name than the file's"
+
+
+def _namespaces(folder: Path, stack: ExitStack) -> tuple[bool, str]:
+    our = OurTier(folder, stack)
+    pairs = list(itertools.product(("a-b", "a", "ab"), (None, "-b", "b")))
     specs = [our.label(tenant, salt=salt).spec for tenant, salt in pairs]
     namespaces = {our.keys.domain(spec) for spec in specs if spec is not None}
-    return len(namespaces) < len(
-        pairs
-    ), f"{len(namespaces)} namespaces of {len(pairs)} pairs of tenant and salt"
+    fewer = len(namespaces) < len(pairs)
+    return fewer, f"{len(namespaces)} namespaces of {len(pairs)} pairs of tenant and salt"
 
+
+def _other_layout(folder: Path, stack: ExitStack) -> tuple[bool, str]:
+    key, content = b"\1" * 32, os.urandom(BLOCK)
+    with ExitStack() as before:
+        our = OurTier(folder, before)
+        assert our.store(our.label("acme"), key, content)
+    with ExitStack() as again:
+        our = OurTier(folder, again)
+        assert our.load(our.label("acme"), key) == content, "own copies outlive a restart"
+        by_model = our.load(our.label("acme", kv_layout="two"), key)
+    our = OurTier(folder, stack, layout=hashlib.sha256(b"another").digest())
+    come = [by_model, our.load(our.label("acme"), key)]
+    return any(
+        come
+    ), f"{sum(one is not None for one in come)} of {len(come)} look-ups in another layout found it"
+
+
+def _residue(folder: Path, stack: ExitStack) -> tuple[bool, str]:
+    arena = HostArena(1 << 20)
+    our = OurTier(folder, stack, arena=arena)
+    acme, key = our.label("acme"), b"\1" * 32
+    assert our.store(acme, key, os.urandom(BLOCK)) and our.load(acme, key), "own copies come back"
+    held = arena.capacity_bytes - bytes(arena._view).count(0)
+    assert held >= BLOCK // 2, "the memory holds it"
+    our.tier.destroy(list(our.tier.objects()))
+    left = arena.capacity_bytes - bytes(arena._view).count(0)
+    return left > 0, f"{left} bytes are left in the memory after the copy has ended"
+
+
+APART: dict[str, Any] = {
+    "namespace-alias": _namespaces,
+    "other-layout": _other_layout,
+    "residue": _residue,
+}
 
 if __name__ == "__main__":
     print(json.dumps(main(sys.argv[1])))
