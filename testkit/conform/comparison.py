@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcustody.files import READABLE, write_file
-from kvcustody.testkit.conform.public_cases import CASES, TARGETS
+from kvcustody.testkit.conform.public_cases import CASES, LEFT_OUT, TARGETS
 
 _HEAD = """# Other systems
 
@@ -23,6 +23,18 @@ all again, keeps the records in `benchmarks/results/conform/` and makes this pag
 *found*: the product does what it ought not to. *holds*: it does not. Nothing: the case is not of that part.
 
 """
+
+_LEFT_OUT = """## What is public and is no case
+
+Nothing here says that it is not so: it could not be asked of what pip installs on a machine without a GPU, or is over.
+
+"""
+
+
+def _short(source: str) -> str:
+    """`vllm-project/vllm#1`, or the end of what has no number."""
+    parts = source.removeprefix("https://github.com/").split("/")
+    return f"{parts[0]}/{parts[1]}#{parts[-1]}" if parts[-1].isdigit() else parts[-1]
 
 
 def page(records: Path) -> str:
@@ -47,6 +59,8 @@ def page(records: Path) -> str:
         lines += [f"**{target.says}** (`{target.name}`, {body['product']} {body['version']})", ""]
         lines += [f"- `{case['case']}`, {case['verdict']}: {case['evidence']}" for case in body["cases"]]
         lines.append("")
+    lines += [_LEFT_OUT, "| public | what it says | why it is no case |", "|---|---|---|"]
+    lines += [f"| [{_short(one.source)}]({one.source}) | {one.says} | {one.reason} |" for one in LEFT_OUT]
     return _HEAD + "\n".join(lines).rstrip() + "\n"
 
 

@@ -18,7 +18,7 @@ _SECONDS = 300.0
 
 def script_of(target: Target) -> Path:
     """The script that asks all cases of a target."""
-    name = "kvcustody_tier" if target.name == "kvcustody" else target.name.replace("-", "_")
+    name = target.script or target.name.replace("-", "_")
     [found] = SCRIPTS.glob(f"*/{name}.py")
     return found
 
@@ -64,7 +64,7 @@ def _version(target: Target, python: str) -> tuple[str, str]:
 def _run(target: Target, python: str, case: str) -> CaseFinding:
     script, began = script_of(target), time.monotonic()
     try:
-        done = _ask(python, str(script), case)
+        done = _ask(python, str(script), case, *target.words)
         said = json.loads(done.stdout.strip().splitlines()[-1])
         verdict, evidence = FOUND if said["found"] else HOLDS, str(said["evidence"])
     except (OSError, subprocess.TimeoutExpired) as error:

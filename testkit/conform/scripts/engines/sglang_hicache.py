@@ -31,9 +31,9 @@ LLAMA = {
 
 def main(case: str) -> dict[str, Any]:
     """What was seen."""
-    if case == "model-revision":
+    if case in APART:
         with tempfile.TemporaryDirectory() as folder:
-            return _revisions(Path(folder))
+            return APART[case](Path(folder))
     from sglang.srt.mem_cache.utils import get_hash_str, storage_namespace_seed
 
     if case == "salt-dropped":
@@ -72,28 +72,77 @@ def storage(folder: Path, **given: Any) -> Any:
     return HiCacheFile(config, str(folder / "store"))
 
 
-def _revisions(folder: Path) -> dict[str, Any]:
+def _page() -> Any:
     import torch
 
+    return torch.frombuffer(bytearray(os.urandom(4096)), dtype=torch.uint8)
+
+
+def _come(store: Any, key: str, page: Any) -> bool:
+    import torch
+
+    found = store.get(key, torch.zeros(4096, dtype=torch.uint8))
+    return found is not None and bool((found == page).all())
+
+
+def _two_tenants(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """A storage with a page of each, under the names that SGLang makes of one prompt and their salts."""
+    from sglang.srt.mem_cache.utils import get_hash_str, storage_namespace_seed
+
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(LLAMA))
+    store = storage(folder)
+    keys = [get_hash_str(TOKENS, storage_namespace_seed(None, salt)) for salt in ("acme", "beta")]
+    pages = {key: _page() for key in keys}
+    assert all(store.set(key, page) and _come(store, key, page) for key, page in pages.items())
+    return store, pages
+
+
+def _ends(folder: Path) -> dict[str, Any]:
+    store, pages = _two_tenants(folder)
+    mine, others = pages
+    if by_key := getattr(store, "delete", None):
+        by_key(mine)
+    else:
+        store.clear()
+    left = [_come(store, key, pages[key]) for key in (mine, others)]
+    assert not left[0], "it is ended"
+    way = "`delete`" if by_key else "`clear`, for want of a `delete`,"
+    return {
+        "found": not left[1],
+        "evidence": f"{way} ended the tenant's page, and {int(not left[1])} of 1 of another's",
+    }
+
+
+def _clear(folder: Path) -> dict[str, Any]:
+    _, pages = _two_tenants(folder)
+    contents = {page.numpy().tobytes() for page in pages.values()}
+    files = [path for path in (folder / "store").rglob("*") if path.is_file()]
+    clear, mode = sum(path.read_bytes() in contents for path in files), files[0].stat().st_mode & 0o777
+    found = clear > 0 or mode & 0o077 > 0
+    return {
+        "found": found,
+        "evidence": f"{clear} of {len(files)} files hold the page as it was; mode {mode:04o}",
+    }
+
+
+def _revisions(folder: Path) -> dict[str, Any]:
     for name in ("model", "other"):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(LLAMA))
-    page = torch.frombuffer(bytearray(os.urandom(4096)), dtype=torch.uint8)
-    assert storage(folder, revision="one").set("11" * 32, page)
-
-    def come(**given: Any) -> bool:
-        found = storage(folder, **given).get("11" * 32, torch.zeros(4096, dtype=torch.uint8))
-        return found is not None and bool((found == page).all())
-
-    assert come(revision="one") and not come(model_path=str(folder / "other")), (
-        "a model of another name has its own"
-    )
-    served = come(revision="two")
+    key, page = "11" * 32, _page()
+    assert storage(folder, revision="one").set(key, page)
+    assert _come(storage(folder, revision="one"), key, page), "own pages come back"
+    other = storage(folder, model_path=str(folder / "other"))
+    assert not _come(other, key, page), "a model of another name has its own"
+    served = _come(storage(folder, revision="two"), key, page)
     return {
         "found": served,
         "evidence": f"{int(served)} of 1 look-ups with another revision was served the page",
     }
 
+
+APART = {"model-revision": _revisions, "erase-tenant": _ends, "clear-at-rest": _clear}
 
 if __name__ == "__main__":
     print(json.dumps(main(sys.argv[1])))

@@ -67,7 +67,7 @@ class FileTier:
         OffloadingSpec.__abstractmethods__ = frozenset()  # its fields are all that the tier reads
         # On a page's bound, as direct writes need it.
         self.memory = np.frombuffer(mmap.mmap(-1, 4 * CHUNK), dtype=np.uint8).reshape(4, CHUNK)
-        spec, view = OffloadingSpec(configured(folder, **given)), memoryview(self.memory)
+        spec, view = OffloadingSpec(configured(folder, **given)), self.memory.data
         self._tier = FileSystemTierManager(spec, view, "fs", str(folder / "tier"), 1, 1)
         self._request, self._jobs = ReqContext("request"), 0
 

@@ -11,12 +11,14 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, tenant_owner
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.keys.keyring import Keyring
@@ -31,6 +33,7 @@ from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier,
 
 HOUR_US = 3_600_000_000
 BLOCK = 4096
+KEY = b"\1" * 32
 LAYOUT = hashlib.sha256(b"a layout").digest()
 
 
@@ -124,7 +127,7 @@ def _look(case: str, folder: Path, stack: ExitStack) -> tuple[bool, str]:
         return APART[case](folder, stack)
     our = OurTier(folder, stack)
     acme, beta = our.label("acme"), our.label("beta")
-    first, second = b"\1" * 32, b"\2" * 32
+    first, second = KEY, b"\2" * 32
     mine, other = os.urandom(BLOCK), os.urandom(BLOCK)
     assert our.store(acme, first, mine) and our.load(acme, first) == mine, "own copies come back"
     if case == "salt-dropped" or case in DIFFERENT:
@@ -159,20 +162,15 @@ def _look(case: str, folder: Path, stack: ExitStack) -> tuple[bool, str]:
         names = " ".join(path.name for path in our.files())
         again = hashlib.sha256(b"acme").hexdigest() in names or "acme" in names
         return again, "64 hexadecimal digits that nobody makes without the tenant's secret"
-    if case == "tenant-wipe":
-        assert our.store(beta, second, other) and our.load(beta, second) == other
-        ended, left = our.tier.end_tenant("beta"), our.load(acme, first)
-        assert our.load(beta, second) is None, "its own are gone"
-        return left != mine, f"{ended} copy of the tenant ended, {len(our.files())} of another's is there"
     if case == "never-deleted":
         our.clock.advance(HOUR_US + 1)
         served, ended = our.load(acme, first), our.tier.expire()
-        left = len(our.files())
-        return served is not None or left > 0, f"{ended} copy ended with its time, {left} files are left"
+        kept = len(our.files())
+        return served is not None or kept > 0, f"{ended} copy ended with its time, {kept} files are left"
     if case == "clear-at-rest":
         [place] = our.files()
-        kept, mode = place.read_bytes(), place.stat().st_mode & 0o777
-        clear = sum(mine[at : at + 16] in kept for at in range(0, BLOCK, 16))
+        sealed, mode = place.read_bytes(), place.stat().st_mode & 0o777
+        clear = sum(mine[at : at + 16] in sealed for at in range(0, BLOCK, 16))
         return (
             clear > 0 or mode & 0o077 > 0,
             f"{clear} of {BLOCK // 16} pieces are in the file; mode {mode:04o}",
@@ -187,6 +185,31 @@ def _look(case: str, folder: Path, stack: ExitStack) -> tuple[bool, str]:
     return right, "whoever has the prompt and the code makes another name than the file's"
 
 
+def _erase_tenant(folder: Path, stack: ExitStack) -> tuple[bool, str]:
+    our, acme, beta, content = _two_tenants(folder, stack)
+    our.clock.advance(1)
+    our.tier.erase("erasure-1", Selector("beta", None, None), our.clock.now_us())
+    left, gone = our.load(acme, KEY) == content, our.load(beta, KEY) is None
+    return not (
+        left and gone
+    ), f"{int(gone)} of 1 of the tenant's are ended, {int(left)} of 1 of another's are there"
+
+
+def _tenant_wipe(folder: Path, stack: ExitStack) -> tuple[bool, str]:
+    our, acme, beta, content = _two_tenants(folder, stack)
+    ended, left = our.tier.end_tenant("beta"), our.load(acme, KEY)
+    assert our.load(beta, KEY) is None, "its own are gone"
+    return left != content, f"{ended} copy of the tenant ended, {len(our.files())} of another's is there"
+
+
+def _two_tenants(folder: Path, stack: ExitStack) -> tuple[OurTier, DomainLabel, DomainLabel, bytes]:
+    our, content = OurTier(folder, stack), os.urandom(BLOCK)
+    labels = [our.label("acme"), our.label("beta")]
+    for label in labels:
+        assert our.store(label, KEY, content) and our.load(label, KEY) == content, "own copies come back"
+    return our, labels[0], labels[1], content
+
+
 def _namespaces(folder: Path, stack: ExitStack) -> tuple[bool, str]:
     our = OurTier(folder, stack)
     pairs = list(itertools.product(("a-b", "a", "ab"), (None, "-b", "b")))
@@ -197,7 +220,7 @@ def _namespaces(folder: Path, stack: ExitStack) -> tuple[bool, str]:
 
 
 def _other_layout(folder: Path, stack: ExitStack) -> tuple[bool, str]:
-    key, content = b"\1" * 32, os.urandom(BLOCK)
+    key, content = KEY, os.urandom(BLOCK)
     with ExitStack() as before:
         our = OurTier(folder, before)
         assert our.store(our.label("acme"), key, content)
@@ -215,7 +238,7 @@ def _other_layout(folder: Path, stack: ExitStack) -> tuple[bool, str]:
 def _residue(folder: Path, stack: ExitStack) -> tuple[bool, str]:
     arena = HostArena(1 << 20)
     our = OurTier(folder, stack, arena=arena)
-    acme, key = our.label("acme"), b"\1" * 32
+    acme, key = our.label("acme"), KEY
     assert our.store(acme, key, os.urandom(BLOCK)) and our.load(acme, key), "own copies come back"
     held = arena.capacity_bytes - bytes(arena._view).count(0)
     assert held >= BLOCK // 2, "the memory holds it"
@@ -224,7 +247,9 @@ def _residue(folder: Path, stack: ExitStack) -> tuple[bool, str]:
     return left > 0, f"{left} bytes are left in the memory after the copy has ended"
 
 
-APART: dict[str, Any] = {
+APART: dict[str, Callable[[Path, ExitStack], tuple[bool, str]]] = {
+    "erase-tenant": _erase_tenant,
+    "tenant-wipe": _tenant_wipe,
     "namespace-alias": _namespaces,
     "other-layout": _other_layout,
     "residue": _residue,
