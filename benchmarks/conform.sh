@@ -13,8 +13,10 @@ for target in TARGETS: print(target.name)')
 fi
 for target in "${TARGETS[@]}"; do
   case $target in
-    kvcustody) environment=.venv ;;
+    kvcustody | kvcustody-door | kvcustody-events) environment=.venv ;;
     kvcustody-hicache) environment=$(benchmarks/sglang_env.sh) ;;
+    kvcustody-dynamo) environment=$(benchmarks/dynamo_env.sh) ;;
+    kvcustody-lmcache*) environment=$(benchmarks/lmcache_env.sh) ;;
     *) environment=$("benchmarks/${target%%-*}_env.sh") ;;
   esac
   status=0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcustody.files import READABLE, write_file
+from kvcustody.testkit.conform.findings import FOUND, HOLDS
 from kvcustody.testkit.conform.public_cases import CASES, LEFT_OUT, TARGETS
 
 _HEAD = """# Other systems
@@ -20,14 +21,14 @@ Public bugs of cache layers, looked for in what pip installs, by a script each t
 in public before, at the places that a report names. `benchmarks/conform.sh` asks them
 all again, keeps the records in `benchmarks/results/conform/` and makes this page of them.
 
-*found*: the product does what it ought not to. *holds*: it does not. Nothing: the case is not of that part.
+*found*: the product does what it ought not to. *holds*: it does not. Who is not named was not asked: the case is not of
+that part.
 
 """
 
 _LEFT_OUT = """## What is public and is no case
 
 Nothing here says that it is not so: it could not be asked of what pip installs on a machine without a GPU, or is over.
-
 """
 
 
@@ -47,12 +48,17 @@ def page(records: Path) -> str:
     verdicts = {
         (name, case["case"]): case["verdict"] for name, body in found.items() for case in body["cases"]
     }
-    lines = ["| what ought to hold | " + " | ".join(target.says for target in shown) + " |"]
-    lines.append("|---" * (len(shown) + 1) + "|")
-    lines += [
-        f"| {case.holds} | " + " | ".join(verdicts.get((one.name, case.name), "") for one in shown) + " |"
-        for case in CASES
-    ]
+
+    def asked(case: str, verdict: str, *, ours: bool) -> str:
+        """Who was asked and answered so."""
+        chosen = [one for one in shown if one.name.startswith("kvcustody") is ours]
+        return "; ".join(one.says for one in chosen if verdicts.get((one.name, case)) == verdict)
+
+    lines = ["| what ought to hold | found | holds | ours: holds | ours: found |", "|---|---|---|---|---|"]
+    for case in CASES:
+        cells = [asked(case.name, verdict, ours=False) for verdict in (FOUND, HOLDS)]
+        cells += [asked(case.name, verdict, ours=True) for verdict in (HOLDS, FOUND)]
+        lines.append(f"| {case.holds} | " + " | ".join(cells) + " |")
     lines += ["", "## What was seen", ""]
     for target in shown:
         body = found[target.name]

@@ -199,7 +199,10 @@ TARGETS = (
         "our storage for SGLang's HiCache",
         "sglang",
         "sglang",
-        ("renamed-object", "other-model", "older-object", "name-tells-tenant", "model-revision"),
+        (
+            *("renamed-object", "other-model", "older-object", "name-tells-tenant", "model-revision"),
+            "clear-at-rest",
+        ),
     ),
     Target(
         "mooncake-store",
