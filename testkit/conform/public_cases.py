@@ -267,13 +267,17 @@ TARGETS = (
         ),
     ),
 )
-_GPU = "needs two GPUs"
+_GPU = "of a device's memory: needs a GPU"
 _FIXED = "fixed in the release that is asked"
 _GO = "written in Go: pip installs nothing of it"
-_CUDA = "its wheel loads on a machine with CUDA alone"
+_CUDA = "needs a machine with CUDA"
 _ASKS = "asks for a feature, and says no more than a case does"
 LEFT_OUT = (
-    LeftOut(_VLLM + "pull/55191", "blocks of another tensor-parallel size", _GPU),
+    LeftOut(
+        _VLLM + "pull/55191",
+        "blocks of another tensor-parallel size",
+        "which sizes may share a file shows in the bytes of several devices",
+    ),
     LeftOut(_VLLM + "issues/41269", "blocks stranded where prefill is refused", _FIXED),
     LeftOut(
         _VLLM + "pull/54727",
@@ -286,7 +290,9 @@ LEFT_OUT = (
         "salts are its remedy, and `salt-dropped` asks where they are lost",
     ),
     LeftOut(
-        _VLLM + "issues/37076", "a block that may be used after it was freed", "suspected, not reproduced"
+        _VLLM + "issues/37076",
+        "a block that may be used after it was freed",
+        "suspected there, and not reproduced",
     ),
     LeftOut(_VLLM + "pull/43990", "blocks zeroed against NaN alone", _GPU),
     LeftOut(_VLLM + "issues/35219", "blocks zeroed against NaN alone", _GPU),
@@ -309,9 +315,7 @@ LEFT_OUT = (
     ),
     LeftOut(_MOONCAKE + "issues/1155", "mutual TLS in the store", _ASKS),
     LeftOut(_MOONCAKE + "issues/3709", "leased keys that block a removal", "a matter of availability"),
-    LeftOut(
-        _MOONCAKE + "pull/2676", "files left behind by removals", "needs a restart of the store under load"
-    ),
+    LeftOut(_MOONCAKE + "pull/2676", "files left behind by removals", "not tried"),
     LeftOut(
         _MOONCAKE + "issues/3940",
         "a clean-up of leases that blocks every call for minutes",
@@ -322,7 +326,7 @@ LEFT_OUT = (
     LeftOut(
         "https://github.com/vllm-project/aibrix/issues/2329",
         "keys compared by their last hash",
-        "a data structure: no tenant is in its keys",
+        "not tried: of two chains that differ it needs two whose last hashes are equal",
     ),
     LeftOut(_TENSORRT + "issues/13589", "events without a salt", _CUDA),
     LeftOut(_TENSORRT + "issues/14918", "a salt's mismatch that fails closed", _CUDA),
