@@ -41,7 +41,7 @@ def _short(source: str) -> str:
 def page(records: Path) -> str:
     """Markdown of every record in a folder. Raises `OSError` or `ValueError` where one cannot be read."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(records.glob("*.json")):
+    for path in sorted(records.rglob("*.json")):
         body = json.loads(path.read_text())
         found[body["target"]] = body
     shown = [target for target in TARGETS if target.name in found]
