@@ -12,13 +12,17 @@ if [ $# = 0 ]; then
 for target in TARGETS: print(target.name)')
 fi
 for target in "${TARGETS[@]}"; do
+  record=$RECORDS/$target.json
+  case $target in kvcustody*) record=$RECORDS/ours/$target.json ;; esac
   case $target in
-    kvcustody) environment=.venv ;;
+    kvcustody | kvcustody-door | kvcustody-events) environment=.venv ;;
     kvcustody-hicache) environment=$(benchmarks/sglang_env.sh) ;;
+    kvcustody-dynamo) environment=$(benchmarks/dynamo_env.sh) ;;
+    kvcustody-lmcache*) environment=$(benchmarks/lmcache_env.sh) ;;
     *) environment=$("benchmarks/${target%%-*}_env.sh") ;;
   esac
   status=0
-  .venv/bin/kvcustody conform --target "$target" --python "$environment/bin/python" --out "$RECORDS/$target.json" || status=$?
+  .venv/bin/kvcustody conform --target "$target" --python "$environment/bin/python" --out "$record" || status=$?
   [ "$status" -le 1 ] || exit "$status" # 1: found, which is a result
 done
 .venv/bin/python -m kvcustody.testkit.conform.comparison "$RECORDS" docs/start/other-systems.md

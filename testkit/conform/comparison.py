@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kvcustody.files import READABLE, write_file
-from kvcustody.testkit.conform.public_cases import CASES, TARGETS
+from kvcustody.testkit.conform.findings import FOUND, HOLDS
+from kvcustody.testkit.conform.public_cases import CASES, LEFT_OUT, TARGETS
 
 _HEAD = """# Other systems
 
@@ -20,33 +21,52 @@ Public bugs of cache layers, looked for in what pip installs, by a script each t
 in public before, at the places that a report names. `benchmarks/conform.sh` asks them
 all again, keeps the records in `benchmarks/results/conform/` and makes this page of them.
 
-*found*: the product does what it ought not to. *holds*: it does not. Nothing: the case is not of that part.
+*found*: the product does what it ought not to. *holds*: it does not. Who is not named was not asked: the case is not of
+that part.
 
 """
+
+_LEFT_OUT = """## What is public and is no case
+
+Nothing here says that it is not so: it could not be asked of what pip installs on a machine without a GPU, or is over.
+"""
+
+
+def _short(source: str) -> str:
+    """`vllm-project/vllm#1`, or the end of what has no number."""
+    parts = source.removeprefix("https://github.com/").split("/")
+    return f"{parts[0]}/{parts[1]}#{parts[-1]}" if parts[-1].isdigit() else parts[-1]
 
 
 def page(records: Path) -> str:
     """Markdown of every record in a folder. Raises `OSError` or `ValueError` where one cannot be read."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(records.glob("*.json")):
+    for path in sorted(records.rglob("*.json")):
         body = json.loads(path.read_text())
         found[body["target"]] = body
     shown = [target for target in TARGETS if target.name in found]
     verdicts = {
         (name, case["case"]): case["verdict"] for name, body in found.items() for case in body["cases"]
     }
-    lines = ["| what ought to hold | " + " | ".join(target.says for target in shown) + " |"]
-    lines.append("|---" * (len(shown) + 1) + "|")
-    lines += [
-        f"| {case.holds} | " + " | ".join(verdicts.get((one.name, case.name), "") for one in shown) + " |"
-        for case in CASES
-    ]
+
+    def asked(case: str, verdict: str, *, ours: bool) -> str:
+        """Who was asked and answered so."""
+        chosen = [one for one in shown if one.name.startswith("kvcustody") is ours]
+        return "; ".join(one.says for one in chosen if verdicts.get((one.name, case)) == verdict)
+
+    lines = ["| what ought to hold | found | holds | ours: holds | ours: found |", "|---|---|---|---|---|"]
+    for case in CASES:
+        cells = [asked(case.name, verdict, ours=False) for verdict in (FOUND, HOLDS)]
+        cells += [asked(case.name, verdict, ours=True) for verdict in (HOLDS, FOUND)]
+        lines.append(f"| {case.holds} | " + " | ".join(cells) + " |")
     lines += ["", "## What was seen", ""]
     for target in shown:
         body = found[target.name]
         lines += [f"**{target.says}** (`{target.name}`, {body['product']} {body['version']})", ""]
         lines += [f"- `{case['case']}`, {case['verdict']}: {case['evidence']}" for case in body["cases"]]
         lines.append("")
+    lines += [_LEFT_OUT, "| public | what it says | why it is no case |", "|---|---|---|"]
+    lines += [f"| [{_short(one.source)}]({one.source}) | {one.says} | {one.reason} |" for one in LEFT_OUT]
     return _HEAD + "\n".join(lines).rstrip() + "\n"
 
 

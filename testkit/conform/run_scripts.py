@@ -13,13 +13,14 @@ from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, CaseFindin
 from kvcustody.testkit.conform.public_cases import Target
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-_SECONDS = 120.0
+_SECONDS = 300.0
 
 
 def script_of(target: Target) -> Path:
     """The script that asks all cases of a target."""
-    name = "kvcustody_tier" if target.name == "kvcustody" else target.name.replace("-", "_")
-    return SCRIPTS / f"{name}.py"
+    name = target.script or target.name.replace("-", "_")
+    [found] = SCRIPTS.glob(f"*/{name}.py")
+    return found
 
 
 def run_target(
@@ -63,7 +64,7 @@ def _version(target: Target, python: str) -> tuple[str, str]:
 def _run(target: Target, python: str, case: str) -> CaseFinding:
     script, began = script_of(target), time.monotonic()
     try:
-        done = _ask(python, str(script), case)
+        done = _ask(python, str(script), case, *target.words)
         said = json.loads(done.stdout.strip().splitlines()[-1])
         verdict, evidence = FOUND if said["found"] else HOLDS, str(said["evidence"])
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -76,7 +77,7 @@ def _run(target: Target, python: str, case: str) -> CaseFinding:
 def _ask(python: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the interpreter that was named, in the folder of scripts."""
     return subprocess.run(  # noqa: S603
-        [python, *words], capture_output=True, text=True, timeout=_SECONDS, cwd=SCRIPTS, check=False
+        [python, *words], capture_output=True, text=True, timeout=_SECONDS, cwd=SCRIPTS.parent, check=False
     )
 
 

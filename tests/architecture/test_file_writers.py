@@ -19,19 +19,24 @@ ROOMS = (
     "testkit",
 )
 # Who opens a file for writing by itself, and why nothing is replaced or half there.
+_SCRIPTS = "testkit/conform/scripts/"
+_MODEL, _ATTACK = (
+    "in a temporary folder, read afterwards",
+    "an attacker who changes what a store holds, on purpose",
+)
 ALLOWED = {
-    (
-        "testkit/conform/scripts/mooncake_store.py",
-        "_master",
-    ): "in a temporary folder, for a process begun afterwards",
-    (
-        "testkit/conform/scripts/kvcustody_hicache.py",
-        "_look",
-    ): "an attacker who changes what a store holds, on purpose",
-    (
-        "testkit/conform/scripts/kvcustody_tier.py",
-        "_look",
-    ): "an attacker who changes what a store holds, on purpose",
+    (_SCRIPTS + "engines/sglang_hicache.py", "_revisions"): _MODEL,
+    (_SCRIPTS + "engines/sglang_hicache.py", "_two_tenants"): _MODEL,
+    (_SCRIPTS + "engines/vllm_events.py", "heard"): _MODEL,
+    (_SCRIPTS + "engines/vllm_example.py", "main"): _MODEL,
+    (_SCRIPTS + "engines/vllm_tiers.py", "_look"): _ATTACK,
+    (_SCRIPTS + "engines/vllm_tiers.py", "configured"): _MODEL,
+    (_SCRIPTS + "engines/vllm_transfer.py", "scheduler"): _MODEL,
+    (_SCRIPTS + "layers/lmcache_in_process.py", "main"): _MODEL,
+    (_SCRIPTS + "layers/mooncake_store.py", "_master"): _MODEL,
+    (_SCRIPTS + "ours/kvcustody_hicache.py", "_look"): _ATTACK,
+    (_SCRIPTS + "ours/kvcustody_lmcache.py", "_adapter"): _ATTACK,
+    (_SCRIPTS + "ours/kvcustody_tier.py", "_look"): _ATTACK,
     ("audit/tlog/checkpoint_signer.py", "_locked"): "a lock without content",
     ("console/up/vllm_worker.py", "_launch"): "the engine's own log, which grows while it runs",
     ("audit/tlog/checkpoint_signer.py", "_running"): "a lock without content",

@@ -31,7 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class GovernedEngine(NamedTuple):
-    """`tested`: the releases of the suites, newest first. Accepted is what lies from `first` to below `beyond`."""
+    """`tested`: the releases of the suites, newest first. Accepted is what lies from `first` to below `beyond`.
+
+    No bounds: nothing of ours starts in it, and no release is refused.
+    """
 
     name: str
     distribution: str
@@ -77,6 +80,14 @@ ENGINES = (
         ("tests/engines/lmcache/run.sh", "--version", "VERSION"),
         "not asked: its adapter and module look for what they rest on, and do not start without it",
     ),
+    GovernedEngine(
+        "[Dynamo](dynamo.md)", "ai-dynamo-runtime", ("1.6.1",), (), (), ("tests/engines/dynamo/run.sh",),
+        "not asked: it reads our events, and the door stands before it",
+    ),
+    GovernedEngine(
+        "[Mooncake](mooncake.md)", "mooncake-transfer-engine-non-cuda", ("0.3.13.post1",), (), (),
+        ("tests/engines/mooncake/run.sh",), "not asked: events alone go to and fro",
+    ),
 )  # fmt: skip
 
 
@@ -84,6 +95,8 @@ def how_it_stands(engine: GovernedEngine, version: str) -> str:
     """`tested`, `accepted` (not tested), or `refused`."""
     if version in engine.tested:
         return "tested"
+    if not engine.beyond:
+        return "accepted"
     return "accepted" if engine.first <= numbers(version) < engine.beyond else "refused"
 
 
@@ -100,7 +113,8 @@ def table() -> str:
     lines = ["| engine | tested | accepted at start | another release |", "|---|---|---|---|"]
     for one in ENGINES:
         first, beyond = (".".join(map(str, bound)) for bound in (one.first, one.beyond))
-        lines.append(f"| {one.name} | {one.tested_text} | `>={first},<{beyond}` | {one.otherwise} |")
+        accepted = f"`>={first},<{beyond}`" if beyond else "any release"
+        lines.append(f"| {one.name} | {one.tested_text} | {accepted} | {one.otherwise} |")
     return "\n".join(lines)
 
 

@@ -32,6 +32,9 @@ def test_the_page_has_the_table_of_the_code() -> None:
         ("transformers", "5.19.0", "accepted"),
         ("transformers", "5.25.0", "refused"),
         ("LMCache", "0.5.7", "refused"),
+        ("[Dynamo](dynamo.md)", "1.6.1", "tested"),
+        ("[Dynamo](dynamo.md)", "1.7.0", "accepted"),
+        ("[Mooncake](mooncake.md)", "0.3.13.post1", "tested"),
     ],
 )
 def test_how_a_release_stands(name: str, version: str, stands: str) -> None:

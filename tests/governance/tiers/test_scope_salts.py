@@ -13,7 +13,7 @@ from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, tenant_owner
 from kvcustody.governance.tiers import scope_salts
 from kvcustody.governance.tiers.scope_salts import SALT_DIGITS, ScopeDirectory, ScopeSalts
-from kvcustody.testkit.conform.scripts.kvcustody_tier import OurTier
+from kvcustody.testkit.conform.scripts.ours.kvcustody_tier import OurTier
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_domain_has_one_salt_and_no_other_has_it(our: OurTier, tmp_path: Path)
     labels = [
         our.label("acme"),
         our.label("beta"),
-        our.label("acme", model=b"other"),
+        our.label("acme", weights_digest="other"),
         our.label("acme", salt="x"),
     ]
     made = [salts.of(label) for label in labels]

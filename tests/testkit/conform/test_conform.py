@@ -14,13 +14,15 @@ from typer.testing import CliRunner
 
 from kvcustody.console.main import app
 from kvcustody.governance.tiers.seal_keys import SealKeys
-from kvcustody.governance.tiers.tier import SealedTier
+from kvcustody.governance.tiers.stores.host_arena import HostArena
+from kvcustody.governance.tiers.tier import SealedTier, TierTerms
 from kvcustody.governance.tiers.tier_index import TierIndex
+from kvcustody.integrations.identity import authenticate_request, request_body
 from kvcustody.testkit.conform.comparison import page
 from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, CaseFinding, ConformReport
-from kvcustody.testkit.conform.public_cases import CASES, TARGET_OF, TARGETS
+from kvcustody.testkit.conform.public_cases import CASES, LEFT_OUT, TARGET_OF, TARGETS
 from kvcustody.testkit.conform.run_scripts import run_target, script_of
-from kvcustody.testkit.conform.scripts import kvcustody_tier
+from kvcustody.testkit.conform.scripts.ours import kvcustody_door, kvcustody_events, kvcustody_tier
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -31,10 +33,83 @@ def conform(*words: str, code: int = 0) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("case", [case.name for case in CASES])
-def test_every_case_holds_here(case: str) -> None:
-    found = kvcustody_tier.main(case)
+HERE = {
+    "kvcustody": kvcustody_tier.main,
+    "kvcustody-door": kvcustody_door.main,
+    "kvcustody-events": kvcustody_events.main,
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "case"), [(name, case) for name in HERE for case in TARGET_OF[name].cases]
+)
+def test_every_case_holds_here(target: str, case: str) -> None:
+    found = HERE[target](case)
     assert found["found"] is False and found["evidence"]
+
+
+def test_every_case_is_asked_of_a_product_and_of_ours() -> None:
+    ours = {case for target in TARGETS if target.name.startswith("kvcustody") for case in target.cases}
+    others = {case for target in TARGETS if not target.name.startswith("kvcustody") for case in target.cases}
+    assert ours == others == {case.name for case in CASES}
+
+
+# What is public of bugs of caches, by project: each is a case's, or left out with its reason.
+PUBLIC = {
+    "vllm-project/vllm": (
+        *(
+            35219,
+            37076,
+            41269,
+            43990,
+            49261,
+            49266,
+            52784,
+            54327,
+            54363,
+            54727,
+            54779,
+            55191,
+            55904,
+            56311,
+            56585,
+        ),
+        "GHSA-rm76-4mrf-v9r8",
+    ),
+    "nvd.nist.gov": ("CVE-2025-46570",),
+    "LMCache/LMCache": (2880, 3301, 3892, 4127, 4456, 4825, 5128),
+    "sgl-project/sglang": (26747, 37160, 38577, 39945),
+    "kvcache-ai/ktransformers": (2184,),
+    "Tanguille/cluster": (4213, 4636),
+    "kvcache-ai/Mooncake": (1155, 1527, 2153, 2676, 3231, 3709, 3715, 3940),
+    "vllm-project/vllm-ascend": (14823,),
+    "ai-dynamo/dynamo": (6101, 8197),
+    "llm-d/llm-d-router": (1389, 1445),
+    "vllm-project/aibrix": (2329,),
+    "NVIDIA/TensorRT-LLM": (13589, 14918, 17631),
+}
+
+
+def test_every_public_report_is_a_case_or_is_left_out_with_a_reason() -> None:
+    cited = [source for case in CASES for source in case.sources]
+    left_out = [one.source for one in LEFT_OUT]
+    assert len(set(left_out)) == len(left_out) and not set(left_out) & set(cited)
+    assert all(one.says and one.reason for one in LEFT_OUT)
+    numbered = [
+        source
+        for source in (*cited, *left_out)
+        if source.rsplit("/", 1)[-1][-4:].isdigit() or "GHSA" in source
+    ]
+    found = {
+        (source.split("//")[1].removeprefix("github.com/"), source.rsplit("/", 1)[-1]) for source in numbered
+    }
+    told = {(project, str(number)) for project, numbers in PUBLIC.items() for number in numbers}
+    assert {
+        (place.split("/vuln")[0] if "nvd" in place else "/".join(place.split("/")[:2]), number)
+        for place, number in found
+    } == told
+    text = (ROOT / "docs" / "start" / "other-systems.md").read_text()
+    assert all(one.source in text and one.reason in text for one in LEFT_OUT)
 
 
 def _same_name(self: SealKeys, spec: Any, *, shard: int, layout: bytes) -> Callable[[bytes], bytes]:
@@ -42,7 +117,16 @@ def _same_name(self: SealKeys, spec: Any, *, shard: int, layout: bytes) -> Calla
     return lambda last: last
 
 
-@pytest.mark.parametrize("case", ["salt-dropped", "other-model", "model-revision"])
+def _keep(key: Any, name: bytes, facts: Any, content: Any, into: memoryview, **_: Any) -> int:
+    into[len(into) - len(content) :] = content
+    return len(into)
+
+
+def _take(key: Any, name: bytes, facts: Any, sealed: memoryview, into: memoryview) -> None:
+    into[:] = sealed[len(sealed) - len(into) :]
+
+
+@pytest.mark.parametrize("case", ["salt-dropped", "other-model", "model-revision", "rope-scaling"])
 def test_a_tier_that_names_by_content_alone_and_asks_nobody_is_found(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,17 +156,42 @@ def test_a_tier_that_names_by_content_alone_and_asks_nobody_is_found(
 @pytest.mark.parametrize("case", ["renamed-object", "older-object"])
 def test_a_tier_that_binds_nothing_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control: content is kept as it is, and whatever lies under a name is taken for it."""
-
-    def keep(key: Any, name: bytes, facts: Any, content: Any, into: memoryview, **_: Any) -> int:
-        into[len(into) - len(content) :] = content
-        return len(into)
-
-    def take(key: Any, name: bytes, facts: Any, sealed: memoryview, into: memoryview) -> None:
-        into[:] = sealed[len(sealed) - len(into) :]
-
-    monkeypatch.setattr("kvcustody.governance.tiers.tier.seal_into", keep)
-    monkeypatch.setattr("kvcustody.governance.tiers.tier.open_into", take)
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.seal_into", _keep)
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.open_into", _take)
     assert kvcustody_tier.main(case)["found"] is True
+
+
+def test_a_tier_whose_layout_nobody_tells_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: every layout is the same one."""
+    monkeypatch.setattr(
+        kvcustody_tier, "TierTerms", lambda _, *more, **named: TierTerms(bytes(32), *more, **named)
+    )
+    assert kvcustody_tier.main("other-layout")["found"] is True
+
+
+def test_a_tier_that_lets_time_pass_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: no sweep."""
+    monkeypatch.setattr(SealedTier, "expire", lambda self: 0)
+    assert kvcustody_tier.main("never-deleted")["found"] is True
+
+
+def test_names_that_the_prompt_alone_makes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: an object is named by its chunk alone."""
+    monkeypatch.setattr(SealKeys, "namer", _same_name)
+    assert kvcustody_tier.main("guessable-name")["found"] is True
+
+
+def test_content_that_is_kept_as_it_is_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: nothing is sealed."""
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.seal_into", _keep)
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.open_into", _take)
+    assert kvcustody_tier.main("clear-at-rest")["found"] is True
+
+
+def test_memory_that_nobody_zeroes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: a freed extent stays as it was."""
+    monkeypatch.setattr(HostArena, "_zero", lambda self, start, length: None)
+    assert kvcustody_tier.main("residue")["found"] is True
 
 
 def test_a_tier_that_does_not_tell_whose_a_copy_is_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +206,30 @@ def test_a_tier_that_does_not_tell_whose_a_copy_is_is_found(monkeypatch: pytest.
     end_tenant = SealedTier.end_tenant
     monkeypatch.setattr(SealedTier, "end_tenant", lambda self, tenant: end_tenant(self, Anybody(tenant)))
     assert kvcustody_tier.main("tenant-wipe")["found"] is True
+
+
+def test_a_tier_that_erases_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: nobody's copies are an erasure's."""
+    monkeypatch.setattr("kvcustody.governance.tiers.tier.may_hold", lambda *_: False)
+    assert kvcustody_tier.main("erase-tenant")["found"] is True
+
+
+def test_a_door_that_knows_neither_header_nor_parameters_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: what a client names is passed on."""
+    monkeypatch.setattr(authenticate_request, "NAMESPACE_HEADER", "x-other")
+    assert kvcustody_door.main("tenant-by-own-word")["found"] is True
+    monkeypatch.setattr(request_body, "_TRANSFER_FIELDS", ())
+    assert kvcustody_door.main("params-end-engine")["found"] is True
+
+
+@pytest.mark.parametrize("terms", [{"tokens_published": True}])
+def test_a_publisher_that_tells_prompts_is_found(
+    monkeypatch: pytest.MonkeyPatch, terms: dict[str, bool]
+) -> None:
+    """The positive control: the publisher is told to publish tokens."""
+    heard = kvcustody_events.heard
+    monkeypatch.setattr(kvcustody_events, "heard", lambda: heard(**terms))
+    assert kvcustody_events.main("events-tell-prompts")["found"] is True
 
 
 def test_names_of_tenants_and_namespaces_without_a_frame_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +268,7 @@ def test_a_product_that_is_not_there_could_not_run() -> None:
 
 
 def test_what_is_found_is_a_result_of_sarif_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = TARGET_OF["vllm-files"]
+    target = TARGET_OF["vllm-tiers"]
     found = ConformReport(target, "1", (CaseFinding("model-revision", FOUND, "<b>", "x.py", 0.1),))
     monkeypatch.setattr("kvcustody.testkit.conform.command.run_target", lambda *_: found)
     assert "found" in conform("--target", target.name, code=1)
@@ -150,7 +283,7 @@ def test_words_that_are_wrong_say_what_there_is() -> None:
     assert json.loads(conform("--list", "--json"))[0]["target"] == TARGETS[0].name
     result = CliRunner().invoke(app, ["conform", "--target", "lmcache-aesgm"])
     assert result.exit_code == 2 and "lmcache-aesgcm" in result.output
-    result = CliRunner().invoke(app, ["conform", "--target", "vllm-files", "--case", "salt-dropped"])
+    result = CliRunner().invoke(app, ["conform", "--target", "vllm-tiers", "--case", "salt-dropped"])
     assert result.exit_code == 2 and "model-revision" in result.output
 
 
@@ -164,7 +297,7 @@ def test_every_target_has_a_script_that_runs_by_itself(target: Any) -> None:
 
 def test_the_page_says_what_the_records_say() -> None:
     records = ROOT / "benchmarks" / "results" / "conform"
-    kept = {path.stem: json.loads(path.read_text()) for path in records.glob("*.json")}
+    kept = {path.stem: json.loads(path.read_text()) for path in records.rglob("*.json")}
     assert set(kept) == set(TARGET_OF)
     for name, body in kept.items():
         assert {one["case"] for one in body["cases"]} == set(TARGET_OF[name].cases)

@@ -1,6 +1,6 @@
 """The questions to HiCache's files, asked of our storage, which SGLang's own factory makes.
 
-python -m kvcustody.testkit.conform.scripts.kvcustody_hicache CASE        # needs: sglang, kvcustody
+python -m kvcustody.testkit.conform.scripts.ours.kvcustody_hicache CASE        # needs: sglang, kvcustody
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def main(case: str) -> dict[str, Any]:
         assert storage.set(ONE, first) and come(storage, ONE) == first.numpy().tobytes(), (
             "own pages come back"
         )
-        found, evidence = _look(case, folder, storage)
+        found, evidence = _look(case, folder, storage, first.numpy().tobytes())
     return {"found": found, "evidence": evidence}
 
 
-def _look(case: str, folder: Path, storage: Any) -> tuple[bool, str]:
+def _look(case: str, folder: Path, storage: Any, content: bytes) -> tuple[bool, str]:
     if case in ("other-model", "model-revision"):
         storage.close()
         other = {"model_name": "org/n"} if case == "other-model" else {"revision": "2"}
@@ -117,6 +117,15 @@ def _look(case: str, folder: Path, storage: Any) -> tuple[bool, str]:
         seen = come(storage, ONE)
         storage.close()
         return seen is not None, "the earlier page was served" if seen else "a miss, and the copy ended"
+    if case == "clear-at-rest":
+        [place] = files(folder)
+        kept, mode = place.read_bytes(), place.stat().st_mode & 0o777
+        storage.close()
+        clear = sum(content[at : at + 16] in kept for at in range(0, PAGE_BYTES, 16))
+        return (
+            clear > 0 or mode & 0o077 > 0,
+            f"{clear} of {PAGE_BYTES // 16} pieces are in the file; mode {mode:04o}",
+        )
     assert case == "name-tells-tenant"
     names = " ".join(str(path.relative_to(folder)) for path in files(folder))
     storage.close()

@@ -46,8 +46,8 @@ os._exit(0)
 class Tenant:
     """A tenant's client: `tenant("get", key)` calls its method of that name."""
 
-    def __init__(self, master: str, name: str, folder: Path) -> None:
-        files = folder / name
+    def __init__(self, master: str, name: str, folder: Path, place: str = "") -> None:
+        files = folder / (place or name)
         files.mkdir()
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter
             [sys.executable, "-c", CLIENT, master, name, str(files)],
@@ -146,6 +146,13 @@ def main(case: str) -> dict[str, Any]:
                 return {
                     "found": foreign > 0,
                     "evidence": f"{foreign} of {OBJECTS} of another tenant's keys were found",
+                }
+            if case == "tenant-by-own-word":
+                tenants.append(stranger := Tenant(address, "acme", folder, "a process of its own"))
+                read = sum(size > 0 for size in _sizes(stranger))
+                return {
+                    "found": read > 0,
+                    "evidence": f"{read} of {OBJECTS} objects came to a client that named itself `acme`",
                 }
             assert case == "tenant-wipe"
             for number in range(OBJECTS):

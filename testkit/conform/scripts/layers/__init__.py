@@ -1,0 +1,1 @@
+"""Scripts that ask cache layers and routers."""
