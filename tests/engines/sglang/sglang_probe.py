@@ -212,6 +212,21 @@ def _held(scheduler: Any) -> dict[str, int]:
     return {"evictable": cache.evictable_size(), "protected": cache.protected_size()}
 
 
+def _indexed(scheduler: Any) -> list[tuple[str, int, list[int]]]:
+    """Every page of the tree: its tenant, its domain, and every token up to its end."""
+    tree, pool = scheduler.tree_cache.tree, _port(scheduler).pool
+    found, waiting = [], [(tree.root, list[int]())]
+    while waiting:
+        node, before = waiting.pop()
+        whole = before + node.tokens.tolist()
+        for at, page in enumerate(node.pages.tolist(), 1):
+            tag = int(pool.tag[page])
+            end = len(before) + at * tree.page_tokens
+            found.append((pool.domains[tag].owner.name, tag, whole[:end]))
+        waiting += [(child, whole) for child in node.children.values()]
+    return found
+
+
 def _conservation(scheduler: Any) -> list[str]:
     """The identities that do not hold between the ledger and the pool's own counters, at a quiet moment."""
     from kvcustody.audit.coverage.conservation import conservation
@@ -343,6 +358,7 @@ _ANSWERS = {
     "free": _free,
     "held": _held,
     "hurt_store": _hurt_store,
+    "indexed": _indexed,
     "mar": _mar,
     "open_to_anybody": _open_to_anybody,
     "pid": _pid,
