@@ -257,9 +257,7 @@ def test_an_erasure_counts_what_it_covers_once_and_nothing_of_others(
     place.keep(ada, "p", 8)
     place.keep(ada, "q", 4)
     place.keep(beta, "p", 4)
-    (own,) = [
-        name for name in place.tier.index() if name == place.tier.lookup(ada, keys_of("q", 4), 0)[0].name
-    ]
+    own = place.tier.lookup(ada, keys_of("q", 4), 0)[0].name
 
     def away(names: object) -> None:
         raise StoreError("away")

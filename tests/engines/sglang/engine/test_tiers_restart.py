@@ -44,6 +44,8 @@ def test_files_are_found_after_a_restart_and_after_a_kill(start, new_deployment)
     assert third.probe("scan", recover=True) == []
     clean(third)
     third.probe("erase", tenant="acme")
+    assert all("acme" not in one["tenants"] for one in third.probe("tiers").values())
+    assert third.run(mine, site.token("acme")).cached_tokens == 0
     displace(third)
     third.stop()
 
