@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from test_slot_segments import COVERED, POLICY, SHARED, SegmentedEngine
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import IsolationError
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.tokens.router_namespace import RouterNamespaces
+from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     REMOVED,
@@ -25,6 +28,7 @@ from kvcustody.integrations.events.block_event import (
     check_event,
     split_keys,
 )
+from kvcustody.integrations.events.publisher import EventPublisher
 from kvcustody.integrations.sglang import slot_events
 from kvcustody.integrations.sglang.page_tree import PageTree
 from kvcustody.integrations.sglang.slot_events import WatchedTree
@@ -241,6 +245,29 @@ def test_tokens_and_denied_tenants_stay_here():
         one.custody.step()
         assert bool(one.router.events) is told, "a policy without a permit of `export` tells nothing"
         assert not any(len(event.tokens) for event in one.router.events)
+
+
+@pytest.mark.parametrize("form", ["vllm", "sglang", "dynamo", "mooncake"])
+def test_each_form_takes_every_event(form, tmp_path):
+    """Through the publisher that the settings open; what cannot be encoded would be lost there, and counted."""
+    with open_scope_key(tmp_path / "scope.key") as secret:
+        names = RouterNamespaces(secret)
+    with EventPublisher(
+        f"ipc://{tmp_path}/events", form=form, namespaces=names, tokens_published=True
+    ) as publisher:
+        one = listened(4, scope="tenant")
+        one.custody.events._publisher = publisher
+        for number in range(12):
+            one.run("alpha" if number % 3 else "beta", "x", [*PROMPT[: number + 1], *range(20, 30)])
+            one.custody.make_room(number)
+            one.custody.step()
+        one.custody.clear()
+        one.custody.step()
+        until = time.monotonic() + 20
+        while publisher.stats().waiting and time.monotonic() < until:
+            time.sleep(0.01)
+        stats = publisher.stats()
+    assert stats.events > 20 and stats.lost_batches == stats.waiting == 0
 
 
 def test_the_last_event_says_that_everything_is_gone():
