@@ -222,7 +222,7 @@ class ErasureRunner:
     @staticmethod
     def _waiting_for(run: _Run, unit_states: UnitStates) -> str:
         """What is not done yet, in words; empty when all is."""
-        tiers = sum(tier.waiting for tier in run.tiers.values())
+        tiers = sum(tier.waiting + tier.unsure for tier in run.tiers.values())
         parts = (
             (len(run.finishing), "requests still run"),
             (unit_states.waiting, "blocks wait for their receipts"),

@@ -17,18 +17,20 @@ from kvcustody.governance.erasure.selector import Selector
 class TierErased(NamedTuple):
     """What a tier has done for one erasure so far: objects and bytes destroyed, and what still waits.
 
-    `remaining` objects stay for other lawful holders.
+    `remaining` objects stay for other lawful holders. `unsure` ones ended for another reason, or nobody knows whose
+    they are, and the store may still have them: they are awaited as well, and are no part of what the erasure covered.
     """
 
     objects: int
     bytes: int
     waiting: int = 0
     remaining: int = 0
+    unsure: int = 0
 
     @property
     def done(self) -> bool:
         """Nothing of the selector waits any more."""
-        return self.waiting == 0
+        return self.waiting == self.unsure == 0
 
 
 class TierEntry(NamedTuple):

@@ -824,7 +824,17 @@ class SealedTier:
             self._tell_destroyed(living)
         self._keys.look()
         self._delete([])
-        return TierErased(objects, size, waiting=len(self._waiting) + len(self._lost))
+        return self._erased_so_far(erasure, selector, objects, size)
+
+    def _erased_so_far(self, erasure: str, selector: Selector, objects: int, size: int) -> TierErased:
+        """Of the copies that an erasure ended, those whose bytes the store may still have wait."""
+        waiting = waiting_bytes = unsure = 0
+        for ended in chain(self._waiting.values(), self._lost.values()):
+            if ended is not None and ended.erasure == erasure:
+                waiting, waiting_bytes = waiting + 1, waiting_bytes + ended.size
+            elif ended is None or not ended.tenant or selector.tenant in (None, ended.tenant):
+                unsure += 1
+        return TierErased(objects - waiting, size - waiting_bytes, waiting, unsure=unsure)
 
     def objects(self) -> Mapping[bytes, TierEntry]:
         """Every object that the store says it has, less those whose end waits for it; whose one is, the index tells.

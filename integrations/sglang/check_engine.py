@@ -53,7 +53,11 @@ REFUSED = (
     Refused("enable_mixed_chunk", _OFF, "a mixed step has not been proved"),
     Refused("enable_pdmux", _OFF, "two streams write to the pool at once"),
     Refused("elastic_ep_backend", _OFF, "ranks come and go"),
-    Refused("kv_events_config", _OFF, "SGLang's KV events carry prompt token ids in clear"),
+    Refused(
+        "kv_events_config",
+        _OFF,
+        "SGLang's KV events carry token ids in clear; set `KVCUSTODY_KV_EVENTS_ENDPOINT`, for events with a scope",
+    ),
     Refused("tokenizer_worker_num", (1, None), "its workers would serve requests without the door"),
     Refused("disable_radix_cache", _OFF, "without a cache nothing is to be governed"),
 )

@@ -19,7 +19,9 @@ from kvcustody.integrations.sglang.check_engine import check_kind, check_options
 from kvcustody.integrations.sglang.model_identity import LoadedModel
 from kvcustody.integrations.sglang.page_allocator import govern_allocator
 from kvcustody.integrations.sglang.page_memory import PADDING_PAGE, PageMemory
+from kvcustody.integrations.sglang.page_tree import PageTree
 from kvcustody.integrations.sglang.radix_cache import GovernedRadixCache
+from kvcustody.integrations.sglang.slot_events import WatchedTree
 from kvcustody.integrations.sglang.slot_tiers import SlotTiers, unit_pages
 
 _log = structlog.get_logger(__name__)
@@ -46,7 +48,9 @@ def build_cache(context: Any) -> GovernedRadixCache:
     pool, pages = allocator.get_kvcache(), allocator.size // size + 1
     memory = PageMemory(pool, pages, size)
     model = LoadedModel(context.server_args, context.model_config, size, pool)
-    cache = GovernedRadixCache(params, model, memory)
+    listened = bool(settings.kv_events_endpoint)
+    tree = (WatchedTree if listened else PageTree)(memory.pages, size)
+    cache = GovernedRadixCache(params, model, memory, tree)
     plan = EnginePlan(
         blocks=memory.pages,
         block_tokens=size,
@@ -63,13 +67,30 @@ def build_cache(context: Any) -> GovernedRadixCache:
         cache.custody.port = worker.port
         if tiers is not None:
             _open_tiers(cache, settings, tiers)
+        if listened:
+            _open_publisher(cache, settings)
         cache.custody.step()  # the whole pool, read back, before the first request
     except BaseException:
         with cache.tier_stack:
             worker.close()
+        if cache.custody.events is not None:
+            cache.custody.events.close()
         raise
     _log.info("sglang in custody", pages=pages, page_tokens=size, bytes_per_page=memory.bytes_per_page)
     return cache
+
+
+def _open_publisher(cache: GovernedRadixCache, settings: Settings) -> None:
+    """The settings ask for block events. Raises `ConfigError` where their address cannot be bound."""
+    from kvcustody.integrations.events.publisher import open_publisher  # pyzmq only where it is asked for
+
+    worker = cache.worker
+    assert worker is not None
+    publisher = open_publisher(
+        settings, revision=worker.port.table.revision, incarnation=worker.writer.incarnation
+    )
+    assert publisher is not None, "an endpoint is set"
+    cache.custody.publish_to(publisher, publisher.close, with_tokens=settings.kv_events_tokens == "published")
 
 
 def _open_tiers(cache: GovernedRadixCache, settings: Settings, plan: TierPlan) -> None:

@@ -65,7 +65,7 @@ def _add_request(original: Callable[..., Any], scheduler: Any, req: Any, *given:
 def _adder(result: Any, scheduler: Any) -> Any:
     if governed_cache(scheduler) is None:
         return result
-    from kvcustody.integrations.sglang.prefill_adder import governed_adder
+    from kvcustody.integrations.sglang.radix_cache import governed_adder
 
     return governed_adder(result)
 

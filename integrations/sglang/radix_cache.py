@@ -20,6 +20,7 @@ import structlog
 import torch
 from sglang.srt.disaggregation.utils import prepare_abort
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import (
     BasePrefixCache,
     DecLockRefParams,
@@ -51,13 +52,14 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "kvcustody"  # on SGLang's Req
 _RECEIPT = DecLockRefParams()
+_ADDERS: dict[type, type] = {}
 _log = structlog.get_logger(__name__)
 
 
 class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     """`--radix-cache-backend kvcustody`. `open_custody` gives it its port before the first request."""
 
-    def __init__(self, params: Any, model: LoadedModel, memory: PageMemory) -> None:
+    def __init__(self, params: Any, model: LoadedModel, memory: PageMemory, tree: PageTree) -> None:
         self.disable = False
         self.req_to_token_pool = params.req_to_token_pool
         self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
@@ -66,7 +68,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         self.device = torch.device(self.token_to_kv_pool_allocator.device)
         self.model = model
         self.memory = memory
-        self.tree = PageTree(memory.pages, self.page_size)
+        self.tree = tree
         self.custody = SlotCustody(self.tree, self)
         self.root_node = self.tree.root
         self.scheduler: Any = None
@@ -377,6 +379,8 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
                 self.custody.tiers.close()
             worker.close(self.scrub)
             self.memory.close()
+            if self.custody.events is not None:
+                self.custody.events.close()
 
 
 def _of(req: Any) -> SlotRequest | None:
@@ -390,3 +394,22 @@ def _is_keyed(req: Any) -> bool:
         getattr(req, name, None) is None
         for name in ("multimodal_inputs", "input_embeds", "positional_embed_overrides", "token_type_ids")
     )
+
+
+def governed_adder(own: type[Any]) -> type[Any]:
+    """A subclass of SGLang's prefill adder: who must wait waits alone, and who is taken has attached what it found."""
+    made = _ADDERS.get(own)
+    if made is None:
+
+        class GovernedPrefillAdder(own):  # type: ignore[misc]
+            def add_one_req(self, req: Any, *given: Any, **named: Any) -> Any:
+                if not self.tree_cache.may_start(req):
+                    return AddReqResult.CONTINUE  # the next one's turn
+                return super().add_one_req(req, *given, **named)
+
+            def _commit_prefill_admission(self, req: Any, *given: Any, **named: Any) -> None:
+                super()._commit_prefill_admission(req, *given, **named)
+                self.tree_cache.begin(req)
+
+        made = _ADDERS[own] = GovernedPrefillAdder
+    return made

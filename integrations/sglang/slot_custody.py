@@ -13,23 +13,25 @@ it is a slot.
 5. Where there are tiers (`SlotTiers`), what is evicted is offered to them while it is still there. What they bring
    fills pages that are zero by then, and is in the tree before the request computes; a page that was handed out for it
    and not filled goes back as one that was used.
+6. Where somebody listens (`publish_to`), what enters and leaves the tree is told once a step (`SlotBlockEvents`).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.errors import IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
-from kvcustody.governance.external.namespace_keys import Walked
+from kvcustody.governance.external.namespace_keys import NamespaceSpan, Walked
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens
@@ -37,10 +39,15 @@ from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, P
 from kvcustody.integrations.sglang.slot_request import SlotRequest
 from kvcustody.integrations.sglang.slot_tiers import SlotTiers
 
+if TYPE_CHECKING:
+    from kvcustody.integrations.events.feed import BlockEventPublisher
+    from kvcustody.integrations.sglang.slot_events import SlotBlockEvents
+
 FLUSH_STEPS = 64  # a decode's pages are told at least once in so many steps
 ROOM_SHARE = 128  # where there is no room, at least one page in so many is ended,
 ROOM_PAGES = 1024  # and at least so many,
 SMALL_ROOM_SHARE = 16  # though of a small pool no more than one in so many
+EVICTED = "evicted"  # as events say why pages left
 
 
 class EngineRows(Protocol):
@@ -112,6 +119,7 @@ class SlotCustody:
         self.requests: dict[str, SlotRequest] = {}
         self._port: EnginePort | None = None
         self._tiers: SlotTiers | None = None
+        self.events: SlotBlockEvents | None = None  # where somebody listens
         self._steps = 0  # since the last `flush` of all
 
     @property
@@ -136,6 +144,21 @@ class SlotCustody:
     def tiers(self, tiers: SlotTiers) -> None:
         self._tiers = tiers
         self.port.pool.evicting = self._leave
+
+    def publish_to(
+        self,
+        publisher: BlockEventPublisher,
+        close: Callable[[], None] | None = None,
+        *,
+        with_tokens: bool = False,
+    ) -> None:
+        """Hand the block events of every step to `publisher` from now on.
+
+        Raises `IsolationError` unless the tree is a `WatchedTree` with nothing in it.
+        """
+        from kvcustody.integrations.sglang.slot_events import SlotBlockEvents
+
+        self.events = SlotBlockEvents(self.tree, self.port, publisher, with_tokens=with_tokens, close=close)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -330,6 +353,8 @@ class SlotCustody:
             if at < end:
                 name = request.name(span.namespace)
                 node = self.tree.insert(node, name, tokens, row, at, end)
+                if self.events is not None:
+                    self.events.after_insert(request, _domain_of(request, span))
                 at = end
         return node
 
@@ -353,6 +378,12 @@ class SlotCustody:
 
         A share of the pool goes at once, so that a full pool does not end, scrub and record with every chunk and page.
         """
+        if self.events is None:
+            return self._make_room(pages)
+        with self.events.because(EVICTED):
+            return self._make_room(pages)
+
+    def _make_room(self, pages: int) -> int:
         port, tree = self.port, self.tree
         at_once = max(tree.size // ROOM_SHARE, min(ROOM_PAGES, tree.size // SMALL_ROOM_SHARE))
         pages = max(pages, min(at_once, tree.evictable_pages))
@@ -373,6 +404,8 @@ class SlotCustody:
         """The engine drops its whole cache."""
         chosen = np.flatnonzero(self.tree.indexed())
         if len(chosen):
+            if self.events is not None:
+                self.events.cleared("reset")
             self.rows.free(self.tree.remove(chosen))
             self.port.unpublished(chosen, "reset")
 
@@ -410,6 +443,8 @@ class SlotCustody:
             order = port.step()
             if order is not None:
                 self.rows.scrub(order)
+        if self.events is not None:
+            self.events.publish_pending()
 
     # -- EngineControl ------------------------------------------------------------------------------------------------
 
@@ -446,6 +481,14 @@ def _as_numbers(tokens: Sequence[int]) -> Tokens:
     if isinstance(tokens, array) and tokens.typecode == "q":
         return np.frombuffer(tokens, dtype=np.int64)
     return tokens
+
+
+def _domain_of(request: SlotRequest, span: NamespaceSpan) -> Domain:
+    """Whose the pages are that it adds to a span of its path: the segment's that it begins with, or its own."""
+    residency = request.residency
+    if residency.segment_domain is not None and span.last <= residency.segment_blocks:
+        return residency.segment_domain
+    return residency.domain
 
 
 def _joined(runs: list[Pages]) -> Pages:

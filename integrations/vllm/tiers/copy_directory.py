@@ -87,6 +87,7 @@ class _Erasure:
             sum(one.objects for one in told),
             sum(one.bytes for one in told),
             sum(one.waiting for one in told) + self.waiting,
+            unsure=sum(one.unsure for one in told),
         )
 
 

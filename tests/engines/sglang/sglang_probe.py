@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 
 _written = {"slots": 0, "soiled": 0, "steps": 0, "retracted": 0}
+_released = threading.Event()  # of reads that a slow disk holds
 _spent = {
     "scheduler_ns": 0,
     "forward_ns": 0,
@@ -214,6 +217,21 @@ def _held(scheduler: Any) -> dict[str, int]:
     return {"evictable": cache.evictable_size(), "protected": cache.protected_size()}
 
 
+def _indexed(scheduler: Any) -> list[tuple[str, int, list[int]]]:
+    """Every page of the tree: its tenant, its domain, and every token up to its end."""
+    tree, pool = scheduler.tree_cache.tree, _port(scheduler).pool
+    found, waiting = [], [(tree.root, list[int]())]
+    while waiting:
+        node, before = waiting.pop()
+        whole = before + node.tokens.tolist()
+        for at, page in enumerate(node.pages.tolist(), 1):
+            tag = int(pool.tag[page])
+            end = len(before) + at * tree.page_tokens
+            found.append((pool.domains[tag].owner.name, tag, whole[:end]))
+        waiting += [(child, whole) for child in node.children.values()]
+    return found
+
+
 def _conservation(scheduler: Any) -> list[str]:
     """The identities that do not hold between the ledger and the pool's own counters, at a quiet moment."""
     from kvcustody.audit.coverage.conservation import conservation
@@ -243,8 +261,16 @@ def _tiers(scheduler: Any) -> dict[str, Any]:
             "restored": way.link.restored_blocks,
             "waiting": way.tier.counts.waiting,
             "ended": way.tier.counts.ended,
+            "refused": way.tier.counts.refused,
+            "is_asked": getattr(way.tier._store, "is_open", True),
         }
     return found
+
+
+def _copies_of(scheduler: Any, tenant: str) -> list[str]:
+    """The names of a tenant's copies in the last tier."""
+    tier = scheduler.tree_cache.custody.tiers.transfers.tiers[-1]
+    return [copy.name.hex() for copy in tier.copies() if copy.tenant == tenant]
 
 
 def _hurt_store(scheduler: Any, how: str) -> None:
@@ -276,6 +302,32 @@ class _HurtStore:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+
+def _hurt_disk(scheduler: Any, how: str, seconds: float = 0.0) -> None:
+    """The files behind the guard of the last tier: "": whole again, and what is read comes.
+
+    `slow`: a read takes so many seconds, 0: until this is called again. `full`: no file is given room.
+    """
+    files = scheduler.tree_cache.custody.tiers.transfers.ways[-1].tier._store._store
+    for name in ("prepare_load", "_allocate"):
+        vars(files).pop(name, None)
+    _released.set()
+    if how == "slow":
+        _released.clear()
+        reads = files.prepare_load
+
+        def read(name: bytes) -> Any:
+            _released.wait(seconds or 120)
+            return reads(name)
+
+        files.prepare_load = read
+    elif how == "full":
+
+        def allocate(descriptor: int, size: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        files._allocate = allocate
 
 
 def _mar(scheduler: Any, how: str) -> None:
@@ -340,11 +392,14 @@ _ANSWERS = {
     "activate": _activate,
     "check": _check,
     "conservation": _conservation,
+    "copies_of": _copies_of,
     "declare": _declare,
     "erase": _erase,
     "free": _free,
     "held": _held,
+    "hurt_disk": _hurt_disk,
     "hurt_store": _hurt_store,
+    "indexed": _indexed,
     "mar": _mar,
     "open_to_anybody": _open_to_anybody,
     "pid": _pid,

@@ -249,6 +249,30 @@ def test_an_erasure_does_not_wait_for_a_store_that_is_away(
     assert place.tier.erase("e1", Selector("acme", "ada"), 0).done and len(place.tier.objects()) == 0
 
 
+def test_an_erasure_counts_what_it_covers_once_and_nothing_of_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate compares the count with the copies that leaves end: one that is too high is never complete."""
+    ada, beta = place.label("acme", "ada"), place.label("beta")
+    place.keep(ada, "p", 8)
+    place.keep(ada, "q", 4)
+    place.keep(beta, "p", 4)
+    own = place.tier.lookup(ada, keys_of("q", 4), 0)[0].name
+
+    def away(names: object) -> None:
+        raise StoreError("away")
+
+    monkeypatch.setattr(place.store, "delete", away)
+    place.tier.end_tenant("beta")
+    place.tier.forget([own])  # the erased tenant's, and ended before
+    for _ in range(2):
+        done = place.tier.erase("e1", Selector("acme", "ada"), 0)
+        assert (done.objects, done.waiting, done.unsure, done.done) == (0, 2, 1, False)
+    monkeypatch.undo()
+    done = place.tier.erase("e1", Selector("acme", "ada"), 0)
+    assert (done.objects, done.waiting, done.unsure, done.done) == (2, 0, 0, True)
+
+
 def test_a_run_is_here_when_each_of_its_objects_is(place: Place) -> None:
     """Objects end at 4, 8 and 10: another's, one that is gone, and one that ends elsewhere are no run that is here."""
     acme, keys = place.label("acme"), keys_of("p", 10)

@@ -42,10 +42,12 @@ class Running:
 class PagedEngine:
     """`pages` pages of `page_tokens` tokens; page 0 is padding."""
 
+    trees = PageTree
+
     def __init__(self, policy: str, clock, pages: int = 64, page_tokens: int = 1, keys=None) -> None:
         self.clock = clock
         self.page_tokens = page_tokens
-        self.tree = PageTree(pages, page_tokens)
+        self.tree = self.trees(pages, page_tokens)
         self.custody = SlotCustody(self.tree, self)
         self.model = toy_model(page_tokens)
         self.memory = UnbackedMemory(pages, 0)
@@ -163,6 +165,15 @@ class PagedEngine:
             self.content[page] = self._prefix(one, at) if whole else (one.who, ("part",))
         one.computed = upto
         self.checkpoint(one)
+
+    def compute(self, rid: str, tokens: int) -> None:
+        """A chunk, where there is room for it."""
+        one, size = self.running[rid], self.page_tokens
+        need = -(-min(one.computed + tokens, len(one.tokens)) // size) - len(one.row)
+        if need > len(self.free_pages):
+            self.custody.make_room(need - len(self.free_pages))
+        if need <= len(self.free_pages):
+            self.chunk(rid, tokens)
 
     def _prefix(self, one: Running, at: int) -> Content:
         """What the page at a place of its row holds: nobody's own, where it is of a segment for its tenant."""

@@ -127,7 +127,7 @@ def test_drawn_work_attaches_only_its_own_and_keeps_every_book(seed):
         elif act < 0.55 and own.waiting:
             own.start(draw.choice(list(own.waiting)))
         elif act < 0.8 and own.running:
-            _compute(own, draw)
+            own.compute(draw.choice(list(own.running)), draw.randrange(1, 9))
         elif act < 0.9 and own.running:
             own.finish(draw.choice(list(own.running)), draw.choice(("finished", "aborted", "preempted")))
         elif act < 0.93:
@@ -139,18 +139,6 @@ def test_drawn_work_attaches_only_its_own_and_keeps_every_book(seed):
             own.port.erase(Selector(tenant="alpha", subject=draw.choice(("x", "y"))))
         assert own.problems() == []
     assert own.hits > 0
-
-
-def _compute(own: PagedEngine, draw: random.Random) -> None:
-    """A chunk of somebody, where there is room for it."""
-    rid = draw.choice(list(own.running))
-    one, size = own.running[rid], own.page_tokens
-    count = draw.randrange(1, 9)
-    need = -(-min(one.computed + count, len(one.tokens)) // size) - len(one.row)
-    if need > len(own.free_pages):
-        own.custody.make_room(need - len(own.free_pages))
-    if need <= len(own.free_pages):
-        own.chunk(rid, count)
 
 
 def test_a_tree_without_namespaces_is_noticed(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,40 @@ def test_what_was_evicted_comes_back_to_its_own_and_to_nobody_else(
     assert own.run("alpha", "ann", MINE, "mine") == 160 // size
     settled(own)
     own.close()
+
+
+def test_a_load_is_over_when_the_scheduler_goes_on(
+    own: TieredEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in the scheduler's thread, where erasures are taken: none is ever in flight when one comes."""
+    loads, threads, writes = [0], list[int](), own.write
+    bring, erase = SlotTiers.bring, SealedTier.erase
+
+    def write(pages: Any, data: memoryview) -> None:
+        threads.append(threading.get_ident())
+        assert loads[0] == 1, "written behind the call that brings it"
+        writes(pages, data)
+
+    def brings(self: SlotTiers, *given: Any) -> Any:
+        loads[0] += 1
+        try:
+            return bring(self, *given)
+        finally:
+            loads[0] -= 1
+
+    def erases(self: SealedTier, *given: Any) -> Any:
+        assert loads[0] == 0 and threading.get_ident() == threading.main_thread().ident
+        return erase(self, *given)
+
+    monkeypatch.setattr(own, "write", write)
+    monkeypatch.setattr(SlotTiers, "bring", brings)
+    monkeypatch.setattr(SealedTier, "erase", erases)
+    own.run("alpha", "ann", MINE)
+    own.crowd()
+    assert own.run("alpha", "ann", MINE) == 160
+    own.port.erase(Selector(tenant="alpha", subject="ann"))
+    own.custody.step()
+    assert set(threads) == {threading.main_thread().ident}
 
 
 def test_without_tiers_it_is_computed_again(own: TieredEngine) -> None:

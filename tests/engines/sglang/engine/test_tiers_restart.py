@@ -36,8 +36,16 @@ def test_files_are_found_after_a_restart_and_after_a_kill(start, new_deployment)
     found = third.run(mine, site.token("acme"))
     assert found.cached_tokens == WHOLE and found.tokens == first.tokens
     assert third.probe("scan", recover=True) == []
+    planted = site.folder / "tier" / "ab" / ("ab" * 32)  # the control: a file that nobody stored
+    planted.parent.mkdir(mode=0o700, exist_ok=True)
+    planted.write_bytes(bytes(4096))
+    found = third.probe("scan", recover=True)
+    assert len(found) == 1 and not planted.exists(), found
+    assert third.probe("scan", recover=True) == []
     clean(third)
     third.probe("erase", tenant="acme")
+    assert all("acme" not in one["tenants"] for one in third.probe("tiers").values())
+    assert third.run(mine, site.token("acme")).cached_tokens == 0
     displace(third)
     third.stop()
 
