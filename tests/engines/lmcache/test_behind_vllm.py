@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chunk_world import POLICY
+from chunk_site import POLICY
 from deployment import CONNECTOR, Deployment
 from lmcache_server import GOVERNED, OURS, LMCacheServer
 from local_engine import BLOCK, LocalEngine
