@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 import pytest
 from deployment import Deployment
+from sqlalchemy import select
 
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.clock import SystemClock
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, tenant_owner
@@ -128,6 +131,21 @@ def until(met: Callable[[], bool], seconds: float = 20.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def lives(ledger_url: str, worker: str = WORKER) -> list[str | None]:
+    """How each process of a worker ended, oldest first; None: nobody has closed it."""
+    store = open_store(ledger_url)
+    query = (
+        select(incarnations.c.end)
+        .join(workers, workers.c.id == incarnations.c.worker)
+        .where(workers.c.name == worker, incarnations.c.device.is_not(None))
+        .order_by(incarnations.c.id)
+    )
+    with store.connect() as connection:
+        found = list(connection.scalars(query))
+    store.dispose()
+    return found
 
 
 def store_and_die(folder: str) -> None:

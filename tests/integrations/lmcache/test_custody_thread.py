@@ -12,12 +12,10 @@ from pathlib import Path
 
 import chunk_site
 import pytest
-from chunk_site import CHUNK_BYTES, CHUNK_TOKENS, WORKER, Chunk, ChunkSite, until
-from sqlalchemy import select
+from chunk_site import CHUNK_BYTES, CHUNK_TOKENS, Chunk, ChunkSite, lives, until
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner
@@ -52,21 +50,6 @@ def opened() -> Iterator[Callable[..., CustodyThread]]:
         thread.close()
 
 
-def lives(site: ChunkSite) -> list[str | None]:
-    """How each incarnation of the worker ended, oldest first."""
-    store = open_store(site.deployment.ledger_url)
-    query = (
-        select(incarnations.c.end)
-        .join(workers, workers.c.id == incarnations.c.worker)
-        .where(workers.c.name == WORKER, incarnations.c.device.is_not(None))
-        .order_by(incarnations.c.id)
-    )
-    with store.connect() as connection:
-        found = list(connection.scalars(query))
-    store.dispose()
-    return found
-
-
 def kill(folder: Path) -> None:
     """A worker that kept two copies, and is killed."""
     made = subprocess.run(
@@ -85,13 +68,13 @@ def test_a_restart_ends_what_is_overdue_and_closes_the_dead_one_before_anybody_a
 ) -> None:
     kill(site.deployment.folder)
     assert len(site.files()) == 2
-    assert lives(site) == [None], "nobody has closed it"
+    assert lives(site.deployment.ledger_url) == [None], "nobody has closed it"
     time.sleep(2.1)
     assert len(site.files()) == 2, "control: files of a dead process end by no one"
     thread = opened(kept=True)
     assert thread.is_open
     assert until(lambda: len(site.files()) == 1)
-    assert until(lambda: lives(site)[0] not in (None, "stopped"))
+    assert until(lambda: lives(site.deployment.ledger_url)[0] not in (None, "stopped"))
     order = thread.run(
         lambda chunks: chunks.governor.call(lambda mine: mine.erase(Selector("acme", "s", None)))
     )
@@ -116,7 +99,7 @@ def test_without_what_is_kept_a_restart_waits_for_an_object(
     thread = opened(kept=True)
     assert not thread.is_open
     assert not until(lambda: len(site.files()) < 2, seconds=1.0)
-    assert lives(site) == [None]
+    assert lives(site.deployment.ledger_url) == [None]
 
 
 def test_a_worker_in_memory_alone_is_closed_by_its_next_start_too(
@@ -133,7 +116,7 @@ def test_a_worker_in_memory_alone_is_closed_by_its_next_start_too(
         again = opened(kept=True)
         assert again.is_open
         assert not again.run(lambda chunks: chunks.has(named)).result(20)
-        assert until(lambda: lives(site)[:1] == ["stopped"])
+        assert until(lambda: lives(site.deployment.ledger_url)[:1] == ["stopped"])
     finally:
         site.close()
 
@@ -250,7 +233,7 @@ def test_what_was_open_is_closed_where_the_rest_cannot_be(
         assert not shred._secrets
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(shred._file)
-    assert until(lambda: lives(site) == ["stopped"])
+    assert until(lambda: lives(site.deployment.ledger_url) == ["stopped"])
 
 
 def test_an_error_while_nobody_asks_ends_it_in_order_and_refuses_who_asks_later(
