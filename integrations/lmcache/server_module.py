@@ -101,10 +101,10 @@ class FirstTierModule:
         for at, manager in enumerate(self._first):
             with manager._lock:
                 idle = {key: one for key, one in manager._objects.items() if not one.read_lock.is_locked()}
-                left = [key for key, one in idle.items() if self._unused.get((at, key)) is one]
-                if left:
-                    self.left += len(left)
-                    manager.delete(left)
+            left = [key for key, one in idle.items() if self._unused.get((at, key)) is one]
+            if left:  # without the lock, which is taken once at a time: what is read by now stays until the next look
+                self.left += len(left)
+                manager.delete(left)
             unused |= {(at, key): one for key, one in idle.items()}
         self._unused = unused
 
