@@ -174,6 +174,7 @@ def test_what_cannot_be_stored_is_computed_again(world: World, plain: LocalEngin
 def test_files_that_change_places_are_misses(world: World, plain: LocalEngine) -> None:
     """A moved object. What LMCache makes of one with a serde of its own: `test_sealed_server.py`."""
     world.keep_in("nvme")
+    world.store(prompt(160), tenant="acme")  # what was above goes down first
     mine, other = prompt(161), prompt(162)
     world.store(mine, tenant="acme")
     ours = list(world.made)
@@ -225,6 +226,7 @@ def test_an_owner_is_erased_while_its_load_is_in_flight(world: World, plain: Loc
 
 def test_a_deadline_passes_in_the_tier_while_nobody_asks(world: World) -> None:
     world.keep_in("nvme")
+    world.store(prompt(180), tenant="acme")  # what was above goes down first
     mine = prompt(181)
     world.store(mine, tenant="acme")
     long = set(world.made)
