@@ -71,47 +71,52 @@ class OwnedCopies:
         """
         if terms.seconds <= 0:
             raise ConfigError(f"`seconds` is `{terms.seconds}`; copies need a deadline")
-        self._stack = ExitStack()
         self.clock = clock = SystemClock()
         self._lives_us = int(terms.seconds * MICROSECONDS)
-        settings = load_settings()
-        core_dumps.disable_core_dumps(strict=settings.strict)
-        root = open_root_key(settings)
-        self._keyring = Keyring(FileKeyStore(settings.keyring_path), root, clock)
-        self._stack.callback(self._keyring.close)
-        owner = tenant_owner(terms.issuer, terms.owner)
-        self._keyring.ensure([owner])
-        shred = ShredKeys.open(settings.shred_keys_path, root, clock)
-        self._stack.callback(shred.close)
-        store: TierStore = open_host_arena(terms.size_bytes)
-        if terms.path is not None:
-            store = GuardedStore(FileStore(terms.path, terms.size_bytes), seconds=1.0, clock=clock)
-        epoch = self._keyring.current(owner)
-        assert epoch is not None, "ensured above"
-        spec = DomainSpec(
-            scope=ScopeKind.TENANT,
-            issuer=terms.issuer,
-            tenant=terms.owner,
-            classification=_CLASS,
-            model=model,
-            key_epoch=epoch,
-        )
-        self._spec = spec
-        self._label = DomainLabel(terms.owner, _CLASS, 0, ScopeKind.TENANT.value, None, None, spec)
-        limit = CopyLimit(self._lives_us, max(1, self._lives_us // _BUCKETS))
-        tier_terms = TierTerms(
-            layout,
-            copy_bytes,
-            copy_tokens,
-            lambda *_: limit,
-            lambda _: TierShare(0.0, 1.0),
-            (terms.owner,),
-            object_blocks=1,
-        )
-        staging = Staging(1, copy_bytes)
-        self._stack.callback(staging.close)
-        self._keys, self._names = SealKeys(self._keyring, shred), SealKeys(self._keyring, shred)
-        self.tier = SealedTier(store, self._keys, shred, staging, clock, tier_terms)
+        with ExitStack() as stack:  # what is open where the rest cannot be is closed again
+            settings = load_settings()
+            core_dumps.disable_core_dumps(strict=settings.strict)
+            root = open_root_key(settings)
+            self._keyring = Keyring(FileKeyStore(settings.keyring_path), root, clock)
+            stack.callback(self._keyring.close)
+            owner = tenant_owner(terms.issuer, terms.owner)
+            self._keyring.ensure([owner])
+            shred = ShredKeys.open(settings.shred_keys_path, root, clock)
+            stack.callback(shred.close)
+            store = _open_store(terms, clock)
+            opening = stack.enter_context(ExitStack())
+            opening.callback(store.close)
+            epoch = self._keyring.current(owner)
+            assert epoch is not None, "ensured above"
+            spec = DomainSpec(
+                scope=ScopeKind.TENANT,
+                issuer=terms.issuer,
+                tenant=terms.owner,
+                classification=_CLASS,
+                model=model,
+                key_epoch=epoch,
+            )
+            self._spec = spec
+            self._label = DomainLabel(terms.owner, _CLASS, 0, ScopeKind.TENANT.value, None, None, spec)
+            limit = CopyLimit(self._lives_us, max(1, self._lives_us // _BUCKETS))
+            tier_terms = TierTerms(
+                layout,
+                copy_bytes,
+                copy_tokens,
+                lambda *_: limit,
+                lambda _: TierShare(0.0, 1.0),
+                (terms.owner,),
+                object_blocks=1,
+            )
+            staging = Staging(1, copy_bytes)
+            stack.callback(staging.close)
+            self._keys, self._names = SealKeys(self._keyring, shred), SealKeys(self._keyring, shred)
+            for keys in (self._keys, self._names):
+                stack.callback(keys.close)
+            self.tier = SealedTier(store, self._keys, shred, staging, clock, tier_terms)
+            opening.pop_all()  # from now on the tier closes it
+            stack.callback(self.tier.close)
+            self._stack = stack.pop_all()
         self._layout = layout
         self._due_us: dict[bytes, int] = {}  # of what can be found, by name
         self._cleared = 0
@@ -175,9 +180,6 @@ class OwnedCopies:
 
     def close(self) -> None:
         """End what does not outlive the process, and forget the keys."""
-        self.tier.close()
-        self._keys.close()
-        self._names.close()
         self._stack.close()
 
     def _name(self, key: bytes) -> bytes | None:
@@ -185,6 +187,12 @@ class OwnedCopies:
         with suppress(KeyringError):
             return self._names.name(self._spec, _hashed(key), shard=0, layout=self._layout)
         return None
+
+
+def _open_store(terms: OwnedTerms, clock: SystemClock) -> TierStore:
+    if terms.path is None:
+        return open_host_arena(terms.size_bytes)
+    return GuardedStore(FileStore(terms.path, terms.size_bytes), seconds=1.0, clock=clock)
 
 
 def digest_of(*texts: str) -> bytes:

@@ -18,6 +18,7 @@ import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -97,10 +98,14 @@ def _record_of(label: DomainLabel, spec: DomainSpec) -> _Record:
 class ScopeDirectory:
     """The domains that engines on this machine have told of, by salt. Not thread-safe."""
 
-    def __init__(self, path: Path, keys: SealKeys) -> None:
-        """Raises `ConfigError` where the file cannot be had, or is somebody else's to read."""
+    def __init__(self, path: Path, keys: SealKeys, look: Callable[[], None] = lambda: None) -> None:
+        """`look`, before a record is opened, has the keyring know of owners that other processes added.
+
+        Raises `ConfigError` where the file cannot be had, or is somebody else's to read.
+        """
         self._path = path
         self._keys = keys
+        self._look = look
         self._labels: dict[str, DomainLabel] = {}
         self._read_bytes = 0
         try:
@@ -159,6 +164,7 @@ class ScopeDirectory:
             if len(head) < _LENGTH_BYTES or size <= NONCE_BYTES or len(sealed) < size:
                 return
             self._read_bytes += _LENGTH_BYTES + size
+            self._look()  # behind the reading: whoever wrote the record had the owner's epoch on file by then
             self._learn(sealed)
 
     def _learn(self, sealed: bytes) -> None:

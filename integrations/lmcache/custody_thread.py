@@ -1,14 +1,17 @@
 """The worker of one LMCache server: policy, keys, ledger and sealed tier, on a thread that alone uses them.
 
     custody = CustodyThread(settings)
+    custody.open_kept(chunk_tokens)                   # at start: as the last one was; nothing where there was none
     custody.open(chunk_bytes, chunk_tokens)           # with the first object, which says how large they are
-    future = custody.run(call)                        # `call(chunks)` on the thread; None where it is closed
+    future = custody.run(call)                        # `call(chunks)` on the thread; it fails where that is closed
     custody.close()
 
 1. The worker has no blocks of its own to hand out: what it has custody of are the copies in its tier. It is registered,
    scanned, erased from and stopped as any worker is.
 2. It steps while nobody asks, so that what is due ends, and orders reach it.
 3. A store that came from an engine is due when a block that was written then would be: LMCache's keys hold no time.
+4. A restart takes up where the last one ended, before anybody asks: what it left is closed, what is overdue ends.
+5. When the thread ends, in order, half open or by an error, every key that it had is wiped, and who asks is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -28,6 +32,7 @@ from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.decisions.access_plan import owed_by
 from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.keys.keyring_watch import KeyringWatch
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.open_tiers import tier_names
@@ -37,6 +42,7 @@ from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.integrations.lmcache.chunk_keys import ObjectKey, chunk_key
+from kvcustody.integrations.lmcache.kept_shape import ChunkShape, keep_shape, kept_shape
 
 _STEP_SECONDS = 0.05
 _END_SECONDS = 15.0
@@ -72,9 +78,16 @@ class Chunks:
     """The sealed tier of one worker, by LMCache's keys. Used on the custody thread alone."""
 
     def __init__(
-        self, worker: Worker, directory: ScopeDirectory, chunk_bytes: int, keys: SealKeys, shred: ShredKeys
+        self,
+        worker: Worker,
+        directory: ScopeDirectory,
+        chunk_bytes: int,
+        keys: SealKeys,
+        shred: ShredKeys,
+        watch: KeyringWatch,
     ) -> None:
         self.worker = worker
+        self.watch = watch
         self.directory = directory
         self.keys = keys
         self.shred = shred
@@ -152,52 +165,81 @@ class CustodyThread:
         self._settings = settings
         self._path: Path = settings.scope_salts_path
         self._jobs: SimpleQueue[tuple[Callable[[Chunks], object], Future[object]] | None] = SimpleQueue()
-        self._opening: tuple[int, int] | None = None
+        self._shape: ChunkShape | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._begun = threading.Event()  # it is open, or why it is not is known
+        self._is_closed = False
         self.failure: str = ""
 
     @property
     def is_open(self) -> bool:
-        """Whether an object was seen, so that there is a worker."""
+        """Whether the size of objects is known, so that there is a worker."""
         return self._thread is not None
+
+    def open_kept(self, chunk_tokens: int) -> None:
+        """Be as the last start was, if there was one: wait until it is closed on record and what is overdue has ended.
+
+        Raises a `CustodyError` that says what does not fit or cannot be opened.
+        """
+        shape = kept_shape(self._settings)
+        if shape is None:
+            return
+        if shape.chunk_tokens != chunk_tokens:
+            raise ConfigError(
+                f"what the last start left has {shape.chunk_tokens} tokens a chunk, not {chunk_tokens}: start it so, "
+                "or with another `nvme_tier_path`"
+            )
+        self.open(shape.chunk_bytes, chunk_tokens)
+        self._begun.wait()
+        if self.failure:
+            self.close()
+            raise CustodyError(self.failure)
 
     def open(self, chunk_bytes: int, chunk_tokens: int) -> None:
         """Objects are of this size from now on; a second time changes nothing."""
         with self._lock:
-            if self._thread is None:
-                self._opening = (chunk_bytes, chunk_tokens)
+            if self._thread is None and not self._is_closed:
+                self._shape = ChunkShape(chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens)
                 self._thread = threading.Thread(target=self._run, name="kvcustody-lmcache", daemon=True)
                 self._thread.start()
 
     def run(self, call: Callable[[Chunks], T]) -> Future[T]:
         """Have this done behind what was asked before; the future has a `CustodyError` where nothing is open."""
         future: Future[T] = Future()
-        if not self.is_open:
-            future.set_exception(CustodyError("no object was seen yet"))
-            return future
-        self._jobs.put((call, future))  # type: ignore[arg-type]  # of one type each
+        with self._lock:
+            if self._thread is None or self._is_closed:
+                future.set_exception(
+                    CustodyError("it is closed" if self._is_closed else "no object was seen yet")
+                )
+            else:
+                self._jobs.put((call, future))  # type: ignore[arg-type]  # of one type each
         return future
 
     def close(self) -> None:
         """Stop the worker in order; twice changes nothing."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join(_END_SECONDS)
+        with self._lock:
+            thread, is_first = self._thread, not self._is_closed
+            self._is_closed = True
+            if thread is not None and is_first:
+                self._jobs.put(None)
+        if thread is not None:
+            thread.join(_END_SECONDS)
 
     def _run(self) -> None:
+        is_over = False
         try:
-            chunks = self._opened()
+            with ExitStack() as stack:
+                chunks = self._opened(stack)
+                self._begun.set()
+                self._serve(chunks)
+                is_over = True
         except Exception as error:  # whatever it was: who asks is told, and waits for nobody
             self.failure = error.message if isinstance(error, CustodyError) else repr(error)
-            _log.error("the tier is not opened", error=self.failure)
-            self._refuse_all()
-            return
-        try:
-            self._serve(chunks)
-        finally:
-            chunks.worker.close()
-            chunks.directory.close()
+            _log.error("the tier is closed", error=self.failure)
+        self._begun.set()
+        while not is_over and (job := self._jobs.get()) is not None:
+            job[1].set_exception(CustodyError(self.failure))
 
     def _serve(self, chunks: Chunks) -> None:
         while True:
@@ -207,6 +249,7 @@ class CustodyThread:
                     return
                 call, future = job
                 try:
+                    chunks.watch.look()
                     future.set_result(call(chunks))
                 except Exception as error:  # whatever it was: a miss, and the server goes on
                     _log.error("copy job failed", error=repr(error))
@@ -219,22 +262,20 @@ class CustodyThread:
         """Deadlines, orders and evidence; after every call, and while nobody asks."""
         chunks.governor.step()
 
-    def _opened(self) -> Chunks:
-        assert self._opening is not None
-        chunk_bytes, chunk_tokens = self._opening
-        named = {"block_tokens": chunk_tokens, "tier_object_blocks": 1, "tier_transfers": "always"}
+    def _opened(self, stack: ExitStack) -> Chunks:
+        """Whatever happens from now on, `stack` closes what is open (rule 5)."""
+        shape = self._shape
+        assert shape is not None
+        named = {"block_tokens": shape.chunk_tokens, "tier_object_blocks": 1, "tier_transfers": "always"}
         settings = self._settings.model_copy(update=named)
-        worker = open_without_blocks(settings, chunk_bytes)
-        try:
-            shred = ShredKeys.open(settings.shred_keys_path, open_root_key(settings), SystemClock())
-            keys = SealKeys(worker.governor.keyring, shred)
-            directory = ScopeDirectory(self._path, keys)
-        except CustodyError:
-            worker.close()
-            raise
-        return Chunks(worker, directory, chunk_bytes, keys, shred)
-
-    def _refuse_all(self) -> None:
-        """Nothing is open: whatever is asked fails, until the end."""
-        while (job := self._jobs.get()) is not None:
-            job[1].set_exception(CustodyError(self.failure))
+        worker = open_without_blocks(settings, shape.chunk_bytes)
+        stack.callback(worker.close)
+        keep_shape(settings, shape)
+        shred = ShredKeys.open(settings.shred_keys_path, open_root_key(settings), SystemClock())
+        stack.callback(shred.close)
+        keys = SealKeys(worker.governor.keyring, shred)
+        stack.callback(keys.close)
+        watch = KeyringWatch(worker.governor.keyring, settings.keyring_path)
+        directory = ScopeDirectory(self._path, keys, watch.look)
+        stack.callback(directory.close)
+        return Chunks(worker, directory, shape.chunk_bytes, keys, shred, watch)

@@ -7,7 +7,8 @@ Policy, keys, ledger and the tier are those of the settings (`KVCUSTODY_…`), w
 engine has it.
 
 1. An object is whose its salt says, as a governed engine told of it. Under any other salt nothing is kept or found.
-2. Objects of one size are kept; others, and what policy does not let be here, are misses.
+2. Objects of one size are kept, of the first one that this tier's folder ever had; others, and what policy does not let
+   be here, are misses. A start finds that size beside the files, and does not wait for an object to govern them.
 3. LMCache's own locks hold nothing here: an object whose end comes between look-up and load is a miss.
 4. Tasks are done one after the other on the custody thread (`custody_thread`); LMCache's threads only ask and poll.
 """
@@ -44,13 +45,14 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """Chunks of one server. Called from LMCache's two controller threads."""
 
     def __init__(self, params: Mapping[str, Any], **_: object) -> None:
-        """`chunk_tokens`: the server's `--chunk-size`. Raises a `CustodyError` that names a missing setting."""
+        """`chunk_tokens`: the server's `--chunk-size`. Raises a `CustodyError` that names what is amiss."""
         tokens = params.get("chunk_tokens")
         if type(tokens) is not int or tokens < 1:
             raise ConfigError(f"adapter_params: `chunk_tokens` is `{tokens}`; say the server's --chunk-size")
         super().__init__()
         self._tokens = tokens
         self.custody = CustodyThread(load_settings())
+        self.custody.open_kept(tokens)
         self._notifiers = [create_event_notifier() for _ in range(3)]
         self._lock = threading.Lock()
         self._tasks = 0
@@ -84,13 +86,26 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 if chunks.store(key, _bytes(one)):
                     kept.append((key, int(one.get_size())))
                 else:
-                    self._refused[
-                        "unknown salt" if chunks.directory.label_of(key.cache_salt) is None else "store"
-                    ] += 1
+                    self._refuse(chunks, key, int(one.get_size()))
             self._notify_stored(chunks, kept)
             return L2StoreResult(True, sum(size for _, size in kept))
 
         return self._submit(0, store, L2StoreResult(True, 0))
+
+    def _refuse(self, chunks: Chunks, key: ObjectKey, size: int) -> None:
+        """Count why an object is not kept; one of another size is told, once."""
+        why = "store"
+        if chunks.directory.label_of(key.cache_salt) is None:
+            why = "unknown salt"
+        elif size != chunks.chunk_bytes:
+            why = "another size"
+            if not self._refused[why]:
+                _log.error(
+                    "objects of another size are not kept: another model needs another `nvme_tier_path`",
+                    bytes=size,
+                    kept_bytes=chunks.chunk_bytes,
+                )
+        self._refused[why] += 1
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         """See the interface."""

@@ -166,11 +166,16 @@ class SealingThread:
     def __init__(self, custody: SerdeCustody, settings: Settings, path: Path, shred: ShredKeys) -> None:
         clock = SystemClock()
         self._custody = custody
-        self._keyring = Keyring(FileKeyStore(settings.keyring_path), open_root_key(settings), clock)
-        self._watch = KeyringWatch(self._keyring, settings.keyring_path)
-        self._shred = shred
-        self._keys = SealKeys(self._keyring, shred)
-        self._directory = ScopeDirectory(path, self._keys)
+        with ExitStack() as stack:
+            keyring = Keyring(FileKeyStore(settings.keyring_path), open_root_key(settings), clock)
+            stack.callback(keyring.close)
+            self._watch = KeyringWatch(keyring, settings.keyring_path)
+            self._shred = shred
+            self._keys = SealKeys(keyring, shred)
+            stack.callback(self._keys.close)
+            self._directory = ScopeDirectory(path, self._keys, self._watch.look)
+            stack.callback(self._directory.close)
+            self._stack = stack.pop_all()
         self._clock = TierClock(clock)
         self._known: dict[str, _Terms] = {}
         self._known_of: tuple[DecisionTable, int] | None = None
@@ -261,9 +266,7 @@ class SealingThread:
 
     def close(self) -> None:
         """Forget the keys."""
-        self._keys.close()
-        self._directory.close()
-        self._keyring.close()
+        self._stack.close()
 
 
 class SealedSerializer(Serializer):  # type: ignore[misc]

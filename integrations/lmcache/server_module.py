@@ -5,9 +5,14 @@
 
 1. The first tier is host memory in clear that no deadline or erasure reaches. So it may be a way only: the server does
    not start unless what was handed to the second tier is deleted there (`skip_l1`), and that tier is ours.
-2. Memory of the first tier is zeroed before it is free again, and read back.
-3. While the server lives, engines on this machine see that it seals (`seal_notice`).
-4. What this rests on in LMCache is looked for at start; where it is not as expected, the server does not start.
+2. Nothing is found in it: whoever asks is given what our tier brings for the asking, which policy, deadlines and
+   erasures decide each time.
+3. What is left in it ends: an object that nobody reads or writes at two looks in a row. LMCache deletes what was handed
+   on, but not while somebody reads it, and what was brought for a reader that went away stays locked for
+   `--l1-read-ttl-seconds`, which may be a minute at most.
+4. Memory of the first tier is zeroed before it is free again, and read back.
+5. While the server lives, engines on this machine see that it seals (`seal_notice`).
+6. What this rests on in LMCache is looked for at start; where it is not as expected, the server does not start.
 """
 
 from __future__ import annotations
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
     from lmcache.v1.distributed.api import ObjectKey
     from lmcache.v1.memory_management import MemoryObj
 
+_LOOK_SECONDS = 0.5
+_READ_SECONDS_MAX = 60
 _log = structlog.get_logger(__name__)
 
 
@@ -39,9 +46,11 @@ class FirstTierModule:
     """What this server's first tier has freed."""
 
     def __init__(self, context: Any, port: int) -> None:
-        """Raises a `CustodyError` that says what has to be started differently (rules 1, 4)."""
+        """Raises a `CustodyError` that says what has to be started differently (rules 1, 6)."""
         self.context = context
-        self.freed = self.freed_bytes = 0
+        self.freed = self.freed_bytes = self.left = 0
+        self._unused: dict[tuple[int, ObjectKey], object] = {}  # at the last look
+        self._ends = threading.Event()
         self._lock = threading.Lock()
         manager = context.storage_manager
         adapters = [adapter for _, adapter in manager.l2_adapters()]
@@ -60,13 +69,51 @@ class FirstTierModule:
                     raise ConfigError(
                         "--l2-store-policy: must be `skip_l1`; LMCache's first tier is in clear"
                     )
-            for one in manager._l1_managers_by_id.values():
+            prefetch = manager._prefetch_controller
+            if any(prefetch._policy.plan_l1_retention([object()], None, None)):
+                raise ConfigError("--l2-prefetch-policy: must be `default`; LMCache's first tier is in clear")
+            if not callable(prefetch._lock_l1_keys):
+                raise AttributeError("_lock_l1_keys")
+            prefetch._lock_l1_keys = lambda request: None
+            self._first = list(manager._l1_managers_by_id.values())
+            read_seconds = max(one._read_ttl_seconds for one in self._first)
+            if read_seconds > _READ_SECONDS_MAX:
+                raise ConfigError(
+                    f"--l1-read-ttl-seconds: `{read_seconds}`; say at most {_READ_SECONDS_MAX}, for as long the first "
+                    "tier keeps, in clear, what was brought for a reader that went away"
+                )
+            self._look()
+            for one in self._first:
                 memory = one._memory_manager
                 memory.free = self._zeroing(memory.free)
         except (AttributeError, ValueError) as error:
             raise IsolationError(f"this LMCache is not as it was when it was governed: {error}") from error
         self._notice = _notice(load_settings(), port)
-        _log.info("first tier governed", managers=len(manager._l1_managers_by_id))
+        self._thread = threading.Thread(
+            target=self._end_what_is_left, name="kvcustody-first-tier", daemon=True
+        )
+        self._thread.start()
+        _log.info("first tier governed", managers=len(self._first))
+
+    def _end_what_is_left(self) -> None:
+        while not self._ends.wait(_LOOK_SECONDS):
+            try:
+                self._look()
+            except Exception as error:  # whatever it was: it is looked again
+                _log.error("first tier not looked at", error=repr(error))
+
+    def _look(self) -> None:
+        """Delete what nobody used at the last look, and nobody uses now (rule 3)."""
+        unused: dict[tuple[int, ObjectKey], object] = {}
+        for at, manager in enumerate(self._first):
+            with manager._lock:
+                idle = {key: one for key, one in manager._objects.items() if not one.read_lock.is_locked()}
+            left = [key for key, one in idle.items() if self._unused.get((at, key)) is one]
+            if left:  # without the lock, which is taken once at a time: what is read by now stays until the next look
+                self.left += len(left)
+                manager.delete(left)
+            unused |= {(at, key): one for key, one in idle.items()}
+        self._unused = unused
 
     def _zeroing(self, free: Callable[[list[MemoryObj]], Any]) -> Callable[[list[MemoryObj]], Any]:
         def zero_and_free(objects: list[MemoryObj]) -> Any:
@@ -84,10 +131,13 @@ class FirstTierModule:
 
     def report_status(self) -> dict[str, Any]:
         """What LMCache shows of its modules."""
-        return {"kvcustody_first_tier": {"freed": self.freed, "zeroed_bytes": self.freed_bytes}}
+        counts = {"freed": self.freed, "zeroed_bytes": self.freed_bytes, "left": self.left}
+        return {"kvcustody_first_tier": counts}
 
     def close(self) -> None:
-        """Engines are told no longer that this server seals."""
+        """Look no more; engines are told no longer that this server seals."""
+        self._ends.set()
+        self._thread.join()
         self._notice.close()
 
 

@@ -98,6 +98,15 @@ class TransferThread(CustodyThread):
                 return
         super().step_worker(chunks)
 
+    def close(self) -> None:
+        """Stop the worker, and zero what was opened for nobody any more; what is being copied zeroes itself."""
+        super().close()
+        with self._claims_lock:
+            for number, one in list(self._claims.items()):
+                if not one.is_held:
+                    one.zero()
+                    del self._claims[number]
+
     # -- asked by the engine's thread and the door ----------------------------------------------------------------
 
     def derive(self, principal: Principal, hints: Hints = NO_HINTS) -> str:

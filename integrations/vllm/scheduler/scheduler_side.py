@@ -150,16 +150,19 @@ class SchedulerSide:
         """Copies may leave to the tiers of the settings. Raises a `CustodyError` that says what cannot be opened."""
         shred = ShredKeys.open(plan.shred_keys, open_root_key(self.settings), opened.clock)
         state = self.state
-        tiers = SchedulerTiers(
-            names,
-            self.port,
-            shred,
-            object_blocks=plan.object_blocks,
-            block_tokens=state.block_tokens,
-            shards=shards,
-            groups=groups,
-            always=plan.moves_always,
-        )
+        with ExitStack() as opening:
+            opening.callback(shred.close)
+            tiers = SchedulerTiers(
+                names,
+                self.port,
+                shred,
+                object_blocks=plan.object_blocks,
+                block_tokens=state.block_tokens,
+                shards=shards,
+                groups=groups,
+                always=plan.moves_always,
+            )
+            opening.pop_all()  # from now on the tiers close it
         self.tiers = state.deferred.tiers = tiers
         self.port.erasures.tiers += tiers.directories.values()
         self.port.tier_counts, self.port.tenant_left = tiers.tier_counts, tiers.forget_tenant
@@ -219,25 +222,25 @@ class SchedulerSide:
         Raises `ConfigError` where what it copies would rest in clear under a profile that isolates.
         """
         assert self._opened is not None
-        stack = self._salts_open
-        shred = ShredKeys.open(
-            self.settings.shred_keys_path, open_root_key(self.settings), self._opened.clock
-        )
-        stack.callback(shred.close)
-        keys = SealKeys(self.port.keyring, shred)
-        stack.callback(keys.close)
-        directory, path = None, self.settings.scope_salts_path
-        sealed = self.port.are_copies_sealed = CopiesBeside(config, path, shred, self._opened.clock)
-        if sealed.clear and self.port.table.policy.profile.isolating:
-            stack.close()
-            raise ConfigError(
-                f"{sealed.clear} keeps KV blocks in clear, or does not show that it seals them, which profile "
-                f"`{self.port.table.policy.profile.value}` does not allow (docs/start/lmcache.md)"
+        with ExitStack() as stack:
+            shred = ShredKeys.open(
+                self.settings.shred_keys_path, open_root_key(self.settings), self._opened.clock
             )
-        if path is not None:
-            directory = ScopeDirectory(path, keys)
-            stack.callback(directory.close)
-        self.state.salts = ScopeSalts(keys, directory)
+            stack.callback(shred.close)
+            keys = SealKeys(self.port.keyring, shred)
+            stack.callback(keys.close)
+            directory, path = None, self.settings.scope_salts_path
+            sealed = self.port.are_copies_sealed = CopiesBeside(config, path, shred, self._opened.clock)
+            if sealed.clear and self.port.table.policy.profile.isolating:
+                raise ConfigError(
+                    f"{sealed.clear} keeps KV blocks in clear, or does not show that it seals them, which profile "
+                    f"`{self.port.table.policy.profile.value}` does not allow (docs/start/lmcache.md)"
+                )
+            if path is not None:
+                directory = ScopeDirectory(path, keys)
+                stack.callback(directory.close)
+            self.state.salts = ScopeSalts(keys, directory)
+            self._salts_open = stack.pop_all()
 
     def bind_engine(self, engine: EngineProcess) -> None:
         """The engine is complete: idle work can be done from now on."""

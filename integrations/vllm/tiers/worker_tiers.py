@@ -93,8 +93,8 @@ class WorkerKeys(NamedTuple):
     shred: ShredKeys
 
 
-def open_worker_keys(settings: Settings, plan: TierPlan, clock: Clock) -> WorkerKeys:
-    """Open what the settings name. Raises a `CustodyError` that says what cannot be opened."""
+def open_worker_keys(settings: Settings, plan: TierPlan, clock: Clock, stack: ExitStack) -> WorkerKeys:
+    """Open what the settings name; `stack` forgets it. Raises a `CustodyError` that says what cannot be opened."""
     core_dumps.disable_core_dumps(strict=settings.strict)
     try:
         port = open_root_key(settings)
@@ -102,7 +102,10 @@ def open_worker_keys(settings: Settings, plan: TierPlan, clock: Clock) -> Worker
         port = open_root_key(settings)
     path = settings.keyring_path
     shred = ShredKeys.open(plan.shred_keys, port, clock)
-    return WorkerKeys(Keyring(FileKeyStore(path), port, clock), path, shred)
+    stack.callback(shred.close)
+    keyring = Keyring(FileKeyStore(path), port, clock)
+    stack.callback(keyring.close)
+    return WorkerKeys(keyring, path, shred)
 
 
 class WorkerTiers:
@@ -127,7 +130,6 @@ class WorkerTiers:
         """
         self._blocks = BlockBytes(memory)
         self._shard = shard
-        self._stack = stack
         self._results: deque[CopyReply] = deque()
         self._later: list[CopyJob] = []
         self._loading: dict[int, LoadCopies] = {}
@@ -135,30 +137,38 @@ class WorkerTiers:
         self._failed: set[int] = set()
         self._failed_requests: set[str] = set()
         self._ready: list[CopyReply] = []
+        self.threads: dict[str, TierThread] = {}
         size = plan.object_blocks * self._blocks.block_bytes
         tiers = tier_names(settings)
         self.buffers = max(plan.staging_buffers, len(tiers) * groups)
-        try:
-            self.staging = Staging(self.buffers, size)
-            self.staging.pin(memory.pin)
-        except ConfigError as error:
-            raise ConfigError(
-                f"settings `tier_staging_buffers`, `tier_object_blocks`: {error.message}"
-            ) from None
-        keys = open_worker_keys(settings, plan, clock)
-        terms = TierTerms(
-            layout=self._blocks.layout(*software),
-            block_bytes=self._blocks.block_bytes,
-            block_tokens=0,  # the scheduler says it
-            limit=lambda *_: NOT_HERE,
-            object_blocks=plan.object_blocks,
-            shard=shard,
-            shards=shards,
-        )
-        self.threads: dict[str, TierThread] = {}
-        for tier in tiers:
-            store = _open_store(tier, plan, shard, clock)
-            self.threads[tier] = TierThread(tier, store, keys, terms, self._blocks, clock, self._results)
+        with stack:  # what is open where the rest cannot be is closed again
+            try:
+                self.staging = Staging(self.buffers, size)
+                stack.callback(self.staging.close)
+                self.staging.pin(memory.pin)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"settings `tier_staging_buffers`, `tier_object_blocks`: {error.message}"
+                ) from None
+            keys = open_worker_keys(settings, plan, clock, stack)
+            stack.callback(self._end_threads)  # before the keys go that they use
+            terms = TierTerms(
+                layout=self._blocks.layout(*software),
+                block_bytes=self._blocks.block_bytes,
+                block_tokens=0,  # the scheduler says it
+                limit=lambda *_: NOT_HERE,
+                object_blocks=plan.object_blocks,
+                shard=shard,
+                shards=shards,
+            )
+            for tier in tiers:
+                with ExitStack() as opening:
+                    store = _open_store(tier, plan, shard, clock)
+                    opening.callback(store.close)
+                    thread = TierThread(tier, store, keys, terms, self._blocks, clock, self._results)
+                    self.threads[tier] = thread
+                    opening.pop_all()  # from now on its thread closes it
+            self._stack = stack.pop_all()
         _log.info(
             "tiers opened", shard=shard, tiers=list(self.threads), buffers=self.buffers, object_bytes=size
         )
@@ -211,12 +221,13 @@ class WorkerTiers:
 
     def close(self) -> None:
         """End what does not outlive the process, zero every buffer, and forget the keys; twice changes nothing."""
+        self._stack.close()
+
+    def _end_threads(self) -> None:
         for thread in self.threads.values():
             thread.put(CloseTier(0, thread.name))
         for thread in self.threads.values():
             thread.join()
-        self.staging.close()
-        self._stack.close()
 
     def _collect(self) -> None:
         while self._results:

@@ -21,8 +21,9 @@ OURS = {
     "adapter_params": {"chunk_tokens": CHUNK_TOKENS},
 }
 
+READ_SECONDS = 6
 GOVERNED = (
-    "--l2-store-policy", "skip_l1",
+    "--l2-store-policy", "skip_l1", "--l1-read-ttl-seconds", str(READ_SECONDS),
     "--server-module", json.dumps({"module_path": "kvcustody.integrations.lmcache.server_module"}),
 )  # fmt: skip
 
@@ -37,11 +38,14 @@ class LMCacheServer:
         adapter: dict[str, Any] | None = OURS,
         *more: str,
         port: int = 0,
+        program: tuple[str, ...] = ("lmcache", "server"),
     ) -> None:
+        """`port`: where an earlier one was; `program`: what takes the arguments of `lmcache server`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.http = port or free_port(), free_port()
         command = [
-            str(Path(sys.executable).parent / "lmcache"), "server", "--host", "127.0.0.1", "--port", str(self.port),
+            str(Path(sys.executable).parent / program[0]), *program[1:],
+            "--host", "127.0.0.1", "--port", str(self.port),
             "--http-host", "127.0.0.1", "--http-port", str(self.http), "--l1-size-gb", "0.25",
             "--eviction-policy", "LRU", "--chunk-size", str(CHUNK_TOKENS), "--supported-transfer-mode", "engine_driven",
         ]  # fmt: skip

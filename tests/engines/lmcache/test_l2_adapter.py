@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import chunk_site
 import pytest
+from chunk_site import POLICY
 from chunk_world import ChunkWorld, chunk, content, key
 from lmcache.v1.distributed.internal_api import L2AdapterListener
 
@@ -122,3 +124,26 @@ def test_lmcache_hears_of_what_ended(world: ChunkWorld) -> None:
     world.store([key(7, salt)], [chunk(7)])
     assert listener.deleted == keys[:2]
     assert world.adapter.get_usage().total_bytes_used == 2 * SIZE
+
+
+def test_a_tenant_holds_no_more_of_the_tier_than_its_cap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of a tier that has room for ten chunks: two, the ones that it stored last."""
+    room = 10 * (SIZE + 4096)
+    small = POLICY.replace(
+        "  acme: {quota: {guaranteed: 0%, cap: 100%", "  acme: {quota: {guaranteed: 0%, cap: 25%"
+    )
+    assert small != POLICY
+    monkeypatch.setattr(chunk_site, "POLICY", small)
+    world = ChunkWorld(tmp_path, monkeypatch, KVCUSTODY_NVME_TIER_BYTES=str(room))
+    try:
+        mine, theirs = world.salt("acme"), world.salt("beta")
+        for number in range(5):
+            world.store([key(number, mine)], [chunk(number + 1)])
+            world.store([key(number, theirs)], [chunk(number + 1)])
+        assert world.found([key(number, mine) for number in range(5)]) == [False] * 3 + [True] * 2
+        assert world.found([key(number, theirs) for number in range(5)]) == [True] * 5, "control: no such cap"
+        assert len(world.files()) == 7
+    finally:
+        world.close()

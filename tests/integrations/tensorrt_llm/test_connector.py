@@ -249,7 +249,9 @@ def test_a_claim_that_is_gone_stops_the_engine_and_changes_nothing(
     assert world.custody.thread._claims == {}
 
 
-def test_claims_are_zeroed_when_they_were_used(world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def claimed(monkeypatch: pytest.MonkeyPatch) -> list[bytearray]:
+    """The memory of every claim from now on."""
     made: list[bytearray] = []
     real = transfer_thread._OpenClaim
 
@@ -259,11 +261,27 @@ def test_claims_are_zeroed_when_they_were_used(world: TrtllmWorld, monkeypatch: 
         return real(content)
 
     monkeypatch.setattr(transfer_thread, "_OpenClaim", opened)
+    return made
+
+
+def test_claims_are_zeroed_when_they_were_used(world: TrtllmWorld, claimed: list[bytearray]) -> None:
     engine = world.engine
     engine.run(PROMPT, world.salt("acme"))
     engine.forget_device()
     engine.run(PROMPT, world.salt("acme"))
-    assert made and not any(any(part) for part in made)
+    assert claimed and not any(any(part) for part in claimed)
+
+
+def test_claims_that_nobody_took_are_zeroed_when_it_ends(
+    world: TrtllmWorld, claimed: list[bytearray]
+) -> None:
+    engine = world.engine
+    engine.run(PROMPT, world.salt("acme"))
+    engine.forget_device()
+    engine.between = world.custody.close
+    with pytest.raises(IsolationError, match="are gone"):
+        engine.run(PROMPT, world.salt("acme"))
+    assert claimed and not any(any(part) for part in claimed)
 
 
 def test_who_has_many_salts_does_not_stop_the_engine(
