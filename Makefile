@@ -40,7 +40,7 @@ test-engines: ## the suites on a real vLLM, SGLang, LMCache, Dynamo and Mooncake
 	./tests/engines/run.sh
 
 test-newest: $(READY) ## the newest release of each engine, tried where nobody has tested it: what broke, by name
-	$(BIN)/python tests/engines/newest.py --run
+	$(BIN)/python tests/engines/releases/newest.py --run
 
 test-s3: $(READY) ## reports handed over to a real S3 server (moto), in an environment of its own (.venv-s3)
 	test -x .venv-s3/bin/moto_server || (python3 -m venv .venv-s3 && .venv-s3/bin/pip install -q "moto[server]==5.2.5")

@@ -35,7 +35,13 @@ from random import Random
 from typing import Any, NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
-for _folder in ("tests", "tests/engines", "tests/engines/sglang", "tests/engines/vllm", "benchmarks/harness"):
+for _folder in (
+    "tests",
+    "tests/engines/releases",
+    "tests/engines/sglang",
+    "tests/engines/vllm",
+    "benchmarks/harness",
+):
     sys.path.insert(0, str(_ROOT / _folder))
 
 TENANTS, AT_ONCE, NEW_TOKENS = 6, 8, 16
@@ -259,7 +265,7 @@ def main() -> int:
     add_distribution(
         folder / "site", "sglang-probe", "0", "[sglang.srt.plugins]\nprobe = sglang_probe:register\n"
     )
-    tests = ("tests/engines", "tests/engines/sglang", "tests/engines/vllm")
+    tests = ("tests/engines/releases", "tests/engines/sglang", "tests/engines/vllm")
     site = [str(folder / "site"), *(str(_ROOT / each) for each in tests)]
     if options.tier:
         here = Side(True, options.page_size, FEW_SLOTS)

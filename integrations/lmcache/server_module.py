@@ -4,9 +4,10 @@
         "kvcustody.integrations.lmcache.server_module"}'
 
 1. The first tier is host memory in clear that no deadline or erasure reaches. So it may be a way only: the server does
-   not start unless what was handed to the second tier is deleted there (`skip_l1`), and that tier is ours.
-2. Nothing is found in it: whoever asks is given what our tier brings for the asking, which policy, deadlines and
-   erasures decide each time.
+   not start unless what was handed to the second tier is deleted there (`skip_l1`), and that tier is ours, or sealed
+   with our serde.
+2. Nothing is found in it: whoever asks is given what the second tier brings for the asking, which policy, deadlines and
+   erasures decide each time, by the object or by its keys.
 3. What is left in it ends: an object that nobody reads or writes at two looks in a row. LMCache deletes what was handed
    on, but not while somebody reads it, and what was brought for a reader that went away stays locked for
    `--l1-read-ttl-seconds`, which may be a minute at most.
@@ -32,6 +33,7 @@ from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.tiers.seal.seal_notice import SealNotice
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.lmcache.l2_adapter import CustodyL2Adapter
+from kvcustody.integrations.lmcache.sealed_serde import SealedProcessor
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import ObjectKey
@@ -54,13 +56,12 @@ class FirstTierModule:
         self._lock = threading.Lock()
         manager = context.storage_manager
         adapters = [adapter for _, adapter in manager.l2_adapters()]
-        foreign = [type(adapter).__name__ for adapter in adapters if type(adapter) is not CustodyL2Adapter]
+        foreign = [type(adapter).__name__ for adapter in adapters if not _seals(adapter)]
         if not adapters or foreign:
             raise ConfigError(
                 f"--l2-adapter: {foreign[0] if foreign else 'none'} keeps what no deadline or erasure reaches; "
-                "CustodyL2Adapter must be the only one"
+                "let each be CustodyL2Adapter, or have the serde `kvcustody`"
             )
-        self.adapters: list[CustodyL2Adapter] = adapters
         try:
             for controller in manager._store_controllers.values():
                 [policy] = [one for one in vars(controller).values() if isinstance(one, StorePolicy)]
@@ -144,6 +145,10 @@ class FirstTierModule:
 def build_server_modules(build: Any) -> FirstTierModule:
     """What `--server-module` calls."""
     return FirstTierModule(build.server_context, int(build.mp_config.port))
+
+
+def _seals(adapter: object) -> bool:
+    return type(adapter) is CustodyL2Adapter or isinstance(getattr(adapter, "_serde", None), SealedProcessor)
 
 
 def _notice(settings: Settings, port: int) -> SealNotice:

@@ -13,6 +13,10 @@ from typer.testing import CliRunner
 
 from kvcustody.console.main import app
 
+CLEAR = POLICY.replace(
+    "internal: {tiers: [host, nvme], encrypt: required}", "internal: {tiers: [host], encrypt: none}"
+)
+
 SERVER = "lmcache-0"  # its worker's name
 
 

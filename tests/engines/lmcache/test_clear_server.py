@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chunk_world import POLICY
+from chunk_site import POLICY
 from deployment import CONNECTOR
 from lmcache_server import LMCacheServer
+from lmcache_site import CLEAR, Site, transfer, vouched
 from local_engine import LocalEngine
-from test_behind_vllm import BLOCKS, Site, prompt, transfer, vouched
+from tier_engines import BLOCKS, prompt
 
-CLEAR = POLICY.replace(
-    "internal: {tiers: [host, nvme], encrypt: required}", "internal: {tiers: [host], encrypt: none}"
-)
 STRICT = POLICY.replace("profile: shared", "profile: strict").replace("borrow: true", "borrow: false")
 
 

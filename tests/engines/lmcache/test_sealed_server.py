@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chunk_site import until
+from chunk_site import POLICY, until
 from deployment import CONNECTOR
-from lmcache_server import LMCacheServer
-from lmcache_site import Site, run, transfer, vouched
+from lmcache_server import GOVERNED, LMCacheServer
+from lmcache_site import CLEAR, Site, run, transfer, vouched
 from local_engine import BLOCK, LocalEngine
 from tier_engines import BLOCKS, PREFIX, displace, prompt
 
@@ -23,7 +23,7 @@ OURS = "kvcustody"
 def test_files_of_lmcaches_own_adapter(
     start: Callable[..., LocalEngine], plain: LocalEngine, tmp_path: Path, serde: str
 ) -> None:
-    site = Site(tmp_path / "site-files")
+    site = Site(tmp_path / "site-files", policy=POLICY if serde == OURS else CLEAR)
     site.more["KVCUSTODY_VLLM_CONNECTORS_ALLOWED"] = vouched(site.folder)
     folder, secret = tmp_path / "files", tmp_path / "master.key"
     secret.write_bytes(os.urandom(32))
@@ -34,7 +34,7 @@ def test_files_of_lmcaches_own_adapter(
         site.folder / "lmcache",
         named,
         {"type": "fs", "base_path": str(folder), "serde": how},
-        *("--l2-store-policy", "skip_l1"),
+        *(GOVERNED if serde == OURS else ("--l2-store-policy", "skip_l1")),
         program=("python", "-m", "kvcustody.integrations.lmcache.server"),
     )
     try:

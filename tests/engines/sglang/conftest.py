@@ -25,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
     folder = tmp_path_factory.mktemp("site")
     add_distribution(folder, "sglang-probe", "0", "[sglang.srt.plugins]\nprobe = sglang_probe:register\n")
-    entries = [str(folder), str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    entries = [str(folder), str(Path(__file__).parent), str(Path(__file__).parents[1] / "releases")]
     enter_site(entries)  # spawned processes begin with this one's path
     return entries
 

