@@ -129,7 +129,7 @@ CASES = (
     PublicCase(
         "index-dump",
         "Nobody can tell from an index whether a guessed prompt is kept.",
-        (_MOONCAKE + "issues/1527",),
+        ("https://docs.nvidia.com/dynamo/components/router/standalone-indexer",),
     ),
     PublicCase(
         "events-tell-prompts",
