@@ -1,6 +1,6 @@
 """The page that compares cache layers, from the records of `kvcustody conform`.
 
-python -m kvcustody.testkit.conform.comparison RECORDS FILE
+python -m kvcustody.testkit.conform.comparison RECORDS KIT FILE
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ that part.
 
 """
 
+_KIT = """## Our engines, by the conformance kit
+
+What every engine under custody has to pass ([engine port](../build/engine-port.md)). What is left out says why: the
+engine has no such part, or the kit does not reach it.
+
+"""
+
 _LEFT_OUT = """## What is public and is no case
 
 Nothing here says that it is not so: it could not be asked of what pip installs on a machine without a GPU, or is over.
@@ -38,8 +45,11 @@ def _short(source: str) -> str:
     return f"{parts[0]}/{parts[1]}#{parts[-1]}" if parts[-1].isdigit() else parts[-1]
 
 
-def page(records: Path) -> str:
-    """Markdown of every record in a folder. Raises `OSError` or `ValueError` where one cannot be read."""
+def page(records: Path, kit: Path) -> str:
+    """Markdown of every record in a folder, and of every run of the kit in another.
+
+    Raises `OSError` or `ValueError` where one cannot be read.
+    """
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(records.rglob("*.json")):
         body = json.loads(path.read_text())
@@ -67,8 +77,21 @@ def page(records: Path) -> str:
         lines.append("")
     lines += [_LEFT_OUT, "| public | what it says | why it is no case |", "|---|---|---|"]
     lines += [f"| [{_short(one.source)}]({one.source}) | {one.says} | {one.reason} |" for one in LEFT_OUT]
-    return _HEAD + "\n".join(lines).rstrip() + "\n"
+    return "\n".join([_HEAD + "\n".join(lines).rstrip(), "", _kit_table(kit)])
+
+
+def _kit_table(runs: Path) -> str:
+    lines = []
+    for path in sorted(runs.glob("*.json")):
+        body = json.loads(path.read_text())
+        reasons: dict[str, list[str]] = {}
+        for case in body["cases"]:
+            if case["verdict"] != "pass":
+                reasons.setdefault(case["reason"], []).append(f"`{case['case']}`")
+        why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in reasons.items())
+        lines.append(f"| {body['engine']} | {body['counts']['pass']} of {len(body['cases'])} | {why} |")
+    return _KIT + "\n".join(["| engine | passed | left out |", "|---|---|---|", *lines]) + "\n"
 
 
 if __name__ == "__main__":
-    write_file(Path(sys.argv[2]), page(Path(sys.argv[1])).encode(), mode=READABLE)
+    write_file(Path(sys.argv[3]), page(Path(sys.argv[1]), Path(sys.argv[2])).encode(), mode=READABLE)

@@ -23,6 +23,7 @@ from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, CaseFindin
 from kvcustody.testkit.conform.public_cases import CASES, LEFT_OUT, TARGET_OF, TARGETS
 from kvcustody.testkit.conform.run_scripts import run_target, script_of
 from kvcustody.testkit.conform.scripts.ours import kvcustody_door, kvcustody_events, kvcustody_tier
+from kvcustody.testkit.conformance import ALL
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -302,4 +303,15 @@ def test_the_page_says_what_the_records_say() -> None:
     for name, body in kept.items():
         assert {one["case"] for one in body["cases"]} == set(TARGET_OF[name].cases)
         assert NOT_RUN not in {one["verdict"] for one in body["cases"]}
-    assert page(records) == (ROOT / "docs" / "start" / "other-systems.md").read_text()
+    kit = ROOT / "benchmarks" / "results" / "conformance-kit"
+    assert page(records, kit) == (ROOT / "docs" / "start" / "other-systems.md").read_text()
+
+
+def test_every_engine_of_ours_has_a_run_of_the_whole_kit() -> None:
+    kit = ROOT / "benchmarks" / "results" / "conformance-kit"
+    kept = {path.stem: json.loads(path.read_text()) for path in kit.glob("*.json")}
+    assert set(kept) == {"reference", "transformers", "vllm"}
+    for body in kept.values():
+        verdicts = {one["case"]: one["verdict"] for one in body["cases"]}
+        assert set(verdicts) == {case.name for case in ALL} and set(verdicts.values()) <= {"pass", "skip"}
+    assert {one["verdict"] for one in kept["reference"]["cases"]} == {"pass"}
