@@ -510,10 +510,11 @@ class ExternalPool:
             return []
         gone = last[~stays]
         passed = self.ceiling_us[gone] <= now_us
+        dues = np.full(len(gone), now_us)
         if not passed.any():
-            return self._end(gone, cause, now_us, now_us)
-        forget = self._end(gone[passed], "ceiling", now_us, now_us)
-        return forget + (self._end(gone[~passed], cause, now_us, now_us) if not passed.all() else [])
+            return self._end(gone, cause, dues, now_us)
+        forget = self._end(gone[passed], "ceiling", dues[passed], now_us)
+        return forget + (self._end(gone[~passed], cause, dues[~passed], now_us) if not passed.all() else [])
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -713,15 +714,15 @@ class ExternalPool:
         self,
         blocks: Blocks,
         cause: str,
-        dues: NDArray[np.int64] | int,
+        dues: NDArray[np.int64],
         now_us: int,
         *,
         engine_knows: bool = False,
     ) -> list[int]:
         """End the custody of unreferenced blocks and, as unreachable, of their cached descendants.
 
-        dues: when each was due, or all. Returns the indexed ones among them, which the engine must forget; with
-        `engine_knows`, `blocks` excepted.
+        dues: when each was due, never later in a chain than before it. Returns the indexed ones among them, which the
+        engine must forget; with `engine_knows`, `blocks` excepted.
         """
         known = self.indexed[blocks]
         if (
@@ -789,30 +790,18 @@ class ExternalPool:
         self.domains = {tag: domain for tag, domain in self.domains.items() if tag in live}
         self._domains_max = max(_DOMAINS_MIN, 2 * len(self.domains))
 
-    def _end_runs(self, blocks: Blocks, cause: str, dues: NDArray[np.int64] | int, now_us: int) -> None:
+    def _end_runs(self, blocks: Blocks, cause: str, dues: NDArray[np.int64], now_us: int) -> None:
         """A run for each domain, ceiling and due time among `blocks`, the earliest due first."""
         cached = self.only_steps and self.state[blocks[0]] == CACHED
         fence = self._cached_fence if cached else self._fence_now()
         self.state[blocks] = FENCED
         tags, ceilings = self.tag[blocks], self.ceiling_us[blocks]
-        changes = (tags[1:] != tags[:-1]) | (ceilings[1:] != ceilings[:-1])
-        if isinstance(dues, int):
-            due_at = None
-        else:
-            due_at = dues
-            changes |= dues[1:] != dues[:-1]
+        changes = (tags[1:] != tags[:-1]) | (ceilings[1:] != ceilings[:-1]) | (dues[1:] != dues[:-1])
         starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
-        first_dues = [dues] * len(starts) if due_at is None else due_at[starts].tolist()
+        facts = zip(dues[starts].tolist(), tags[starts].tolist(), ceilings[starts].tolist(), strict=True)
         alike: dict[tuple[int, int, int], list[Blocks]] = {}
-        for due, tag, ceiling_us, start, end in zip(
-            first_dues,
-            tags[starts].tolist(),
-            ceilings[starts].tolist(),
-            starts,
-            [*starts[1:], len(blocks)],
-            strict=True,
-        ):
-            alike.setdefault((due, tag, ceiling_us), []).append(blocks[start:end])
+        for of_run, start, end in zip(facts, starts, [*starts[1:], len(blocks)], strict=True):
+            alike.setdefault(of_run, []).append(blocks[start:end])
         for due, tag, ceiling_us in sorted(alike, key=_due_of):
             runs = alike[due, tag, ceiling_us]
             run = runs[0] if len(runs) == 1 else np.concatenate(runs)

@@ -286,7 +286,8 @@ class EnginePort(Authority[ExternalPool]):
         if not plan.admitted.permitted:
             self._reuse.denied(Action.ADMIT, plan.tenant, plan.admitted.reasons[0])
             return self._forbidden(plan, request_id, plan.admitted)
-        return (self._refused_copies(plan, request_id, moment) if self.copies_leave else None) or plan
+        refused = self._refused_copies(plan, request_id, moment) if self.copies_leave else None
+        return plan if refused is None else refused
 
     def _refused_copies(
         self, plan: Plan[ExternalPool], request_id: Hashable, moment: Moment

@@ -49,27 +49,21 @@ class EngineBlocks:
         self, cache: Any, allocators: Sequence[Any], clock: Clock, *, tuning: Path | None = None
     ) -> None:
         """Raises `ConfigError` where the tensor is not what its allocators say, or too small."""
-        tensor, sectors, sector_bytes = (
-            cache.cache_tensor,
-            int(cache.num_sectors),
-            int(cache.bytes_per_sector),
-        )
+        tensor, sectors = cache.cache_tensor, int(cache.num_sectors)
         self._clock = clock
         self._tuning = tuning
-        self._trash = tensor[: _TRASH_SECTORS * sector_bytes]
+        self._trash = tensor[: _TRASH_SECTORS * int(cache.bytes_per_sector)]
         self.blocks = _whole_blocks(sectors, [int(one.blocks_per_sector) for one in allocators])
         self.parts: list[BlockRows] = []
         at = _TRASH_SECTORS
         for allocator in allocators:
             size, per_sector = int(allocator.bytes_per_block), int(allocator.blocks_per_sector)
             rows = tensor.view(-1, size)
-            if (
-                len(rows) != (sectors + _TRASH_SECTORS) * per_sector
-                or allocator.num_blocks != sectors * per_sector
-            ):
+            held = len(rows) - _TRASH_SECTORS * per_sector
+            if not held == allocator.num_blocks == sectors * per_sector:
                 raise ConfigError(
-                    f"the engine counts `{allocator.num_blocks}` blocks of `{allocator.layer_type}`, its tensor holds "
-                    f"`{len(rows) - _TRASH_SECTORS * per_sector}`"
+                    f"the engine counts `{allocator.num_blocks}` blocks of `{allocator.layer_type}` in `{sectors}` "
+                    f"sectors, its tensor holds `{held}`"
                 )
             first = at * per_sector
             self.parts.append(BlockRows(allocator, rows[first : first + self.blocks], first))
@@ -113,7 +107,7 @@ class EngineBlocks:
     def _probe(self, part: BlockRows) -> None:
         allocator, rows = part.allocator, part.rows
         last = part.first + self.blocks - 1
-        page = int(allocator.tokens_per_page)
+        page = min(int(allocator.tokens_per_page), getattr(allocator, "sliding_window", 1 << 62))
         allocator.block_table[_PROBE] = [last]
         try:
             index = torch.tensor(allocator.get_write_indices(_PROBE, 0, page), device=rows.device)
@@ -131,7 +125,12 @@ class EngineBlocks:
                 f"the engine's cache does not take keys and values as expected: {error}"
             ) from error
         written = rows[-1].view(allocator.cache_dtype)
-        reached = bool((written == 1).all()) and torch.equal(rows[-2:-1], before)
+        count = (
+            2 * len(allocator.layer_indices) * ones.numel()
+        )  # keys and values; a window may end within a page
+        reached = int((written == 1).sum()) == int(written.count_nonzero()) == count and torch.equal(
+            rows[-2:-1], before
+        )
         rows[-1].zero_()
         if not reached:
             raise ConfigError(

@@ -62,8 +62,6 @@ class BatchCustody:
         self.is_async = is_async
         self.events: BatchingBlockEvents | None = None
         self._model = model
-        self._tables: list[dict[str, list[int]]] = [part.allocator.block_table for part in blocks.parts]
-        self._firsts = [part.first for part in blocks.parts]
         self._claims = claims
         self._claimed: dict[str, RequestClaim] = {}
         self._asked_us: dict[str, int] = {}
@@ -134,9 +132,9 @@ class BatchCustody:
         self, request_id: str, admitted: Admission, claim: RequestClaim, plan: Plan[BlockManager], tokens: int
     ) -> None:
         rows = admitted.blocks + self.blocks.pool_first[plan.manager.number]
-        tables: list[list[int]] = [(rows + first).tolist() for first in self._firsts]
-        for of_engine, table in zip(self._tables, tables, strict=True):
-            of_engine[request_id] = table
+        tables: list[list[int]] = [(rows + part.first).tolist() for part in self.blocks.parts]
+        for part, table in zip(self.blocks.parts, tables, strict=True):
+            part.allocator.block_table[request_id] = table
         self.records[request_id] = RequestRecord(admitted, claim, plan, tokens, tables, self.page * len(rows))
 
     def _needed(self, tokens: int, max_new_tokens: int | None) -> int:
@@ -208,8 +206,8 @@ class BatchCustody:
         for record, _ in wanting:
             if record.handle not in without:
                 row = int(governor.blocks(record.handle)[-1]) + self.blocks.pool_first[pool]
-                for table, first in zip(record.tables, self._firsts, strict=True):
-                    table.append(row + first)
+                for table, part in zip(record.tables, self.blocks.parts, strict=True):
+                    table.append(row + part.first)
                 record.reported_tokens += 1
                 record.room_tokens += self.page
 
@@ -268,8 +266,8 @@ class BatchCustody:
         record = self.records.pop(request_id, None)
         if record is None:
             return
-        for of_engine in self._tables:
-            of_engine.pop(request_id, None)
+        for part in self.blocks.parts:
+            part.allocator.block_table.pop(request_id, None)
         self._releases += 1
         sequence = self.governor.running.get(record.handle)
         if sequence is None:  # erased or overdue: the Governor has released it already

@@ -150,8 +150,8 @@ class SchedulerSide:
         """Copies may leave to the tiers of the settings. Raises a `CustodyError` that says what cannot be opened."""
         shred = ShredKeys.open(plan.shred_keys, open_root_key(self.settings), opened.clock)
         state = self.state
-        with ExitStack() as opening:
-            opening.callback(shred.close)
+        with ExitStack() as stack:
+            stack.callback(shred.close)
             tiers = SchedulerTiers(
                 names,
                 self.port,
@@ -162,7 +162,7 @@ class SchedulerSide:
                 groups=groups,
                 always=plan.moves_always,
             )
-            opening.pop_all()  # from now on the tiers close it
+            stack.pop_all()  # from now on the tiers close it
         self.tiers = state.deferred.tiers = tiers
         self.port.erasures.tiers += tiers.directories.values()
         self.port.tier_counts, self.port.tenant_left = tiers.tier_counts, tiers.forget_tenant

@@ -99,9 +99,15 @@ def model(kind: str = "llama") -> Any:
         "max_position_embeddings": 512,
         "initializer_range": 0.4,  # large, so that what is said depends on all that was read
     }
-    if kind in ("sliding", "windows", "wide"):  # one layer of two, all layers, one of four
-        layers = {"sliding": 1, "windows": 0, "wide": 3}[kind]
-        sizes |= {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": layers}
+    if kind in (
+        "sliding",
+        "windows",
+        "wide",
+        "narrow",
+    ):  # one layer of two, all, one of four; less than a page
+        layers = {"sliding": 1, "windows": 0, "wide": 3, "narrow": 1}[kind]
+        window = 5 if kind == "narrow" else 16
+        sizes |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": layers}
         sizes |= {"num_hidden_layers": 4} if kind == "wide" else {}
     config: Any = LlamaConfig(**sizes) if kind == "llama" else Qwen2Config(**sizes)
     config._attn_implementation = "sdpa"

@@ -52,6 +52,7 @@ def both(kind: str = "llama", **values: Any) -> tuple[dict[str, list[int]], dict
         ("sliding", "fifo", False),
         ("windows", "prefill_first", False),
         ("wide", "fifo", True),
+        ("narrow", "fifo", False),
     ],
 )
 def test_outputs_are_the_plain_engines(kind: str, scheduler: str, do_sample: bool) -> None:

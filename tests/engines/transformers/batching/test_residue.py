@@ -51,7 +51,7 @@ def churn(engine: Driver, add: Callable[[list[int]], str]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["llama", "sliding", "windows", "wide"])
+@pytest.mark.parametrize("kind", ["llama", "sliding", "windows", "wide", "narrow"])
 def test_every_block_is_zero_before_its_first_write_and_the_plain_engines_are_not(kind: str) -> None:
     with plain(kind, config=batching(**SMALL), generate=generation(max_new_tokens=12)) as engine:
         baseline = churn(engine, engine.add)
