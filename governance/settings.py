@@ -208,7 +208,7 @@ class Settings(LayeredSettings):
         description="The most of the time that the hand-in of a spill takes from live batches, which go first.",
     )
     ledger_batch_ms: int = Field(
-        100,
+        250,
         ge=1,
         le=10_000,
         description="Milliseconds that events wait for others, to be committed with them. What must be on record "

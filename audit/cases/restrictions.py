@@ -19,6 +19,7 @@ from kvcustody.audit.schema.cases import case_steps
 from kvcustody.audit.schema.ledger import events, incarnations
 
 FOLLOWED = "processing-restricted"
+_ASKED = select(case_steps.c.case_id).where(case_steps.c.step == StepKind.RESTRICT.value).distinct()
 
 
 class Restriction(NamedTuple):
@@ -42,8 +43,7 @@ def restriction_of(case: SubjectCase) -> Restriction | None:
 
 def restrictions_in_force(connection: Connection) -> tuple[Restriction, ...]:
     """All of them, in the order of their cases' ids."""
-    asked = select(case_steps.c.case_id).where(case_steps.c.step == StepKind.RESTRICT.value).distinct()
-    found = (restriction_of(read_case(connection, case_id)) for case_id in connection.scalars(asked))
+    found = (restriction_of(read_case(connection, case_id)) for case_id in connection.scalars(_ASKED))
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.case_id))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, exists, select
+from sqlalchemy import Connection, and_, bindparam, exists, select
 
 from kvcustody.audit.erasure.erasure_state import AskedErasure, ErasureState, read_states, state_of
 from kvcustody.audit.erasure.who_owes import owing
@@ -95,6 +95,14 @@ _REQUEST = select(
     (erasures.c.deadline_boot_us + incarnations.c.offset_us).label("deadline_us"),
     erasures.c.detail,
 ).join(incarnations, incarnations.c.id == erasures.c.incarnation)
+_ANSWERED = exists().where(
+    erasure_results.c.erasure == erasures.c.erasure,
+    erasure_results.c.outcome == "complete",
+    erasure_results.c.incarnation.in_(
+        select(incarnations.c.id).where(incarnations.c.uuid.in_(bindparam("lives", expanding=True)))
+    ),
+)
+_PENDING = _REQUEST.where(~_ANSWERED, erasures.c.at_us >= bindparam("first_us")).order_by(erasures.c.at_us)
 
 
 def requests(connection: Connection, *, tenant: str | None = None) -> tuple[Requested, ...]:
@@ -121,15 +129,9 @@ def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
     lives = {life: one for life, one in read_work_periods(connection).items() if one.worker == worker}
     if not lives:
         return ()
-    mine = select(incarnations.c.id).where(incarnations.c.uuid.in_(lives))
-    first = min(one.started_us for one in lives.values())
-    answered = exists().where(
-        erasure_results.c.erasure == erasures.c.erasure,
-        erasure_results.c.outcome == "complete",
-        erasure_results.c.incarnation.in_(mine),
-    )
-    query = _REQUEST.where(~answered, erasures.c.at_us >= first).order_by(erasures.c.at_us)
-    return tuple(Requested(*row) for row in connection.execute(query))
+    first_us = min(one.started_us for one in lives.values())
+    found = connection.execute(_PENDING, {"lives": list(lives), "first_us": first_us})
+    return tuple(Requested(*row) for row in found)
 
 
 def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> SelectorNames | None:

@@ -56,19 +56,18 @@ def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
 def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Extents]:
     """The same in a shorter form (`block_runs`): named, or `placed`; a list that has none is as it was."""
     owner, (pools, blocks, generations) = _laid_flat(lists)
-    order = np.lexsort((generations, pools, owner))
-    owner, pools, blocks, generations = (column[order] for column in (owner, pools, blocks, generations))
-    begins = np.ones(len(owner), np.bool_)  # a group: one pool of one list
-    begins[1:] = (owner[1:] != owner[:-1]) | (pools[1:] != pools[:-1])
-    steps = np.diff(generations, prepend=0)
-    has_none = (
-        (generations < 1) | (generations >= EXACT) | (pools < 0) | (blocks < 0) | (~begins & (steps < 1))
-    )
+    if not len(owner):
+        return run_texts([()] * len(lists))
+    begins, steps = _steps(owner, pools, generations)
+    if pools.any() or steps.min(where=~begins, initial=1) < 0:
+        order = np.lexsort((generations, pools, owner))
+        owner, pools, blocks, generations = (column[order] for column in (owner, pools, blocks, generations))
+        begins, steps = _steps(owner, pools, generations)
     runs = np.flatnonzero(begins | (steps != 1))
-    counts = np.diff(runs, append=len(owner))
-    gaps = generations[runs].copy()
+    counts = _lengths(runs, len(owner))
+    gaps = generations[runs]
     gaps[1:] -= np.where(begins[runs[1:]], 0, gaps[:-1] + counts[:-1])
-    numbers = np.column_stack((gaps, counts)).ravel().tolist()
+    numbers = np.stack((gaps, counts), axis=1).ravel().tolist()
     groups = np.flatnonzero(begins)
     of_run = [*(2 * np.searchsorted(runs, groups)).tolist(), len(numbers)]
     coded = _coded(blocks, begins, groups) if placed else None
@@ -77,11 +76,33 @@ def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Ex
         named = [pool, *numbers[of_run[number] : of_run[number + 1]]]
         made[whose].append([named, *next(coded)] if coded is not None else named)
     texts, extents = list(map(orjson.dumps, made)), _flat_extents(len(lists), owner, generations)
-    for each in np.unique(owner[has_none]).tolist():
+    if min(generations.min() - 1, pools.min(), blocks.min(), EXACT - 1 - generations.max()) >= 0:
+        if steps.min(where=~begins, initial=1) > 0:
+            return texts, extents
+    has_none = (generations < 1) | (generations >= EXACT) | (pools < 0) | (blocks < 0)
+    for each in np.unique(owner[has_none | (~begins & (steps < 1))]).tolist():
         (texts[each],), found = run_texts([lists[each]])
         for column, (value,) in zip(extents, found, strict=True):
             column[each] = value
     return texts, extents
+
+
+def _steps(
+    owner: NDArray[np.int64], pools: NDArray[np.int64], generations: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Where groups begin (one pool of one list each), and each generation less the one before."""
+    begins = np.ones(len(owner), np.bool_)
+    np.not_equal(owner[1:], owner[:-1], out=begins[1:])
+    begins[1:] |= pools[1:] != pools[:-1]
+    steps = generations.copy()
+    steps[1:] -= generations[:-1]
+    return begins, steps
+
+
+def _lengths(places: NDArray[np.int64], end: int) -> NDArray[np.int64]:
+    """How far it is from each place to the next, and from the last one to the end."""
+    bounds = np.append(places, end)
+    return bounds[1:] - bounds[:-1]
 
 
 def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
@@ -102,19 +123,21 @@ def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
             whose.append(number)
             pools.append(run.pool)
             firsts.append(run.generation)
-    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-    ends = np.cumsum(lengths)
-    first = np.array(ints(firsts), np.int64)
-    generations = np.arange(int(lengths.sum())) + np.repeat(first - (ends - lengths), lengths)
-    generations[np.repeat(first == 0, lengths)] = 0
-    for part, known in told:
-        generations[ends[part] - len(known) : ends[part]] = known
+    lengths = np.array(list(map(len, parts)), np.int64)
+    if len(told) == len(parts) and parts:
+        generations = np.concatenate([known for _, known in told])
+    else:
+        ends = np.cumsum(lengths)
+        first = np.array(ints(firsts), np.int64)
+        generations = np.arange(int(lengths.sum())) + np.repeat(first - (ends - lengths), lengths)
+        generations[np.repeat(first == 0, lengths)] = 0
+        for part, known in told:
+            generations[ends[part] - len(known) : ends[part]] = known
     try:
         blocks = np.concatenate([np.empty(0, np.int64), *parts], dtype=np.int64, casting="same_kind")
     except (TypeError, ValueError) as problem:
         raise LedgerError(f"a run's blocks are not integers: {problem}") from problem
-    columns = (np.repeat(np.array(column, np.int64), lengths) for column in (whose, ints(pools)))
-    owner, pool_of = columns
+    owner, pool_of = np.repeat(np.array((whose, ints(pools)), np.int64), lengths, axis=1)
     return owner, Pairs(pool_of, blocks, generations)
 
 
@@ -127,7 +150,7 @@ def _coded(
     is_new = begins.copy()
     is_new[1:] |= steps[1:] != steps[:-1]
     places = np.flatnonzero(is_new)
-    counts = np.diff(places, append=len(steps)).tolist()
+    counts = _lengths(places, len(steps)).tolist()
     tokens, every = steps[places].tolist(), steps.tolist()
     cuts = [*np.searchsorted(places, groups).tolist(), len(places)]
     ends = [*groups.tolist(), len(steps)]
@@ -139,11 +162,12 @@ def _coded(
 
 
 def _flat_extents(size: int, owner: NDArray[np.int64], generations: NDArray[np.int64]) -> Extents:
-    low, high = np.full(size, 1 << 62), np.full(size, -1)
-    np.minimum.at(low, owner, generations)
-    np.maximum.at(high, owner, generations)
-    counts = np.bincount(owner, minlength=size)
-    return Extents(counts.tolist(), np.where(counts, low, 0).tolist(), high.tolist())
+    """Of blocks that are in the order of their lists."""
+    starts = np.flatnonzero(np.concatenate(([True], owner[1:] != owner[:-1])))
+    low, high = np.zeros(size, np.int64), np.full(size, -1)
+    low[owner[starts]] = np.minimum.reduceat(generations, starts)
+    high[owner[starts]] = np.maximum.reduceat(generations, starts)
+    return Extents(np.bincount(owner, minlength=size).tolist(), low.tolist(), high.tolist())
 
 
 def _items(

@@ -24,6 +24,13 @@ from kvcustody.times import SECOND_US, iso
 MONITOR, CANARY, ENFORCE = "monitor", "canary", "enforce"
 ORDERED, CHANGED = "enforcement-ordered", "enforcement-changed"
 _NAMED = 4
+_NEWEST = (
+    select(events.c.idx, events.c.at_us, events.c.leaf)
+    .join(logs, logs.c.id == events.c.log)
+    .where(events.c.kind == ORDERED, logs.c.name == SYSTEM)
+    .order_by(events.c.idx.desc())
+    .limit(1)
+)
 
 
 class EnforcementOrder(NamedTuple):
@@ -110,14 +117,7 @@ class Forecast(NamedTuple):
 
 def newest_order(connection: Connection) -> EnforcementOrder | None:
     """The order that counts (rule 1), whether its time is over or not; None where nobody gave one."""
-    query = (
-        select(events.c.idx, events.c.at_us, events.c.leaf)
-        .join(logs, logs.c.id == events.c.log)
-        .where(events.c.kind == ORDERED, logs.c.name == SYSTEM)
-        .order_by(events.c.idx.desc())
-        .limit(1)
-    )
-    row = connection.execute(query).first()
+    row = connection.execute(_NEWEST).first()
     if row is None:
         return None
     body = orjson.loads(bytes(row.leaf))

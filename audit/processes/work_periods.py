@@ -27,6 +27,12 @@ Body = Mapping[str, Any]
 
 
 _TENANT_ALONE = text("SELECT coalesce(current_setting('kvcustody.tenant', true), '') <> ''")
+_LIFE_LEAVES = (
+    select(events.c.idx, events.c.leaf)
+    .join(logs, logs.c.id == events.c.log)
+    .where(logs.c.name == SYSTEM, events.c.kind.in_(LIVES))
+    .order_by(events.c.idx)
+)
 
 
 class WorkPeriod(NamedTuple):
@@ -99,10 +105,4 @@ def life_leaves(connection: Connection) -> list[LifeLeaf]:
         raise LedgerError(
             "who was at work is in the system log, which a connection of one tenant does not see"
         )
-    query = (
-        select(events.c.idx, events.c.leaf)
-        .join(logs, logs.c.id == events.c.log)
-        .where(logs.c.name == SYSTEM, events.c.kind.in_(LIVES))
-        .order_by(events.c.idx)
-    )
-    return [LifeLeaf(row.idx, orjson.loads(bytes(row.leaf))) for row in connection.execute(query)]
+    return [LifeLeaf(row.idx, orjson.loads(bytes(row.leaf))) for row in connection.execute(_LIFE_LEAVES)]

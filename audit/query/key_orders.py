@@ -17,6 +17,12 @@ from kvcustody.audit.schema.ledger import events, logs
 
 ROTATE, DESTROY = "rotate", "destroy"
 _KIND = "keys-ordered"
+_ORDERS = (
+    select(events.c.idx, events.c.at_us, events.c.leaf)
+    .join(logs, logs.c.id == events.c.log)
+    .where(events.c.kind == _KIND, logs.c.name == SYSTEM)
+    .order_by(events.c.idx)
+)
 
 
 class KeyOrder(NamedTuple):
@@ -32,13 +38,7 @@ class KeyOrder(NamedTuple):
 
 def key_orders(connection: Connection) -> list[KeyOrder]:
     """Every order, oldest first; `order` is its place in the system log."""
-    query = (
-        select(events.c.idx, events.c.at_us, events.c.leaf)
-        .join(logs, logs.c.id == events.c.log)
-        .where(events.c.kind == _KIND, logs.c.name == SYSTEM)
-        .order_by(events.c.idx)
-    )
-    return [_order(row.idx, row.at_us, orjson.loads(bytes(row.leaf))) for row in connection.execute(query)]
+    return [_order(row.idx, row.at_us, orjson.loads(bytes(row.leaf))) for row in connection.execute(_ORDERS)]
 
 
 def _order(idx: int, at_us: int, body: dict[str, str]) -> KeyOrder:

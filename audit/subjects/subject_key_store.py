@@ -80,6 +80,7 @@ _destroyed = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("count", BigInteger, nullable=False),
 )
+_GENERATION = select(_destroyed.c.count)
 
 
 def store_beside(ledger: str | Path) -> Path | None:
@@ -233,7 +234,7 @@ class SubjectKeys:
 
     def _generation(self) -> int:
         with self._engine.connect() as connection:
-            return int(connection.scalar(select(_destroyed.c.count)) or 0)
+            return int(connection.scalar(_GENERATION) or 0)
 
     def _store(self, missing: list[Owner]) -> dict[Owner, bytes]:
         """Insert keys; where another process was quicker, its key counts."""

@@ -31,6 +31,7 @@ PROVED_CHARACTERS = 32
 _COMMITMENT = b"kvcustody/pseudonym@2\0"
 _EARLIER_CHARACTERS = 24
 LOOKUP_ROWS = 100
+_UNLINKINGS = select(subject_unlinkings.c.count)
 
 
 def row_of(values: Sequence[Any]) -> Row:
@@ -163,7 +164,7 @@ def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys 
 
 def unlinkings(connection: Connection) -> int:
     """How often a subject was unlinked here (`pseudonyms`, rule 5 of `pseudonym_directory`)."""
-    return int(connection.scalar(select(subject_unlinkings.c.count)) or 0)
+    return int(connection.scalar(_UNLINKINGS) or 0)
 
 
 def unknown_pseudonyms(connection: Connection, names: Sequence[str]) -> list[str]:

@@ -26,8 +26,7 @@ from kvcustody.audit.processes.enforcement import EnforcementOrder
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import write_file
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
-from kvcustody.governance.erasure.erasure_inbox import ErasureInbox, ErasureTarget
-from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.erasure.erasure_inbox import ErasureInbox, ErasureTarget, Heard
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.ordering import followed
@@ -88,22 +87,6 @@ class RemoteInbox(ErasureInbox):
                 raise
             return _unasked(error)
 
-    def _orders(self) -> list[tuple[Selector, dict[str, Any]]]:
-        orders = super()._orders()
-        return [] if self._stop.is_set() else orders
-
-    def _key_orders(self) -> tuple[OrderedKeys, ...]:
-        """Those that came with the last answer about erasures (rule 4)."""
-        return self._key_answer
-
-    def _enforcement_order(self) -> Enforcement | None:
-        """The one that came with the last answer about erasures (rule 4)."""
-        return self._enforcement_answer
-
-    def _restriction_orders(self) -> RestrictedSubjects:
-        """Those that came with the last answer about erasures (rule 4)."""
-        return self._restriction_answer
-
     def _keep(self, heard: RestrictedSubjects) -> None:
         """Follow these from now on, and after a start at which nobody can be asked (rule 5)."""
         self._restriction_answer = heard
@@ -116,7 +99,8 @@ class RemoteInbox(ErasureInbox):
             return
         self._kept_orders = heard.orders
 
-    def _pending(self) -> list[tuple[Requested, SelectorNames | None]]:
+    def _heard(self) -> Heard:
+        """What the control plane says now; what it does not say again is as it was (rule 4)."""
         wait = (
             WAIT_SECONDS if self._taken or self._thread is not None else 0
         )  # the first question waits for nothing
@@ -151,7 +135,8 @@ class RemoteInbox(ErasureInbox):
                 else None
             )
             made.append((Requested(**item), named))
-        return made
+        owed = [] if self._stop.is_set() else made
+        return Heard(owed, self._key_answer, self._enforcement_answer, self._restriction_answer)
 
 
 def _unasked(error: ServiceError) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from sqlalchemy import Engine
@@ -55,13 +55,22 @@ class ErasureTarget(Protocol):
         """Run a command on the owning thread."""
 
 
+class Heard(NamedTuple):
+    """What a look found: erasures that are owed, each with who is meant, where somebody can still say, and orders."""
+
+    owed: list[tuple[Requested, SelectorNames | None]]
+    keys: tuple[OrderedKeys, ...]  # the last on each tenant's
+    enforcement: Enforcement | None  # None: nobody gave an order
+    restricted: RestrictedSubjects
+
+
 class ErasureInbox:
     """Looks for erasures that `worker` owes an answer for. `offset_us`: UTC less boot time of this process."""
 
     def __init__(
         self, engine: Engine | None, worker: str, offset_us: int, keys: SubjectKeys | None = None
     ) -> None:
-        """`engine` None: another source of requests stands in for the ledger (`_pending`).
+        """`engine` None: another source stands in for the ledger (`_heard`).
 
         `keys` say who is meant where the ledger has tags instead of names.
         """
@@ -80,54 +89,57 @@ class ErasureInbox:
 
     def recover_pending(self, facade: ErasureTarget) -> int:
         """On the owning thread: carry out what is owed; returns how many were new."""
-        orders = self._orders()
+        heard = self._heard()
+        orders = self._orders(heard)
         for selector, order in orders:
             facade.erase(selector, **order)
-        self._keys_asked = self._key_orders()
-        facade.follow_keys(self._keys_asked)
-        self._look_for_enforcement(facade)
-        self._restricted = self._restriction_orders()
-        facade.restrict(self._restricted)
+        self._keys_asked = heard.keys
+        facade.follow_keys(heard.keys)
+        self._hand_over_enforcement(facade, heard.enforcement)
+        self._restricted = heard.restricted
+        facade.restrict(heard.restricted)
         return len(orders)
 
     def look(self, facade: ErasureTarget) -> int:
         """On any thread: hand what is owed to the owning thread's next step; returns how many were new."""
-        orders = self._orders()
+        heard = self._heard()
+        orders = self._orders(heard)
         for selector, order in orders:
             facade.call(_Command(selector, order))
-        self._look_for_keys(facade)
-        self._look_for_enforcement(facade)
-        restricted = self._restriction_orders()
-        if restricted.orders != self._restricted.orders:
-            self._restricted = restricted
-            facade.call(_RestrictionCommand(restricted))
+        self._hand_over_keys(facade, heard.keys)
+        self._hand_over_enforcement(facade, heard.enforcement)
+        if heard.restricted.orders != self._restricted.orders:
+            self._restricted = heard.restricted
+            facade.call(_RestrictionCommand(heard.restricted))
         return len(orders)
 
-    def _restriction_orders(self) -> RestrictedSubjects:
-        """Whose processing is restricted now."""
+    def _heard(self) -> Heard:
+        """What the ledger says now."""
         assert self._engine is not None
         with self._engine.connect() as connection:
-            return restricted_now(connection, self._keys)
+            owed = pending(connection, self._worker)
+            ordered = newest_order(connection)
+            return Heard(
+                [(requested, names(connection, requested, self._keys)) for requested in owed],
+                newest(
+                    OrderedKeys(order.tenant, order.action, order.at_us) for order in key_orders(connection)
+                ),
+                None if ordered is None else followed(ordered),
+                restricted_now(connection, self._keys),
+            )
 
-    def _look_for_enforcement(self, facade: ErasureTarget) -> None:
+    def _hand_over_enforcement(self, facade: ErasureTarget, order: Enforcement | None) -> None:
         """Hand over an order that is new, and once more one that could not be recorded."""
-        last, order = self._enforcement_followed, self._enforcement_order()
+        last = self._enforcement_followed
         if order is None or (last is not None and not last.done()):
             return
         if order != self._enforcement_asked or (last is not None and last.exception() is not None):
             self._enforcement_asked = order
             self._enforcement_followed = facade.call(_EnforcementCommand(order))
 
-    def _enforcement_order(self) -> Enforcement | None:
-        """The order that counts now; None where nobody gave one."""
-        assert self._engine is not None
-        with self._engine.connect() as connection:
-            found = newest_order(connection)
-        return None if found is None else followed(found)
-
-    def _look_for_keys(self, facade: ErasureTarget) -> None:
+    def _hand_over_keys(self, facade: ErasureTarget, orders: tuple[OrderedKeys, ...]) -> None:
         """Hand over orders on keys that are new, and once more those that failed."""
-        last, orders = self._keys_followed, self._key_orders()
+        last = self._keys_followed
         if last is not None and not last.done():
             return
         if orders != self._keys_asked or (last is not None and last.exception() is not None):
@@ -155,9 +167,10 @@ class ErasureInbox:
             except (SQLAlchemyError, ServiceError) as problem:
                 _log.warning("erasures cannot be read", problem=type(problem).__name__)
 
-    def _orders(self) -> list[tuple[Selector, dict[str, Any]]]:
+    def _orders(self, heard: Heard) -> list[tuple[Selector, dict[str, Any]]]:
+        """Those that are new."""
         made = []
-        for requested, known in self._pending():
+        for requested, known in heard.owed:
             if requested.erasure in self._taken:
                 continue
             if known is None:
@@ -166,20 +179,6 @@ class ErasureInbox:
             self._taken.add(requested.erasure)
             made.append((_selector(requested, known.subject, known.session), self._order(requested)))
         return made
-
-    def _key_orders(self) -> tuple[OrderedKeys, ...]:
-        """The last orders on each tenant's keys."""
-        assert self._engine is not None
-        with self._engine.connect() as connection:
-            found = key_orders(connection)
-        return newest(OrderedKeys(order.tenant, order.action, order.at_us) for order in found)
-
-    def _pending(self) -> list[tuple[Requested, SelectorNames | None]]:
-        """What is owed, each with who is meant, where somebody can still say."""
-        assert self._engine is not None
-        with self._engine.connect() as connection:
-            owed = pending(connection, self._worker)
-            return [(requested, names(connection, requested, self._keys)) for requested in owed]
 
     def _order(self, requested: Requested) -> dict[str, Any]:
         return {
