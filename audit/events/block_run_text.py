@@ -75,10 +75,11 @@ def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Ex
     for number, (whose, pool) in enumerate(zip(owner[groups].tolist(), pools[groups].tolist(), strict=True)):
         named = [pool, *numbers[of_run[number] : of_run[number + 1]]]
         made[whose].append([named, *next(coded)] if coded is not None else named)
-    texts, extents = list(map(orjson.dumps, made)), _flat_extents(len(lists), owner, generations)
-    if min(generations.min() - 1, pools.min(), blocks.min(), EXACT - 1 - generations.max()) >= 0:
-        if steps.min(where=~begins, initial=1) > 0:
-            return texts, extents
+    texts = [orjson.dumps(each, option=orjson.OPT_SERIALIZE_NUMPY) for each in made]
+    extents = _flat_extents(len(lists), owner, generations)
+    in_range = min(generations.min() - 1, pools.min(), blocks.min(), EXACT - 1 - generations.max()) >= 0
+    if in_range and steps.min(where=~begins, initial=1) > 0:
+        return texts, extents
     has_none = (generations < 1) | (generations >= EXACT) | (pools < 0) | (blocks < 0)
     for each in np.unique(owner[has_none | (~begins & (steps < 1))]).tolist():
         (texts[each],), found = run_texts([lists[each]])
@@ -101,7 +102,7 @@ def _steps(
 
 def _lengths(places: NDArray[np.int64], end: int) -> NDArray[np.int64]:
     """How far it is from each place to the next, and from the last one to the end."""
-    bounds = np.append(places, end)
+    bounds: NDArray[np.int64] = np.append(places, end)
     return bounds[1:] - bounds[:-1]
 
 
@@ -143,20 +144,20 @@ def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
 
 def _coded(
     blocks: NDArray[np.int64], begins: NDArray[np.bool_], groups: NDArray[np.int64]
-) -> Iterator[tuple[list[int], list[int]]]:
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64] | list[int]]]:
     """The blocks of each group as differences, run-length coded where that is shorter."""
     steps = blocks.copy()
     steps[1:] -= np.where(begins[1:], 0, blocks[:-1])
     is_new = begins.copy()
     is_new[1:] |= steps[1:] != steps[:-1]
     places = np.flatnonzero(is_new)
-    counts = _lengths(places, len(steps)).tolist()
-    tokens, every = steps[places].tolist(), steps.tolist()
+    counts = _lengths(places, len(steps))
+    tokens = steps[places]
     cuts = [*np.searchsorted(places, groups).tolist(), len(places)]
     ends = [*groups.tolist(), len(steps)]
     for (low, high), (first, end) in zip(pairwise(cuts), pairwise(ends), strict=True):
         if 2 * (high - low) > end - first:
-            yield every[first:end], []
+            yield steps[first:end], []
         else:
             yield tokens[low:high], counts[low:high]
 
