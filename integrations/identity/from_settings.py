@@ -31,6 +31,12 @@ def open_request_gate(
     settings: Settings, clock: Clock | None = None, *, server: EngineServer = VLLM_SERVER
 ) -> RequestGate:
     """The gate of an API server of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong."""
+    if not settings.identity_path.exists():
+        raise ConfigError(
+            f"identity document `{settings.identity_path}`: there is none; the setting `identity_path` names it "
+            "(docs/operate/identity.md)",
+            path=settings.identity_path,
+        )
     document = load_identity(settings.identity_path)
     clock = _process_clock(settings, clock)
     with open_scope_key(settings.scope_token_key_path) as secret:

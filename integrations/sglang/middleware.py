@@ -52,7 +52,6 @@ class SglangScopeMiddleware(IdentityMiddleware):
         super().__init__(app, gate, body_bytes_max=int(settings.request_bytes_max), refused=attempts.note)
 
 
-def guard(server: ModuleType | None) -> None:
-    """Put the door before SGLang's application, where there is one."""
-    if server is not None:
-        server.app.add_middleware(SglangScopeMiddleware)
+def guard(server: ModuleType) -> None:
+    """Put the door before SGLang's application."""
+    server.app.add_middleware(SglangScopeMiddleware)
