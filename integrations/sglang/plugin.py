@@ -88,12 +88,13 @@ def _sleep(original: Callable[..., Any], scheduler: Any) -> Any:
 def _guard_door(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """Every request to the HTTP server of a governed engine comes through the identity module."""
     from kvcustody.integrations.sglang.check_engine import check_server
-    from kvcustody.integrations.sglang.middleware import guard
+    from kvcustody.integrations.sglang.middleware import check_identity, guard
 
     server, server_args = sys.modules.get(_SERVER), named.get("server_args", next(iter(given[1:]), None))
     if server is None or getattr(server_args, "radix_cache_backend", None) != NAME:
         return original(*given, **named)
     check_server(server_args)
+    check_identity()
     result = original(*given, **named)
     guard(server)
     return result
