@@ -194,6 +194,10 @@ def test_the_page_of_transformers_says_what_was_measured() -> None:
         told = rf"{ratio['value']:.2f}\s+\((?:95 %: )?{ratio['low']:.2f}–{ratio['high']:.2f}\)"
         assert re.search(told, text), told
         assert f"{work['control_cpu_per_step']['total_ratio']:.2f}" in text
+    for device in ("h200", "h100"):
+        lines = kept(f"gpu-{device}")["stages"]["transformers_engine"]["lines"]
+        ratios = [f"{line['figures']['ratio']:.2f}" for line in lines if "ratio" in line.get("figures", {})]
+        assert f"| {device.upper()} | {' | '.join(ratios)} |" in text
     results = kept("classic-caches-cpu")["results"]
     for kind, made in results["generate"].items():
         bare = results["cache"][kind]
