@@ -66,7 +66,7 @@ class ModelIdentity:
     def named(self) -> dict[str, str | int | None]:
         """What a log says of it, so that an operator can declare a segment for this model."""
         return {
-            "digest": self.digest.hex(),
+            "model_digest": self.digest.hex(),  # a name that logs may show
             "block_tokens": self.block_tokens,
             "weights": self.weights_digest,
             "weights_epoch": self.weights_epoch,

@@ -147,7 +147,7 @@ def safe_value(name: str, value: Any, depth: int = 0) -> Any:
     if isinstance(value, Enum):
         return safe_text(str(value.name))
     if isinstance(value, str):
-        short_hex = name in _MAY_BE_HEX and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+        short_hex = name in _MAY_BE_HEX and re.fullmatch(r"(?:sha256:)?[0-9a-f]{64}", value) is not None
         return value if short_hex else safe_text(value)
     if isinstance(value, PurePath):
         return safe_text(str(value))

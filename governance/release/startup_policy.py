@@ -111,7 +111,11 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"policy `{path}`: {error.strerror}", path=path) from error
+        raise ConfigError(
+            f"policy `{path}`: {error.strerror}; the setting `policy_path` names the file, and `kvcustody policy init` "
+            "makes one",
+            path=path,
+        ) from error
 
 
 def _check_profile(policy: Policy, settings: Settings) -> None:

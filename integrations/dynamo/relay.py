@@ -123,12 +123,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--replay", help="where the engine replays missed batches")
     parser.add_argument("--publish", required=True, help="where the indexer subscribes")
     parser.add_argument("--topic", default="", help="the engine's topic")
+    parser.add_argument("--remote", action="store_true", help="let other machines subscribe")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with (
-        suppress(KeyboardInterrupt),
-        ScopedRelay(given.engine, given.publish, replay=given.replay, topic=given.topic) as relay,
-    ):
+    try:
+        opened = ScopedRelay(
+            given.engine,
+            given.publish,
+            replay=given.replay,
+            topic=given.topic,
+            remote_allowed=given.remote,
+        )
+    except ConfigError as error:
+        parser.exit(2, f"error: {error}\n")
+    with suppress(KeyboardInterrupt), opened as relay:
         while True:
             relay.step(_STEP_MS)
 

@@ -19,8 +19,8 @@ def check_bind(endpoint: str, *, remote_allowed: bool) -> str:
     check_endpoint(endpoint)
     if not remote_allowed and endpoint.startswith("tcp://") and not _is_loopback(_host(endpoint)):
         raise ConfigError(
-            f"KV events at `{endpoint}` would be open to other machines; bind to 127.0.0.1, or set "
-            "`kv_events_remote` and put an authenticated proxy or network policy in front",
+            f"KV events at `{endpoint}` would be open to other machines; bind to 127.0.0.1, or put an "
+            "authenticated proxy or network policy in front and allow it (`kv_events_remote`; `--remote` of the relay)",
             endpoint=endpoint,
         )
     return endpoint

@@ -21,7 +21,7 @@ from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.identity.api_keys import read_keys
 from kvcustody.integrations.identity.authenticate_request import RequestGate
-from kvcustody.integrations.identity.identity_document import load_identity
+from kvcustody.integrations.identity.identity_document import IdentityDocument, load_identity
 from kvcustody.integrations.identity.routes import VLLM_SERVER, EngineServer
 
 _PLACE = "door"
@@ -31,7 +31,7 @@ def open_request_gate(
     settings: Settings, clock: Clock | None = None, *, server: EngineServer = VLLM_SERVER
 ) -> RequestGate:
     """The gate of an API server of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong."""
-    document = load_identity(settings.identity_path)
+    document = open_identity(settings)
     clock = _process_clock(settings, clock)
     with open_scope_key(settings.scope_token_key_path) as secret:
         return RequestGate(
@@ -42,6 +42,17 @@ def open_request_gate(
             token_seconds=settings.scope_token_seconds,
             server=server,
         )
+
+
+def open_identity(settings: Settings) -> IdentityDocument:
+    """The identity document of the settings; `ConfigError` that names the setting where there is none."""
+    if not settings.identity_path.exists():
+        raise ConfigError(
+            f"identity document `{settings.identity_path}`: there is none; the setting `identity_path` names it "
+            "(docs/operate/identity.md)",
+            path=settings.identity_path,
+        )
+    return load_identity(settings.identity_path)
 
 
 def check_issuers(settings: Settings, listed: tuple[str, ...]) -> None:

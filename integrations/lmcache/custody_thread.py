@@ -34,6 +34,7 @@ from kvcustody.governance.decisions.access_plan import owed_by
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.keys.keyring_watch import KeyringWatch
 from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.release.startup_policy import startup_policy_of_file
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.open_tiers import tier_names
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory
@@ -183,7 +184,11 @@ class CustodyThread:
         Raises a `CustodyError` that says what does not fit or cannot be opened.
         """
         shape = kept_shape(self._settings)
-        if shape is None:
+        if (
+            shape is None
+        ):  # nothing is opened before an object is seen: a wrong policy is told now all the same
+            if not self._settings.policy_release:
+                startup_policy_of_file(self._settings, SystemClock())
             return
         if shape.chunk_tokens != chunk_tokens:
             raise ConfigError(

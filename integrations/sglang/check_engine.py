@@ -56,7 +56,7 @@ REFUSED = (
     Refused(
         "kv_events_config",
         _OFF,
-        "SGLang's KV events carry token ids in clear; set `KVCUSTODY_KV_EVENTS_ENDPOINT`, for events with a scope",
+        "SGLang's KV events carry token ids in clear (`KVCUSTODY_KV_EVENTS_ENDPOINT` gives events with a scope)",
     ),
     Refused("tokenizer_worker_num", (1, None), "its workers would serve requests without the door"),
     Refused("disable_radix_cache", _OFF, "without a cache nothing is to be governed"),
@@ -112,7 +112,21 @@ def check_options(server_args: Any) -> None:
         if isinstance(value, (list, tuple, dict)) and not value:
             value = None
         if value not in allowed:
-            raise ConfigError(f"sglang's `{option}` is `{value}`: {why}", option=option, value=str(value))
+            remedy = "leave it out" if allowed is _OFF else f"set it to `{allowed[0]}`"
+            raise ConfigError(
+                f"sglang's `{option}` is `{value}`: {why}; {remedy}", option=option, value=str(value)
+            )
+
+
+def check_server(server_args: Any) -> None:
+    """Raises `ConfigError` where the HTTP server would warm itself up: its own requests are nobody's at the door."""
+    if not server_args.skip_server_warmup:
+        raise ConfigError(
+            "sglang's `skip_server_warmup` is `False`: the server's requests to itself have no identity, so the door "
+            "refuses them and the server ends; start it with `--skip-server-warmup`",
+            option="skip_server_warmup",
+            value="False",
+        )
 
 
 def check_kind(*, is_hybrid_swa: bool, is_hybrid_ssm: bool, is_dsa: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from kvcustody.clock import SystemClock
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.settings import load_settings
-from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate
+from kvcustody.integrations.identity.from_settings import open_attempts, open_identity, open_request_gate
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.refusal import Application
 from kvcustody.integrations.identity.routes import Body, EngineServer, Room, Scoped
@@ -52,7 +52,11 @@ class SglangScopeMiddleware(IdentityMiddleware):
         super().__init__(app, gate, body_bytes_max=int(settings.request_bytes_max), refused=attempts.note)
 
 
-def guard(server: ModuleType | None) -> None:
-    """Put the door before SGLang's application, where there is one."""
-    if server is not None:
-        server.app.add_middleware(SglangScopeMiddleware)
+def check_identity() -> None:
+    """Raises `ConfigError` where the door could not open: SGLang would serve errors for ever."""
+    open_identity(load_settings())
+
+
+def guard(server: ModuleType) -> None:
+    """Put the door before SGLang's application."""
+    server.app.add_middleware(SglangScopeMiddleware)

@@ -85,13 +85,19 @@ def _sleep(original: Callable[..., Any], scheduler: Any) -> Any:
     return None
 
 
-def _guard_door(result: Any, *given: Any, **named: Any) -> None:
+def _guard_door(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """Every request to the HTTP server of a governed engine comes through the identity module."""
-    from kvcustody.integrations.sglang.middleware import guard
+    from kvcustody.integrations.sglang.check_engine import check_server
+    from kvcustody.integrations.sglang.middleware import check_identity, guard
 
-    server_args = named.get("server_args", next(iter(given[1:]), None))
-    if getattr(server_args, "radix_cache_backend", None) == NAME:
-        guard(sys.modules.get(_SERVER))
+    server, server_args = sys.modules.get(_SERVER), named.get("server_args", next(iter(given[1:]), None))
+    if server is None or getattr(server_args, "radix_cache_backend", None) != NAME:
+        return original(*given, **named)
+    check_server(server_args)
+    check_identity()
+    result = original(*given, **named)
+    guard(server)
+    return result
 
 
 HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -102,5 +108,5 @@ HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
     f"{_SCHEDULER}.on_idle": ("BEFORE", _step),
     f"{_SCHEDULER}._record_scheduler_state_for_paused_engine": ("BEFORE", _step),
     f"{_SCHEDULER}.maybe_sleep_on_idle": ("AROUND", _sleep),
-    "sglang.srt.entrypoints.engine.Engine._launch_subprocesses": ("AFTER", _guard_door),
+    "sglang.srt.entrypoints.engine.Engine._launch_subprocesses": ("AROUND", _guard_door),
 }

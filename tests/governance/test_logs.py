@@ -16,6 +16,7 @@ import structlog
 from kvcustody.errors import KeyringError
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.observability.logs import configure, safe_text
+from kvcustody.testkit.conformance.deployment import toy_model
 
 CANARY = bytes(range(200, 232))
 TOKENS = [1_750_001_337 + 37 * i for i in range(24)]  # ten digits: no timestamp holds one by chance
@@ -143,13 +144,22 @@ def test_facts_are_kept(lines: io.StringIO) -> None:
         "key_epoch": 3,
         "route": "/v1/chat/completions",
         "policy_digest": hashlib.sha256(b"policy").hexdigest(),
+        "model_digest": "sha256:" + hashlib.sha256(b"model").hexdigest(),
         "nothing": None,
     }
     structlog.get_logger().info("admitted", **facts)
     text = lines.getvalue()
-    for kept in ("acme", "4096", "0.5", "own-scope", "/v1/chat/completions", facts["policy_digest"]):
+    digests = (facts["policy_digest"], facts["model_digest"])
+    for kept in ("acme", "4096", "0.5", "own-scope", "/v1/chat/completions", *digests):
         assert str(kept) in text
     assert "withheld" not in text
+
+
+def test_a_segment_can_be_declared_with_what_an_engine_logs(lines: io.StringIO) -> None:
+    """`kvcustody policy segment add --model` takes the digest of the line `model identity`."""
+    model = toy_model(16)
+    structlog.get_logger().info("model identity", **model.named())
+    assert "model_digest" in lines.getvalue() and model.digest.hex() in lines.getvalue()
 
 
 def test_a_line_cannot_be_forged(lines: io.StringIO) -> None:

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.dynamo.relay import ScopedRelay
+from kvcustody.integrations.dynamo.relay import ScopedRelay, main
 
 LOCAL = "tcp://127.0.0.1:0"
 SCOPED = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1], "block_size": 1, "cache_salt": "s"}
@@ -80,6 +80,23 @@ def test_a_hole_or_a_new_life_of_the_engine_is_a_clear(world: World) -> None:
 def test_it_binds_to_loopback_alone() -> None:
     with pytest.raises(ConfigError, match="kv_events_remote"):
         ScopedRelay(LOCAL, "tcp://0.0.0.0:5560")
+
+
+@pytest.mark.parametrize(
+    ("engine", "publish", "words"),
+    [
+        (LOCAL, "tcp://0.0.0.0:5560", "allow it"),
+        ("127.0.0.1:5557", "tcp://127.0.0.1:*", "`127.0.0.1:5557` is no endpoint"),
+        (LOCAL, "tcp://127.0.0.1:99999", "`tcp://127.0.0.1:99999` is no endpoint"),
+    ],
+)
+def test_the_command_says_in_one_line_what_it_cannot_use(
+    engine: str, publish: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--engine", engine, "--publish", publish])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith("error: ") and words in line
 
 
 def test_the_command_ends_in_order() -> None:

@@ -159,6 +159,15 @@ def test_what_cannot_be_opened_is_told_at_start(
         opened(kept=True)
 
 
+def test_a_wrong_policy_is_told_before_there_is_an_object(
+    site: ChunkSite, opened: Callable[..., CustodyThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not opened(kept=True).is_open, "the control: a right one, and nothing to open"
+    monkeypatch.setenv("KVCUSTODY_POLICY_PATH", str(site.deployment.folder / "polcy.yaml"))
+    with pytest.raises(ConfigError, match="the setting `policy_path` names the file"):
+        opened(kept=True)
+
+
 def test_a_tenant_that_came_later_is_served(site: ChunkSite, opened: Callable[..., CustodyThread]) -> None:
     """Its owner's secret was not on file when the worker opened its keyring."""
     thread = opened()

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.sglang.check_engine import REFUSED, check_hooks, check_options, check_version
+from kvcustody.integrations.sglang.check_engine import (
+    REFUSED,
+    check_hooks,
+    check_options,
+    check_server,
+    check_version,
+)
 
 
 class Arguments:
@@ -46,8 +52,17 @@ def test_the_options_of_a_governed_engine_pass():
 def test_an_option_that_is_not_governed_is_named(option, value):
     arguments = Arguments()
     setattr(arguments, option, value)
-    with pytest.raises(ConfigError, match=option):
+    with pytest.raises(ConfigError, match=rf"`{option}`.*; (leave it out|set it to `[\w]+`)$"):
         check_options(arguments)
+
+
+def test_a_server_that_would_ask_itself_without_identity_is_refused():
+    arguments = Arguments()
+    arguments.skip_server_warmup = False
+    with pytest.raises(ConfigError, match="start it with `--skip-server-warmup`"):
+        check_server(arguments)
+    arguments.skip_server_warmup = True
+    check_server(arguments)
 
 
 def test_every_refused_option_is_one_of_sglangs():

@@ -53,7 +53,7 @@ def test_the_engine_says_which_models_keys_it_makes(monkeypatch: pytest.MonkeyPa
     with open_one():
         pass
     (said,) = [call.kwargs for call in log.calls if call.args == ("model identity",)]
-    assert (said["digest"], said["block_tokens"]) == (IDENTITY.digest.hex(), PAGE)
+    assert (said["model_digest"], said["block_tokens"]) == (IDENTITY.digest.hex(), PAGE)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_the_engine_says_which_models_keys_it_makes(
     one.side.reset()
     after = one.add(prompt(40), "alpha")
     one.run()
-    said = [call.kwargs["digest"] for call in log.calls if call.args == ("model identity",)]
+    said = [call.kwargs["model_digest"] for call in log.calls if call.args == ("model identity",)]
     assert said == [governed_request(each).model.digest.hex() for each in (request, after)]
     assert said[0] != said[1], "weights that were loaded again are another model"
 

@@ -1,0 +1,208 @@
+"""What the pages name is there: variables, files, modules, commands and their options, and figures of kept results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcustody.console.command_table import every_command
+from kvcustody.governance import settings
+from kvcustody.governance.service.settings import ServiceSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(ROOT / name / "README.md" for name in ("benchmarks", "integrations", "tests/engines")),
+]
+ROOMS = (
+    *("allocator", "audit", "benchmarks", "console", "docs", "examples", "governance", "integrations"),
+    *("kernels", "migrations", "packaging", "policies", "testkit", "tests", ".ci"),
+)
+FILES = frozenset(
+    path.relative_to(ROOT).as_posix() for room in ROOMS for path in (ROOT / room).rglob("*")
+) | frozenset(ROOMS)
+NOT_OURS = re.compile(
+    r"verify_kvcustody\.py$"  # in an export
+    r"|^_custom_ops\.py$|^tests/v1/core/"  # of vLLM
+    r"|ENGINE|NAME|^_events\.py$"  # a reader's own
+)
+VARIABLES = (
+    {settings.PREFIX + name.upper() for name in settings.Settings.model_fields}
+    | {settings.SERVICE_PREFIX + name.upper() for name in ServiceSettings.model_fields}
+    | settings._READ_ELSEWHERE
+    | {"KVCUSTODY_SERVICE", "KVCUSTODY_SERVICE_HOST", "KVCUSTODY_PORT_8080_TCP"}  # docs/operate/settings.md
+)
+COMMANDS: dict[str, Any] = dict(every_command())
+GROUPS = {" ".join(name.split()[:count]) for name in COMMANDS for count in range(1, len(name.split()))}
+
+
+def commands(text: str) -> Iterator[str]:
+    """Each call of `kvcustody` in code, without what follows it in a shell."""
+    blocks = re.findall(r"^```(?:console|bash|sh|text)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks += re.findall(r"^ {4}\S.*$", text, re.MULTILINE) + re.findall(r"`([^`\n]+)`", text)
+    for block in blocks:
+        for line in block.replace("\\\n", " ").splitlines():
+            for call in re.findall(r"(?:^ *(?:\$ )?|/|[|&] )kvcustody ([a-z][^|;&#`]*)", line):
+                yield call.strip()
+
+
+def unknown_of_command(call: str) -> str:
+    """What of a call is no command or option of ours; empty if all is."""
+    words = re.findall(r"[^\s'\"]+", call)
+    found = next((" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in COMMANDS), None)
+    if found is None:  # a group by itself, or with what is no word of a command
+        deepest = [" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in GROUPS]
+        after = words[len(deepest[0].split()) :] if deepest else words
+        return "" if deepest and not (after and re.fullmatch(r"[a-z][a-z-]+", after[0])) else call
+    options = {"-h", "--help"}
+    options |= {one for given in COMMANDS[found].params for one in (*given.opts, *given.secondary_opts)}
+    named = [re.split(r"[=,.)]", word)[0] for word in words if re.match(r"--?[a-z]", word)]
+    return " ".join(one for one in named if one not in options)
+
+
+def missing_files(text: str) -> list[str]:
+    """Files and folders that are named and are not there. A table may say in its head where its files lie."""
+    missing, base = [], ""
+    for line in text.splitlines():
+        head = re.match(r"\|.*shown (?:by|with) `([\w/]+/)` *\|", line)
+        base = head[1] if head else base if line.startswith("|") else ""
+        for name in re.findall(r"`([\w.*/-]+(?:\.py|\.sh))`", line):
+            if NOT_OURS.search(name) is None and not any(_is_there(each) for each in (name, base + name)):
+                missing.append(name)
+        for name in re.findall(r"(?<![\w./-])((?:tests|benchmarks|testkit|integrations)/[\w./*-]*\w)", line):
+            if NOT_OURS.search(name) is None and not _is_there(name):
+                missing.append(name)
+    return missing
+
+
+def _is_there(name: str) -> bool:
+    if "*" not in name and name in FILES:
+        return True
+    wanted = re.compile("(^|/)" + re.escape(name.rstrip("/")).replace(r"\*", "[^/]*") + r"(\.py|/|$)")
+    return any(wanted.search(path) for path in FILES)
+
+
+def missing_modules(text: str) -> list[str]:
+    """Dotted names below `kvcustody` of which no module says anything."""
+    return [
+        name
+        for name in re.findall(r"(?<![\w./-])kvcustody((?:\.[a-z_]\w*)+)(?=[\s`:.,'\")])", text)
+        if not _is_module(name.removeprefix(".").split("."))
+    ]
+
+
+def _is_module(parts: list[str]) -> bool:
+    folder = ROOT / "src" / "kvcustody"
+    for at, part in enumerate(parts):
+        if (folder / part).is_dir():
+            folder = folder / part
+            continue
+        source = next((one for one in (folder / f"{part}.py", folder / "__init__.py") if one.exists()), None)
+        words = re.findall(r"\w+", source.read_text(encoding="utf-8")) if source else []
+        rest = parts[at + 1 :] if source and source.stem == part else parts[at:]
+        return bool(words) and all(one in words for one in rest)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert set(re.findall(r"KVCUSTODY_[A-Z0-9_]*[A-Z0-9]", text)) - VARIABLES == set()
+    assert missing_files(text) == []
+    assert [one for one in missing_modules(text) if one not in NO_MODULES] == []
+    assert [call for call in commands(text) if unknown_of_command(call)] == []
+
+
+# Files of an operator, entry point groups, a plugin's own names.
+NO_MODULES = {
+    *(".db", ".toml", ".json", ".spill", ".example", ".tenant", ".frontiers"),
+    *(".eviction_policies", ".engines", ".tiers"),
+}
+
+
+def test_what_is_not_there_is_found() -> None:
+    """The control of the test above: each kind of name, misspelt."""
+    assert missing_files("see `tests/engines/vllm/engine/test_nothing.py`, `tests/architecture/`") == [
+        "tests/engines/vllm/engine/test_nothing.py",
+        "tests/engines/vllm/engine/test_nothing.py",
+    ]
+    assert missing_files("| x | shown by `tests/engines/vllm/` |\n| y | `engine/test_gone.py` |") == [
+        "engine/test_gone.py"
+    ]
+    assert missing_modules("`kvcustody.integrations.vllm.nothing`, kvcustody.errors.CustodyError.") == [
+        ".integrations.vllm.nothing"
+    ]
+    told = list(commands("`kvcustody tier lst`\n```\nkvcustody observe --endpnt x \\\n  --policy y\n```\n"))
+    assert [unknown_of_command(call) for call in told] == ["--endpnt", "tier lst"]
+
+
+def kept(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def interval(ratio: dict[str, float]) -> str:
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})"
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / "start" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_sglang_says_what_was_measured() -> None:
+    rows = {"16": "page16", "1": "page1", "1, a model of six million weights": "page1-wide"}
+    for row, name in rows.items():
+        result = kept(f"sglang-cpu-{name}")
+        measures = (
+            result[each] for each in ("scheduler_cpu", "scheduler_cpu_without_scrubs", "tokens_per_second")
+        )
+        assert f"| {row} | {' | '.join(map(interval, measures))} |" in page("sglang")
+    assert f"({kept('sglang-cpu-page16')['tokens_per_second']['value']:.3f})" in page("sglang")
+
+
+def test_the_page_of_vllm_says_what_was_measured() -> None:
+    result, text = kept("vllm-cpu"), page("vllm")
+    for work in ("churny", "decode"):
+        for each in ("ratio", "with_waiting"):
+            ratio = result[work][each]
+            told = rf"{ratio['value']:.2f} \([^)]*{ratio['low']:.2f}–{ratio['high']:.2f}\)"
+            assert re.search(told, text), (work, each)
+    ratio = result["throughput"]["ratio"]
+    told = f"{ratio['value']:.2f} of plain ({ratio['low']:.2f}–{ratio['high']:.2f}"
+    assert told in text and f"{result['throughput']['pairs']} pairs)" in text
+
+
+def test_the_page_of_lmcache_says_what_was_measured() -> None:
+    tuned = kept("lmcache-serde-cpu")["allocators"]["tuned"]
+    sealing, opening = (
+        [f"{tuned[size][way]:.1f}" for size in ("262144", "1048576", "4194304")]
+        for way in ("seal_ratio", "open_ratio")
+    )
+    told = f"sealing {sealing[0]}, {sealing[1]} and {sealing[2]} times as fast at 256 KiB, 1 and 4 MiB"
+    assert f"{told}, opening {opening[0]}, {opening[1]} and {opening[2]}." in page("lmcache")
+
+
+def test_the_page_of_transformers_says_what_was_measured() -> None:
+    text = page("transformers")
+    for work in kept("transformers-cpu")["workloads"].values():
+        ratio = work["tokens_per_second"]["ratio"]
+        told = rf"{ratio['value']:.2f}\s+\((?:95 %: )?{ratio['low']:.2f}–{ratio['high']:.2f}\)"
+        assert re.search(told, text), told
+        assert f"{work['control_cpu_per_step']['total_ratio']:.2f}" in text
+    for device in ("h200", "h100"):
+        lines = kept(f"gpu-{device}")["stages"]["transformers_engine"]["lines"]
+        ratios = [f"{line['figures']['ratio']:.2f}" for line in lines if "ratio" in line.get("figures", {})]
+        assert f"| {device.upper()} | {' | '.join(ratios)} |" in text
+    results = kept("classic-caches-cpu")["results"]
+    for kind, made in results["generate"].items():
+        bare = results["cache"][kind]
+        low, high = made["interval_95"]
+        first = f"| `{kind}` | {made['governed_over_plain']:.2f} ({low:.2f}–{high:.2f}) | "
+        low, high = bare["interval_95"]
+        second = f"{bare['governed_over_plain']:.2f} ({low:.2f}–{high:.2f}) | "
+        assert f"{first}{second}{made['open_ms']:.1f} / {made['end_ms']:.1f} |" in text
