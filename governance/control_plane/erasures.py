@@ -25,7 +25,7 @@ from kvcustody.audit.processes.enforcement import EnforcementOrder
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import write_file
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
-from kvcustody.governance.erasure.erasure_inbox import ErasureInbox, ErasureTarget, Heard
+from kvcustody.governance.erasure.erasure_inbox import ErasureInbox, ErasureTarget, HeardOrders
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.ordering import followed
@@ -98,7 +98,7 @@ class RemoteInbox(ErasureInbox):
             return
         self._kept_orders = heard.orders
 
-    def _heard(self) -> Heard:
+    def _heard(self) -> HeardOrders:
         """What the control plane says now; what it does not say again is as it was (rule 4)."""
         wait = (
             WAIT_SECONDS if self._taken or self._thread is not None else 0
@@ -135,7 +135,7 @@ class RemoteInbox(ErasureInbox):
             )
             made.append((Requested(**item), named))
         owed = [] if self._stop.is_set() else made
-        return Heard(owed, self._key_answer, self._enforcement_answer, self._restriction_answer)
+        return HeardOrders(owed, self._key_answer, self._enforcement_answer, self._restriction_answer)
 
 
 def _unasked(error: ServiceError) -> int:

@@ -55,7 +55,7 @@ class ErasureTarget(Protocol):
         """Run a command on the owning thread."""
 
 
-class Heard(NamedTuple):
+class HeardOrders(NamedTuple):
     """What a look found: erasures that are owed, each with who is meant, where somebody can still say, and orders."""
 
     owed: list[tuple[Requested, SelectorNames | None]]
@@ -113,13 +113,13 @@ class ErasureInbox:
             facade.call(_RestrictionCommand(heard.restricted))
         return len(orders)
 
-    def _heard(self) -> Heard:
+    def _heard(self) -> HeardOrders:
         """What the ledger says now."""
         assert self._engine is not None
         with self._engine.connect() as connection:
             owed = pending(connection, self._worker)
             ordered = newest_order(connection)
-            return Heard(
+            return HeardOrders(
                 [(requested, names(connection, requested, self._keys)) for requested in owed],
                 newest(
                     OrderedKeys(order.tenant, order.action, order.at_us) for order in key_orders(connection)
@@ -167,7 +167,7 @@ class ErasureInbox:
             except (SQLAlchemyError, ServiceError) as problem:
                 _log.warning("erasures cannot be read", problem=type(problem).__name__)
 
-    def _orders(self, heard: Heard) -> list[tuple[Selector, dict[str, Any]]]:
+    def _orders(self, heard: HeardOrders) -> list[tuple[Selector, dict[str, Any]]]:
         """Those that are new."""
         made = []
         for requested, known in heard.owed:
