@@ -48,7 +48,7 @@ from kvcustody.testkit.conformance.engines.toy_model import canary_of
 from kvcustody.testkit.vllm.modelless_engine import (
     BLOCK_TOKENS,
     BareEngine,
-    Beside,
+    ConnectorBeside,
     EngineShape,
     KitTimer,
     preempt,
@@ -88,7 +88,7 @@ class VllmEngineUnderTest:
             "vllm", BLOCK_TOKENS, setup.blocks, shards=setup.shards, lacks=_LACKS
         )
 
-    def beside(self) -> Beside | None:
+    def beside(self) -> ConnectorBeside | None:
         """A connector beside ours."""
         return None
 

@@ -65,7 +65,7 @@ class EngineShape(NamedTuple):
     asynchronous: bool = False
 
 
-class Beside(NamedTuple):
+class ConnectorBeside(NamedTuple):
     """Another connector's entry among vLLM's connectors, and the settings that ours has then (rule 3)."""
 
     entry: Mapping[str, Any]
@@ -106,7 +106,7 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
         shape: EngineShape,
         open_custody: opening.Opener,
         clock: Clock,
-        beside: Beside | None = None,
+        beside: ConnectorBeside | None = None,
     ) -> None:
         plugin.register()
         self._shape, self._clock, self._beside = shape, clock, beside
@@ -211,7 +211,7 @@ def _allow(config: VllmConfig, allowed: str) -> None:
     """Whoever is beside us is what is tested (rule 3)."""
 
 
-def _configuration(shape: EngineShape, beside: Beside | None) -> VllmConfig:
+def _configuration(shape: EngineShape, beside: ConnectorBeside | None) -> VllmConfig:
     """A configuration of this engine's own: vLLM writes into its cache's part."""
     config = copy.copy(_common(shape.asynchronous))
     config.cache_config = copy.copy(config.cache_config)
