@@ -168,10 +168,9 @@ class LMCacheUnderTest(VllmEngineUnderTest):
             content = b"".join(self.read(range(self.capabilities.blocks + 1)))
             pieces = {content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES)}
             pieces -= {bytes(_PIECE_BYTES)}
-            for path in self._deployment.files():
-                data = path.read_bytes()
+            for name, data in self._deployment.files().items():
                 if any(piece in data for piece in pieces):
-                    found.append(f"content lies in clear in `{path.name}`")
+                    found.append(f"content lies in clear in `{name}`")
         return found
 
     def close(self) -> None:
@@ -192,11 +191,8 @@ class LMCacheUnderTest(VllmEngineUnderTest):
     def tier(self) -> list[TierObject]:
         """The server's files, by the engine's keys of their blocks (rule 2)."""
         assert self._deployment is not None
-        found = []
-        for path in self._deployment.files():
-            key = self._event_keys.get(path.name, path.name.encode())
-            found.append(TierObject(key, path.read_bytes()))
-        return found
+        keys, files = self._event_keys, self._deployment.files()
+        return [TierObject(keys.get(name, name.encode()), data) for name, data in files.items()]
 
     def drop_index(self) -> None:
         """Every block leaves vLLM's index, as under pressure."""

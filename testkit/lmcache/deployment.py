@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from kvcustody.audit.database.engine import open_store
@@ -100,10 +100,14 @@ class ServerDeployment:
         """It is as late in the server as here."""
         self._told.tell(self._clock)
 
-    def files(self) -> list[Path]:
-        """What is in the tier, whoever put it there."""
-        files = (path for path in self._tier.rglob("*") if path.is_file())
-        return [path for path in files if path.name not in _HOUSEKEEPING and not path.name.startswith(".")]
+    def files(self) -> dict[str, bytes]:
+        """What is in the tier, whoever put it there: content by name."""
+        found = {}
+        for path in self._tier.rglob("*"):
+            if path.is_file() and path.name not in _HOUSEKEEPING and not path.name.startswith("."):
+                with suppress(FileNotFoundError):  # the server ends them when it will
+                    found[path.name] = path.read_bytes()
+        return found
 
     def is_storing(self) -> bool:
         """Whether the server has something in its first tier that it still hands to the second."""
