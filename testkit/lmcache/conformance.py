@@ -4,7 +4,8 @@
         --subject vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector:LMCacheMPConnector
 
 The engine is that of `testkit.vllm.conformance`. In the cases of the tier LMCache's connector runs beside ours, both
-halves of it vLLM's and LMCache's own, and a server of LMCache's on loopback with our adapter and our module.
+halves of it vLLM's and LMCache's own, and a server of LMCache's on loopback with our module, and with our adapter
+(`engine`) or its own for files with our serde (`engine_with_serde`).
 
 1. Transfers, lookups and orders take the machine's time, deadlines the kit's: a step waits for an answer of LMCache's,
    and a pause until the server has stored what it was given and has looked at what is due.
@@ -17,18 +18,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmcache.v1.distributed.api import ipc_key_to_object_keys
+from lmcache.v1.distributed.l2_adapters.fs_l2_adapter import _object_key_to_filename
 from lmcache.v1.multiprocess.token_hasher import TokenHasher
 from vllm.v1.request import RequestStatus
 
+from kvcustody.errors import SealError
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.tiers.open_tiers import BlockShape
-from kvcustody.integrations.lmcache.chunk_keys import chunk_key
+from kvcustody.governance.tiers.seal.sealer import read_facts
+from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.integrations.lmcache.chunk_keys import chunk_key, layout_of
 from kvcustody.testkit.conformance.engine_protocol import RUNNING, RequestOutcome, Setup, TierObject
-from kvcustody.testkit.lmcache.deployment import CHUNK_TOKENS, Serve, ServerDeployment, sealed, serve
+from kvcustody.testkit.lmcache.deployment import (
+    CHUNK_TOKENS,
+    Serve,
+    ServerDeployment,
+    sealed,
+    serve,
+    serve_files,
+)
 from kvcustody.testkit.lmcache.transfers import HeldTransfers
 from kvcustody.testkit.vllm.conformance import VllmEngineUnderTest
 from kvcustody.testkit.vllm.modelless_engine import BLOCK_TOKENS, ConnectorBeside
@@ -39,10 +52,29 @@ _PIECE_BYTES = 16  # what is looked for in files: K or V of one position
 assert CHUNK_TOKENS == BLOCK_TOKENS, "the kit's blocks are LMCache's chunks"
 
 
+class StoredBlock(NamedTuple):
+    """A block that LMCache was told to store. `spec`, `sealed_name`: where our serde sealed it into LMCache's file."""
+
+    event_key: bytes
+    spec: DomainSpec | None = None
+    sealed_name: bytes = b""
+
+    def has_ended(self, keys: SealKeys, data: bytes) -> bool:
+        """Whether our serde sealed it under a key that is destroyed."""
+        if self.spec is None:
+            return False
+        try:
+            facts = read_facts(keys.catalogue(), self.sealed_name, memoryview(data))
+            keys.of(self.spec, facts.subject, facts.bucket)
+        except SealError:
+            return True
+        return False
+
+
 class LMCacheUnderTest(VllmEngineUnderTest):
     """`EngineUnderTest` over vLLM and, where there is a tier, LMCache's server. `serve` starts it."""
 
-    def __init__(self, setup: Setup, serve: Serve = serve) -> None:
+    def __init__(self, setup: Setup, serve: Serve, second_tier: str) -> None:
         self._deployment: ServerDeployment | None = None
         if setup.tier:
             setup = setup._replace(policy=sealed(setup.policy))
@@ -55,7 +87,9 @@ class LMCacheUnderTest(VllmEngineUnderTest):
             self._close_deployment()
             raise
         lacks = {name: why for name, why in self.capabilities.lacks.items() if name != "tier"}
-        self.capabilities = self.capabilities._replace(engine="vllm with LMCache's server", lacks=lacks)
+        self.capabilities = self.capabilities._replace(
+            engine=f"vllm with LMCache's server, {second_tier}", lacks=lacks
+        )
 
     def beside(self) -> ConnectorBeside | None:
         """LMCache's connector, where there is a tier."""
@@ -70,8 +104,9 @@ class LMCacheUnderTest(VllmEngineUnderTest):
 
     def _watch_lmcache(self) -> None:
         self._hasher = TokenHasher(CHUNK_TOKENS)
-        self._layout = BlockShape(self._core.workers.device.memory.bytes_per_block, 1, CHUNK_TOKENS).layout
-        self._event_keys: dict[str, bytes] = {}  # by the name of our file
+        self._block_bytes = self._core.workers.device.memory.bytes_per_block
+        self._layout = BlockShape(self._block_bytes, 1, CHUNK_TOKENS).layout
+        self._stored: dict[str, StoredBlock] = {}  # by the name of its file
         [connector] = self._core.workers.connectors
         self._adapter = connector.sub_connectors[1].worker_adapter
         self._trackers = self._core.scheduler.connector.sub_connectors[1].request_trackers
@@ -88,9 +123,14 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         hashes = self._hasher.compute_chunk_hashes(list(key.token_ids), end=key.end)[first:last]
         [objects] = ipc_key_to_object_keys(key, [TokenHasher.hash_to_bytes(one) for one in hashes], [0])
         keys = self._requests[key.request_id].block_hashes[first:last]
-        name_of = self._deployment.keys.namer(label.spec, shard=0, layout=self._layout)
+        names = self._deployment.keys.name
         for one, event_key in zip(objects, keys, strict=True):
-            self._event_keys[name_of(chunk_key(one)).hex()] = bytes(event_key)
+            key, chunk = bytes(event_key), chunk_key(one)
+            ours = names(label.spec, chunk, shard=0, layout=self._layout).hex()
+            self._stored[ours] = StoredBlock(key)
+            layout = layout_of(one.model_name, self._block_bytes)
+            sealed = names(label.spec, chunk, shard=0, layout=layout)
+            self._stored[_object_key_to_filename(one)] = StoredBlock(key, label.spec, sealed)
 
     def _probe_loads(self, request: str, blocks: Iterable[int]) -> None:
         device = self._core.workers.device
@@ -189,10 +229,14 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         self._transfers.hold(held)
 
     def tier(self) -> list[TierObject]:
-        """The server's files, by the engine's keys of their blocks (rule 2)."""
+        """The server's files, by the engine's keys of their blocks (rule 2), less those that have ended by theirs."""
         assert self._deployment is not None
-        keys, files = self._event_keys, self._deployment.files()
-        return [TierObject(keys.get(name, name.encode()), data) for name, data in files.items()]
+        found = []
+        for name, data in self._deployment.files().items():
+            known = self._stored.get(name, StoredBlock(name.encode()))
+            if not known.has_ended(self._deployment.keys, data):
+                found.append(TierObject(known.event_key, data))
+        return found
 
     def drop_index(self) -> None:
         """Every block leaves vLLM's index, as under pressure."""
@@ -201,5 +245,10 @@ class LMCacheUnderTest(VllmEngineUnderTest):
 
 
 def engine(setup: Setup) -> LMCacheUnderTest:
-    """The factory for the kit."""
-    return LMCacheUnderTest(setup)
+    """The factory for the kit: the server has our second tier."""
+    return LMCacheUnderTest(setup, serve, "our second tier")
+
+
+def engine_with_serde(setup: Setup) -> LMCacheUnderTest:
+    """The same, where the server keeps files of LMCache's with our serde."""
+    return LMCacheUnderTest(setup, serve_files, "its files with our serde")

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.erasure.requests_and_answers import status
@@ -48,8 +49,18 @@ def sealed(policy: str) -> str:
 
 def serve(folder: Path, settings: Mapping[str, str]) -> LMCacheServer:
     """LMCache's server with our adapter and our module (rule 2). `folder`: the deployment's."""
+    return _serve(folder, settings, our_adapter(CHUNK_TOKENS))
+
+
+def serve_files(folder: Path, settings: Mapping[str, str]) -> LMCacheServer:
+    """LMCache's server with its own adapter for files, our serde and our module (rule 2)."""
+    serde = {"type": "kvcustody", "tier": "nvme"}
+    named = {name: value for name, value in settings.items() if "NVME_TIER" not in name}
+    return _serve(folder, named, {"type": "fs", "base_path": str(folder / "tier"), "serde": serde})
+
+
+def _serve(folder: Path, settings: Mapping[str, str], adapter: Mapping[str, Any]) -> LMCacheServer:
     program = ("python", "-m", "kvcustody.testkit.lmcache.server", str(folder / "clock"))
-    adapter = our_adapter(CHUNK_TOKENS)
     where = folder / "lmcache"
     return LMCacheServer(where, settings, adapter, *GOVERNED, chunk_tokens=CHUNK_TOKENS, program=program)
 
@@ -61,7 +72,7 @@ class ServerDeployment:
         self._clock = clock
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcustody-kit-")))
-            self.shared = {  # settings of the engine, and of the server
+            self.shared: dict[str, Any] = {  # settings of the engine, and of the server
                 "root_key_path": str(folder / "root.key"),
                 "keyring_path": str(folder / "keyring.json"),
                 "shred_keys_path": str(folder / "shred.keys"),

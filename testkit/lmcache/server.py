@@ -4,8 +4,8 @@
     server.connector()                               # its entry among vLLM's connectors
     server.close()
 
-`python -m kvcustody.testkit.lmcache.server CLOCK …` is `lmcache server …`, but kvcustody's time in it is what the file
-CLOCK says (`ToldClock`): nothing of LMCache's is changed, and its own timers run by the machine's clock.
+`python -m kvcustody.testkit.lmcache.server CLOCK …` is `python -m kvcustody.integrations.lmcache.server …`, but
+kvcustody's time in it is what the file CLOCK says (`ToldClock`): LMCache's own timers run by the machine's clock.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LMCacheServer:
         quiet = {"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1", "LMCACHE_DISABLE_BANNER": "1"}
         self.log = folder / f"server-{self.port}.log"
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 - of this environment
                 command,
                 env={**os.environ, "PYTHONHASHSEED": "0", **quiet, **environment},
                 stdout=log,
@@ -163,12 +163,15 @@ def _free_port() -> int:
 
 
 def _serve_by(path: Path, arguments: list[str]) -> None:
-    """LMCache's command, where every clock of ours tells what the file says."""
+    """LMCache's command with our serde, where every clock of ours tells what the file says."""
     from lmcache.cli.main import main
 
+    from kvcustody.integrations.lmcache.sealed_serde import register
+
+    register()
     told = ToldClock(path)
-    SystemClock.now_us = lambda _: told.now_us()  # type: ignore[method-assign]
-    SystemClock.utc_us = lambda _: told.utc_us()  # type: ignore[method-assign]
+    SystemClock.now_us = lambda _: told.now_us()  # type: ignore[assignment, method-assign]
+    SystemClock.utc_us = lambda _: told.utc_us()  # type: ignore[assignment, method-assign]
     sys.argv = ["lmcache", "server", *arguments]
     sys.exit(main())
 

@@ -125,7 +125,8 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
         vllm_config.cache_config.num_gpu_blocks = blocks
         spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=4, dtype=torch.float32)
         cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-        alone = _configuration(shape._replace(shards=1), self._beside)  # a worker here is in no group of processes
+        one_shard = shape._replace(shards=1)  # a worker here is in no group of processes
+        alone = _configuration(one_shard, self._beside)
         self.model_executor.workers = Workers(alone, cache, BLOCK_TOKENS, shape.shards, self._clock)
         return cache
 

@@ -259,8 +259,9 @@ class SchedulerSide:
 
     def keep_loading(self, output: KVConnectorOutput) -> None:
         """What the workers' connectors say is over, less saves of requests that are loaded still, or gone (rule 7)."""
-        if self.state.keys_early and output.finished_sending:
-            kept = self.control.scheduler.requests.keys() - self._ended_loading
+        scheduler = self.control.scheduler
+        if self.state.keys_early and scheduler is not None and output.finished_sending:
+            kept = scheduler.requests.keys() - self._ended_loading
             output.finished_sending = kept & output.finished_sending
         self._ended_loading.difference_update(output.finished_recving or ())
 

@@ -24,9 +24,7 @@ CLEAR = POLICY.replace(
 SERVER = "lmcache-0"  # its worker's name
 KIT = "kvcustody.testkit.lmcache.conformance:engine"
 SUBJECT = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector:LMCacheMPConnector"
-KEPT_RECORD = (
-    Path(__file__).parents[3] / "benchmarks/results/conformance-kit/records/LMCacheMPConnector.json"
-)
+KEPT_RECORD = Path(__file__).parents[3] / "benchmarks/results/conformance-kit/records/LMCacheMPConnector.json"
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The conformance kit over a governed vLLM with LMCache's server: it passes, and with any one defence off it does not."""
+"""The conformance kit over vLLM with LMCache's server: it passes, and with any one defence off it does not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def serve_in_clear(folder: Path, settings: Mapping[str, str]) -> LMCacheServer:
 
 
 def in_clear(setup: Setup) -> LMCacheUnderTest:
-    return LMCacheUnderTest(setup, serve_in_clear)
+    return LMCacheUnderTest(setup, serve_in_clear, "its files in clear")
 
 
 def one_for_all(first: list[str], salt: Callable[..., str]) -> Callable[..., str]:
