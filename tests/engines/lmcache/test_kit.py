@@ -12,7 +12,16 @@ from lmcache_site import KEPT_RECORD, SUBJECT
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
-from kvcustody.integrations.vllm.conformance_record import CASES, SKIP, check_record, digest_of, load_subject
+from kvcustody.integrations.vllm.conformance_record import (
+    CASES,
+    CASES_OF_THE_TIER,
+    FAIL,
+    PASS,
+    SKIP,
+    check_record,
+    digest_of,
+    load_subject,
+)
 from kvcustody.integrations.vllm.foreign_connectors import CopiesBeside
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
@@ -20,9 +29,10 @@ from kvcustody.testkit.conformance import BY_NAME
 from kvcustody.testkit.conformance.engine_protocol import Setup
 from kvcustody.testkit.conformance.kit import capabilities_of, judge
 from kvcustody.testkit.lmcache import conformance, deployment
-from kvcustody.testkit.lmcache.conformance import LMCacheUnderTest, engine
+from kvcustody.testkit.lmcache.conformance import LMCacheUnderTest, engine, engine_with_serde
 from kvcustody.testkit.lmcache.server import LMCacheServer
 
+pytestmark = pytest.mark.system
 ENGINE = "kvcustody.testkit.lmcache.conformance:engine"
 
 
@@ -64,6 +74,12 @@ def test_it_passes_by_one_command_whose_record_is_the_one_kept_here(tmp_path: Pa
     assert [name for name, verdict in made["cases"].items() if verdict == SKIP] == ["scope/fork"]
     if made["subject"] == (kept := json.loads(KEPT_RECORD.read_bytes()))["subject"]:
         assert made == kept
+
+
+@pytest.mark.parametrize("case", CASES_OF_THE_TIER)
+def test_lmcaches_files_pass_with_our_serde(case: str) -> None:
+    verdict = judge(engine_with_serde, BY_NAME[case], capabilities_of(engine))
+    assert verdict.verdict == PASS, verdict
 
 
 def test_a_server_without_serde_does_not_pass_and_has_no_record(
@@ -110,5 +126,5 @@ def test_a_load_that_an_early_word_of_its_saves_ends_does_not_pass(monkeypatch: 
 def failure(case: str, factory: Callable[[Setup], LMCacheUnderTest]) -> str:
     """Why a case does not pass."""
     verdict = judge(factory, BY_NAME[case], capabilities_of(engine))
-    assert verdict.verdict == "fail", verdict
+    assert verdict.verdict == FAIL, verdict
     return verdict.reason
