@@ -9,7 +9,7 @@ halves of it vLLM's and LMCache's own, and a server of LMCache's on loopback wit
 
 1. Transfers, lookups and orders take the machine's time, deadlines the kit's: a step waits for an answer of LMCache's,
    and a pause until the server has stored what it was given and has looked at what is due.
-2. What LMCache calls an object is reckoned from what its connector is told to store, and so is our file's name. A file
+2. What a file in the tier is called is reckoned from what LMCache's connector is told to store under which salt. A file
    with another name is told by that, and no scope has announced it.
 3. `check` looks for content in the tier as it is on the device.
 """
@@ -65,6 +65,9 @@ class StoredBlock(NamedTuple):
             return False
         try:
             facts = read_facts(keys.catalogue(), self.sealed_name, memoryview(data))
+        except SealError:
+            return False  # whatever it is, it is not sealed
+        try:
             keys.of(self.spec, facts.subject, facts.bucket)
         except SealError:
             return True
@@ -122,15 +125,16 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         first, last = key.start // CHUNK_TOKENS, key.end // CHUNK_TOKENS
         hashes = self._hasher.compute_chunk_hashes(list(key.token_ids), end=key.end)[first:last]
         [objects] = ipc_key_to_object_keys(key, [TokenHasher.hash_to_bytes(one) for one in hashes], [0])
-        keys = self._requests[key.request_id].block_hashes[first:last]
-        names = self._deployment.keys.name
-        for one, event_key in zip(objects, keys, strict=True):
-            key, chunk = bytes(event_key), chunk_key(one)
-            ours = names(label.spec, chunk, shard=0, layout=self._layout).hex()
-            self._stored[ours] = StoredBlock(key)
-            layout = layout_of(one.model_name, self._block_bytes)
-            sealed = names(label.spec, chunk, shard=0, layout=layout)
-            self._stored[_object_key_to_filename(one)] = StoredBlock(key, label.spec, sealed)
+        event_keys = self._requests[key.request_id].block_hashes[first:last]
+        name_of = self._deployment.keys.name
+        for one, event_key in zip(objects, map(bytes, event_keys), strict=True):
+            chunk = chunk_key(one)
+            of_tier = name_of(label.spec, chunk, shard=0, layout=self._layout)
+            of_serde = name_of(
+                label.spec, chunk, shard=0, layout=layout_of(one.model_name, self._block_bytes)
+            )
+            self._stored[of_tier.hex()] = StoredBlock(event_key)
+            self._stored[_object_key_to_filename(one)] = StoredBlock(event_key, label.spec, of_serde)
 
     def _probe_loads(self, request: str, blocks: Iterable[int]) -> None:
         device = self._core.workers.device
