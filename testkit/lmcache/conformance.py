@@ -218,9 +218,11 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         return found
 
     def close(self) -> None:
-        """The engine, then the server."""
-        super().close()
-        self._close_deployment()
+        """The engine, then the server, however the engine ended."""
+        try:
+            super().close()
+        finally:
+            self._close_deployment()
 
     def _close_deployment(self) -> None:
         if self._deployment is not None:
