@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,15 @@ from kvcustody.testkit.lmcache.server import LMCacheServer
 
 pytestmark = pytest.mark.system
 ENGINE = "kvcustody.testkit.lmcache.conformance:engine"
+
+
+@pytest.fixture(autouse=True)
+def no_server_is_left() -> Iterator[None]:
+    """Whatever a case came to."""
+    yield
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
+    assert not [command for command in commands if b"--l2-adapter" in command]
 
 
 def serve_in_clear(folder: Path, settings: Mapping[str, str]) -> LMCacheServer:
