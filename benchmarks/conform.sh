@@ -10,16 +10,23 @@ RECORDS=benchmarks/results/conform
 KIT=benchmarks/results/conformance-kit
 TARGETS=("$@")
 
-kit() { # NAME ENVIRONMENT ENGINE
-  "$2/bin/kvcustody" conformance --engine "$3" --json >"$KIT/$1.json.part"
-  mv "$KIT/$1.json.part" "$KIT/$1.json"
+kit() { # NAME ENVIRONMENT ENGINE [--subject CLASS --record FILE]
+  local name=$1 environment=$2 engine=$3
+  shift 3
+  "$environment/bin/kvcustody" conformance --engine "$engine" --json "$@" >"$KIT/$name.json.part"
+  mv "$KIT/$name.json.part" "$KIT/$name.json"
 }
 if [ $# = 0 ] || [ "$1" = --kit ]; then
   TARGETS=()
-  mkdir -p "$KIT"
+  mkdir -p "$KIT/records"
   kit reference .venv kvcustody.testkit.conformance.engines.reference_engine:ReferenceEngine
   kit transformers .venv kvcustody.testkit.transformers.conformance:engine
   kit vllm "$(benchmarks/vllm_env.sh)" kvcustody.testkit.vllm.conformance:engine
+  lmcache=$(benchmarks/lmcache_env.sh)
+  kit lmcache "$lmcache" kvcustody.testkit.lmcache.conformance:engine \
+    --subject vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector:LMCacheMPConnector \
+    --record "$KIT/records/LMCacheMPConnector.json"
+  kit lmcache-serde "$lmcache" kvcustody.testkit.lmcache.conformance:engine_with_serde
 fi
 if [ $# = 0 ]; then
   mapfile -t TARGETS < <(.venv/bin/python -c 'from kvcustody.testkit.conform.public_cases import TARGETS

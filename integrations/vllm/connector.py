@@ -133,6 +133,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if ours is not None:
             self._pending_orders = ours.pending_orders
         self._scheduler.receive(ours)
+        self._scheduler.keep_loading(connector_output)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Blocks are freed at once; the manager tells governance when they are."""

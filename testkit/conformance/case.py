@@ -291,9 +291,8 @@ class Bench:
     def close(self) -> None:
         """Check and close every engine that is open (rule 1)."""
         while self._open:
-            rig = self._open.pop()
-            rig.healthy()
-            rig.engine.close()
+            self._open[-1].healthy()  # where it is not, `abandon` closes it
+            self._open.pop().engine.close()
 
     def abandon(self) -> None:
         """After a failure: close what can be closed, look at nothing."""

@@ -96,7 +96,7 @@ def scrubs_at_once(original: Any) -> Any:
 
     def submit(self: Workers, step: SubmittedStep) -> None:
         order = step.scheduled.kv_connector_metadata.order
-        for connector in self.connectors if order is not None else ():
+        for connector in self.governed if order is not None else ():
             side = connector._worker
             side.__dict__.setdefault("early", {})[order.number] = side._scrub(order)
         original(self, step)

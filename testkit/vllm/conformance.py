@@ -24,6 +24,7 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.worker.engine_worker import EnginePlan, EngineWorker
@@ -47,6 +48,7 @@ from kvcustody.testkit.conformance.engines.toy_model import canary_of
 from kvcustody.testkit.vllm.modelless_engine import (
     BLOCK_TOKENS,
     BareEngine,
+    ConnectorBeside,
     EngineShape,
     KitTimer,
     preempt,
@@ -74,7 +76,7 @@ class VllmEngineUnderTest:
         self._errors: dict[str, str] = {}
         self._closed = False
         shape = EngineShape(setup.blocks, setup.shards, asynchronous=setup.steps_in_flight > 0)
-        self._core = BareEngine(shape, self._open, setup.clock)
+        self._core = BareEngine(shape, self._open, setup.clock, self.beside())
         self._side = self._core.kvcustody.side
         self._manager = self._core.scheduler.kv_cache_manager
         self._timer = KitTimer(self._core.kvcustody.tick)
@@ -86,6 +88,14 @@ class VllmEngineUnderTest:
             "vllm", BLOCK_TOKENS, setup.blocks, shards=setup.shards, lacks=_LACKS
         )
 
+    def beside(self) -> ConnectorBeside | None:
+        """A connector beside ours."""
+        return None
+
+    def keyring(self) -> Keyring:
+        """The engine's keys."""
+        return keyring(self._clock)
+
     def _open(self, settings: object, plan: EnginePlan, control: EngineControl) -> OpenedCustody:
         pool = ExternalPool(
             plan.blocks, shards=plan.shards, bytes_per_block=plan.bytes_per_block, reserved=plan.reserved
@@ -94,7 +104,7 @@ class VllmEngineUnderTest:
             pool,
             control,
             table(self._setup.policy),
-            keyring(self._clock),
+            self.keyring(),
             self._ledger,
             clock=self._clock,
             block_tokens=plan.block_tokens,
@@ -263,7 +273,7 @@ class VllmEngineUnderTest:
 
     def stick(self, block: int) -> None:
         """The last worker's memory refuses."""
-        side = self._core.workers.connectors[-1].worker_side
+        side = self._core.workers.governed[-1].worker_side
         assert side is not None and side.memory is not None
         side.memory.stuck.add((0, block))
 

@@ -4,6 +4,8 @@
    engine does it. What differs: the workers, the pool's size, and a heap that is not frozen.
 2. It has an input queue, as a served engine has, and `serve` is its loop: a step for as long as the engine says that
    there is something to do. Nothing else steps an engine that is idle.
+3. Another connector may run beside ours, as vLLM's `MultiConnector` has it; whether it may is not asked here, where it
+   is found out.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import queue
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +34,7 @@ from kvcustody.files import write_file
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm import plugin
 from kvcustody.integrations.vllm.engine_patch import EngineHandle
+from kvcustody.integrations.vllm.scheduler import scheduler_side
 from kvcustody.testkit.conformance.mutants.runner import replaced
 from kvcustody.testkit.vllm.modelless_workers import BareExecutor, Workers
 
@@ -39,6 +42,7 @@ BLOCK_TOKENS = 8
 CHUNK_TOKENS = 21  # prefilled in one step of one request: two steps leave a part of a block, too
 CONTEXT_TOKENS = 512
 VOCABULARY = 4096
+_LAYOUT = "LBNHC"  # of the toy device: layers, blocks, tokens, heads, what a head holds
 _TURNS_MAX = 10_000  # more than any engine needs to become idle
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,6 +63,13 @@ class EngineShape(NamedTuple):
     blocks: int
     shards: int = 1
     asynchronous: bool = False
+
+
+class ConnectorBeside(NamedTuple):
+    """Another connector's entry among vLLM's connectors, and the settings that ours has then (rule 3)."""
+
+    entry: Mapping[str, Any]
+    settings: Mapping[str, Any]
 
 
 class KitTimer:
@@ -90,14 +101,21 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
 
     kvcustody: EngineHandle
 
-    def __init__(self, shape: EngineShape, open_custody: opening.Opener, clock: Clock) -> None:
+    def __init__(
+        self,
+        shape: EngineShape,
+        open_custody: opening.Opener,
+        clock: Clock,
+        beside: ConnectorBeside | None = None,
+    ) -> None:
         plugin.register()
-        self._shape, self._clock = shape, clock
+        self._shape, self._clock, self._beside = shape, clock, beside
         self.input_queue: queue.Queue[Any] = queue.Queue()
         with ExitStack() as stack:
             stack.enter_context(replaced(opening, "open_custody", lambda _: open_custody))
             stack.enter_context(replaced(engine_core, "freeze_gc_heap", lambda _: lambda: None))
-            super().__init__(_configuration(shape), BareExecutor, log_stats=False)
+            stack.enter_context(replaced(scheduler_side, "refuse_foreign_connectors", lambda _: _allow))
+            super().__init__(_configuration(shape, beside), BareExecutor, log_stats=False)
         self.workers: Workers = self.model_executor.workers
         self.scheduler.get_request_counts = _in_company(self.scheduler.get_request_counts)
 
@@ -107,7 +125,8 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
         vllm_config.cache_config.num_gpu_blocks = blocks
         spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=4, dtype=torch.float32)
         cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-        alone = _configuration(shape._replace(shards=1))  # a worker here is in no group of processes
+        one_shard = shape._replace(shards=1)  # a worker here is in no group of processes
+        alone = _configuration(one_shard, self._beside)
         self.model_executor.workers = Workers(alone, cache, BLOCK_TOKENS, shape.shards, self._clock)
         return cache
 
@@ -165,6 +184,7 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
         self.kvcustody.close()
         self.structured_output_manager.clear_backend()
         self.scheduler.shutdown()
+        self.workers.close()
 
 
 def preempt(scheduler: Any, request: Request) -> None:
@@ -188,12 +208,28 @@ def _in_company(counts: Callable[[], tuple[int, int]]) -> Callable[[], tuple[int
     return counted
 
 
-def _configuration(shape: EngineShape) -> VllmConfig:
+def _allow(config: VllmConfig, allowed: str) -> None:
+    """Whoever is beside us is what is tested (rule 3)."""
+
+
+def _configuration(shape: EngineShape, beside: ConnectorBeside | None) -> VllmConfig:
     """A configuration of this engine's own: vLLM writes into its cache's part."""
     config = copy.copy(_common(shape.asynchronous))
     config.cache_config = copy.copy(config.cache_config)
     config.parallel_config = copy.copy(config.parallel_config)
     config.parallel_config.world_size = shape.shards
+    if beside is not None:
+        ours = {
+            "kv_connector": plugin.NAME,
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": dict(beside.settings),
+        }
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector="MultiConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"connectors": [ours, dict(beside.entry)]},
+        )
+        config.cache_config.kv_cache_layout = _LAYOUT  # which vLLM asks its workers for
     return config
 
 

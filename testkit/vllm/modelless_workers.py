@@ -4,6 +4,8 @@
    write of the step, then every read. What was submitted is done when somebody waits for it, or for a later step.
 2. K/V of a position is a function of the request's canary and of every token up to it; a token that is said is a
    function of all K/V that was read through the block table (`conformance.toy_model`).
+3. Where another connector runs beside ours, both are called as vLLM's model runner does: loads and saves are handed
+   over behind the step's work.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
@@ -63,12 +67,17 @@ class Workers:
         self.block_tokens = block_tokens
         self.device = ToyDevice(cache.num_blocks, block_tokens, shards, clock)
         self.canaries: dict[str, int] = {}
-        self.connectors: list[GovernedConnector] = []
+        self.connectors: list[KVConnectorBase_V1] = []  # each shard's
+        self.governed: list[GovernedConnector] = []  # ours of them
         for shard, tensor in enumerate(self.device.tensors):
-            connector = GovernedConnector(config, KVConnectorRole.WORKER, cache)
-            connector.worker_side = WorkerSide(shard, clock)
-            connector.register_kv_caches({"layer": tensor})
+            connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, cache)
+            ours = connector.sub_connectors[0] if isinstance(connector, MultiConnector) else connector
+            assert isinstance(ours, GovernedConnector)
+            ours.worker_side = WorkerSide(shard, clock)
+            one_head = tensor.unsqueeze(3)  # [K and V, blocks, tokens, heads, head size], as vLLM has it
+            connector.register_kv_caches({"layer": one_head})
             self.connectors.append(connector)
+            self.governed.append(ours)
         self._stream: deque[SubmittedStep] = deque()
         self._sequences: dict[str, WorkerRequest] = {}
         self._said: dict[str, int] = {}
@@ -87,21 +96,26 @@ class Workers:
         self.device.retire()
         step.outputs = [self._output(step.scheduled, connector) for connector in self.connectors]
 
-    def _output(self, scheduled: Any, connector: GovernedConnector) -> ModelRunnerOutput:
+    def _output(self, scheduled: Any, connector: KVConnectorBase_V1) -> ModelRunnerOutput:
         names = list(scheduled.num_scheduled_tokens)
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: at for at, name in enumerate(names)},
             sampled_token_ids=[[self._said[name]] if name in self._said else [] for name in names],
-            kv_connector_output=KVConnectorOutput(
-                kv_connector_worker_meta=connector.build_connector_worker_meta()
-            ),
+            kv_connector_output=_transferred(scheduled, connector),
         )
 
     def execute(self, order: Any) -> None:
         """Each shard does what the connector is told."""
         for connector in self.connectors:
             connector.handle_preemptions(order)
+
+    def close(self) -> None:
+        """Connectors beside ours let go of what they hold; ours is closed with its engine."""
+        for connector, ours in zip(self.connectors, self.governed, strict=True):
+            for child in getattr(connector, "sub_connectors", ()):
+                if child is not ours:
+                    child.shutdown()
 
     # -- a step's writes and reads ------------------------------------------------------------------------------------
 
@@ -154,6 +168,25 @@ class Workers:
             self.device.handed_out(block, name)
 
 
+def _transferred(scheduled: Any, connector: KVConnectorBase_V1) -> KVConnectorOutput:
+    """What one shard's connector does behind a step, in the model runner's order (rule 3)."""
+    if not isinstance(connector, MultiConnector):
+        return KVConnectorOutput(kv_connector_worker_meta=connector.build_connector_worker_meta())
+    connector.bind_connector_metadata(scheduled.kv_connector_metadata)
+    connector.start_load_kv(None)
+    connector.wait_for_save()
+    results = connector.get_transfer_results(scheduled.finished_req_ids)
+    made = KVConnectorOutput(
+        finished_sending=results.finished_sending,
+        finished_recving=results.finished_recving,
+        failed_recving=results.failed_recving,
+        invalid_block_ids=connector.get_block_ids_with_load_errors(),
+        kv_connector_worker_meta=connector.build_connector_worker_meta(),
+    )
+    connector.clear_connector_metadata()
+    return made
+
+
 class BareExecutor(Executor):  # type: ignore[misc]
     """vLLM's executor over `Workers`."""
 
@@ -163,6 +196,7 @@ class BareExecutor(Executor):  # type: ignore[misc]
 
     def _init_executor(self) -> None:
         self.cached: dict[str, int] = {}
+        self.scheduled_tokens = 0  # of the last step
         self._latest: SubmittedStep | None = None
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
@@ -174,6 +208,7 @@ class BareExecutor(Executor):  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Submit a step."""
+        self.scheduled_tokens = scheduler_output.total_num_scheduled_tokens
         for new in scheduler_output.scheduled_new_reqs:
             self.cached[new.req_id] = new.num_computed_tokens
         more = scheduler_output.scheduled_cached_reqs

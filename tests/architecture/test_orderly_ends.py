@@ -25,6 +25,7 @@ MANAGED = {
     "governance/service/service.py": "`serve`, and `api` on the ledger itself",
     "integrations/events/observer.py": "`observe`",
     "integrations/identity/from_settings.py": "the door before an engine",
+    "testkit/lmcache/deployment.py": "an erasure that the kit orders",
 }
 # They hold memory: the end is recorded once custody has ended, by the module named.
 WITH_MEMORY = {

@@ -67,7 +67,7 @@ class VllmControl:
 
     def view(self) -> EngineView:
         """See `EngineControl`."""
-        return self.state.view()
+        return self.state.view(self.scheduler.requests if self.scheduler is not None else ())
 
     # -- for the adapter ----------------------------------------------------------------------------------------------
 

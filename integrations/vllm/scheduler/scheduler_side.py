@@ -19,6 +19,8 @@ One step, in the order of vLLM's calls:
    does it all first.
 6. Copies for tiers are made by the step behind the one that computed their blocks, before its scrubs
    (`scheduler_tiers`).
+7. A request that ends while a connector beside ours loads it has its blocks until that load is over, whatever the
+   connector says of its saves: LMCache's says at once that they are over (https://github.com/LMCache/LMCache/pull/4939).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from vllm.v1.request import RequestStatus
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
     from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -110,6 +113,7 @@ class SchedulerSide:
         self._unclean_hand_outs = 0  # of the pool, as of the last step
         self._deferred_work_done = False
         self._salts_open = ExitStack()
+        self._ended_loading: set[str] = set()  # requests (rule 7)
         self._built_us = 0
         self._max_model_tokens = int(config.model_config.max_model_len)
 
@@ -213,6 +217,7 @@ class SchedulerSide:
             scheduler._connector_finished = _nothing_to_hand_off
         else:
             self._open_salts(scheduler.vllm_config)
+            scheduler._free_request = self._noting_loads(scheduler._free_request)
         self.control.scheduler = scheduler
         scheduler.defer_block_free = False
 
@@ -241,6 +246,24 @@ class SchedulerSide:
                 stack.callback(directory.close)
             self.state.salts = ScopeSalts(keys, directory)
             self._salts_open = stack.pop_all()
+
+    def _noting_loads(self, free: Callable[..., Any]) -> Callable[..., Any]:
+        """Stands for `Scheduler._free_request`, which is told to delay where a load is not over."""
+
+        def noted(request: Request, delay_free_blocks: bool = False) -> Any:
+            if delay_free_blocks:
+                self._ended_loading.add(request.request_id)
+            return free(request, delay_free_blocks=delay_free_blocks)
+
+        return noted
+
+    def keep_loading(self, output: KVConnectorOutput) -> None:
+        """What the workers' connectors say is over, less saves of requests that are loaded still, or gone (rule 7)."""
+        scheduler = self.control.scheduler
+        if self.state.keys_early and scheduler is not None and output.finished_sending:
+            kept = scheduler.requests.keys() - self._ended_loading
+            output.finished_sending = kept & output.finished_sending
+        self._ended_loading.difference_update(output.finished_recving or ())
 
     def bind_engine(self, engine: EngineProcess) -> None:
         """The engine is complete: idle work can be done from now on."""

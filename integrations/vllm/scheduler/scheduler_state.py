@@ -16,7 +16,7 @@ vLLM moves blocks in many places; none of them is wrapped on the path of a decod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -376,17 +376,20 @@ class SchedulerState:
 
     # -- the engine's own books ---------------------------------------------------------------------------------------
 
-    def view(self) -> EngineView:
+    def view(self, kept: Container[str] = ()) -> EngineView:
         """One row a block, from vLLM's own objects.
 
-        A request that ended within a load has its blocks until that is over.
+        A request that ended within a load has its blocks until that is over. `kept`: requests that vLLM keeps, ended
+        or not; where a connector beside ours still saves an ended one's blocks, that one is among them.
         """
         self.deferred.flush_unchecked()
         tiers = self.deferred.tiers
         requests = frozenset(
             one
             for one, governed in self.requests.items()
-            if not governed.request.is_finished() or (tiers is not None and tiers.is_loading(governed))
+            if not governed.request.is_finished()
+            or (tiers is not None and tiers.is_loading(governed))
+            or (self.keys_early and one in kept)
         )
         blocks = self.pool.blocks
         refs = np.fromiter((block.ref_cnt for block in blocks), dtype=np.int64, count=len(blocks))

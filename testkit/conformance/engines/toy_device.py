@@ -110,7 +110,7 @@ class ToyDevice:
         positions = np.arange(work.first, work.first + len(work.states))
         blocks = np.array(work.table, dtype=np.int64)[positions // self.block_tokens]
         for block in dict.fromkeys(blocks.tolist()):
-            self._first_write(block)
+            self.first_write(block)
         for shard, view in enumerate(self._views):
             view[:, blocks, positions % self.block_tokens] = rows(work.states, shard)
 
@@ -128,7 +128,7 @@ class ToyDevice:
 
     def put(self, block: int, data: bytes) -> None:
         """Write all bytes of a block."""
-        self._first_write(block)
+        self.first_write(block)
         shape = (2, self.block_tokens, LANES)
         for view, part in zip(self._views, np.frombuffer(data, np.int32).reshape(-1, *shape), strict=True):
             view[:, block] = part
@@ -140,7 +140,8 @@ class ToyDevice:
         self.hand_outs += 1
         self._fresh[block] = (request, self.hand_outs)
 
-    def _first_write(self, block: int) -> None:
+    def first_write(self, block: int) -> None:
+        """Somebody is about to write to this block (rule 3)."""
         fresh = self._fresh.pop(block, None)
         if fresh is not None and self.probe is not None:
             nonzero = self.memory.nonzero_bytes(np.array([block], dtype=np.int64))

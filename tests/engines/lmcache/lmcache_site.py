@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from chunk_site import POLICY
@@ -15,13 +14,17 @@ from deployment import Deployment
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
+from kvcustody.errors import ConfigError
+from kvcustody.integrations.vllm.conformance_record import check_record, digest_of, load_subject
 
 CLEAR = POLICY.replace(
     "internal: {tiers: [host, nvme], encrypt: required}", "internal: {tiers: [host], encrypt: none}"
 )
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "start" / "lmcache.md"
 SERVER = "lmcache-0"  # its worker's name
+KIT = "kvcustody.testkit.lmcache.conformance:engine"
+SUBJECT = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector:LMCacheMPConnector"
+KEPT_RECORD = Path(__file__).parents[3] / "benchmarks/results/conformance-kit/records/LMCacheMPConnector.json"
 
 
 @dataclass
@@ -47,15 +50,27 @@ class Site(Deployment):
         return {**self.environment(SERVER), **tier}
 
 
+@lru_cache
+def _record() -> bytes:
+    """Of the kit over the connector that is installed: the one kept, or one made now (two minutes)."""
+    data = KEPT_RECORD.read_bytes()
+    try:
+        check_record(str(KEPT_RECORD), digest_of(data), load_subject(SUBJECT))
+    except ConfigError:
+        with TemporaryDirectory() as folder:
+            made = Path(folder, "lmcache.json")
+            kit = ["conformance", "--engine", KIT, "--subject", SUBJECT, "--record", str(made)]
+            result = CliRunner().invoke(app, kit)
+            assert result.exit_code == 0, result.output[-3000:]
+            data = made.read_bytes()
+    return data
+
+
 def vouched(folder: Path) -> str:
-    """What LMCache's page has an operator sign off: the setting that lets its connector run beside ours."""
-    (source,) = re.findall(
-        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    told = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(told):
-        exec(compile(source, str(PAGE), "exec"), {})
-    return told.getvalue().strip()
+    """The setting that lets LMCache's connector run beside ours, with the kit's record of it in `folder`."""
+    path = folder / "lmcache.json"
+    path.write_bytes(_record())
+    return f"LMCacheMPConnector={path}#{digest_of(_record())}"
 
 
 def transfer(*connectors: dict[str, Any]) -> Any:

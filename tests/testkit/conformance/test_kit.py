@@ -40,6 +40,30 @@ class Raising(ReferenceEngine):
         raise RuntimeError("no space left")
 
 
+class Unsound(ReferenceEngine):
+    """One whose own checks find something."""
+
+    closed = 0
+
+    def check(self):
+        return ["two tables name block 3"]
+
+    def close(self):
+        Unsound.closed += 1
+        super().close()
+
+
+def test_an_engine_whose_checks_fail_is_closed_too():
+    Unsound.closed = 0
+    bench = Bench(Unsound, SEED)
+    bench.open()
+    with pytest.raises(AssertionError, match="two tables"):
+        bench.close()
+    assert not Unsound.closed
+    bench.abandon()
+    assert Unsound.closed == 1
+
+
 def test_a_case_is_skipped_with_the_engines_own_reason():
     seen = []
     report = run(Lacking, SOME, seen.append)
