@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ WHOLE = PREFIX * BLOCK  # tokens
 CHUNKS = PREFIX // 2
 TENANTS = ("red", "green", "blue")
 TIERS = ("host", "nvme")
+TIE = 2.0**-5  # log-likelihoods less apart than this are one step of bfloat16: batches of another size decide
 
 
 class World(NamedTuple):
@@ -292,7 +293,7 @@ def test_every_answer_is_that_of_the_plain_engine(
     world.keep_in(tier)
     random = Random(requests)
     heads = [prompt(250 + 10 * TIERS.index(tier) + number, random.choice((4, 6, 10))) for number in range(10)]
-    wrong, expected = [], dict[tuple[int, ...], list[int]]()
+    wrong, ties, expected = [], 0, dict[tuple[int, ...], list[int]]()
     before, seen = world.loads()[tier], 0
     for _ in range(requests // 6):
         asked = {}
@@ -308,8 +309,45 @@ def test_every_answer_is_that_of_the_plain_engine(
             if tokens not in expected:
                 expected[tokens] = plain.ask(list(tokens), max_tokens=12).tokens
             if answer.tokens != expected[tokens]:
-                wrong.append((request_id, answer))
-    assert wrong == [] and seen == requests
-    print(tier, world.loads()[tier] - before, "chunks loaded in", requests, "requests")
+                ties += 1
+                if not is_as_likely(plain, tokens, answer.tokens, expected[tokens]):
+                    wrong.append((request_id, answer))
+    assert wrong == [] and seen == requests and ties <= requests // 100
+    print(tier, world.loads()[tier] - before, "chunks loaded in", requests, "requests,", ties, "ties")
     assert world.loads()[tier] - before > requests // 3, "the tier was in it"
     assert world.engine.governance("check") == []
+
+
+def test_control_an_answer_that_is_less_likely_is_no_tie(plain: LocalEngine) -> None:
+    mine = prompt(231)
+    said = plain.ask(mine, max_tokens=6).tokens
+    (first, likeliest), (other, likely), *_ = candidates(plain, mine)
+    assert first == said[0] and likeliest - likely > TIE
+    assert not is_as_likely(plain, mine, [other, *said[1:]], said)
+    assert is_as_likely(plain, mine, said, said)
+
+
+def is_as_likely(
+    plain: LocalEngine, tokens: Sequence[int], answer: Sequence[int], expected: Sequence[int]
+) -> bool:
+    """Whether an answer leaves the plain engine's only where that holds both tokens for as likely (`TIE`)."""
+    while list(answer) != list(expected):
+        pairs = enumerate(zip(answer, expected, strict=True))
+        at = next(place for place, (one, other) in pairs if one != other)
+        found = candidates(plain, [*tokens, *answer[:at]])
+        if found[0][1] - dict(found).get(answer[at], -1e9) > TIE:
+            return False
+        begun, left = [*answer[: at + 1]], len(answer) - at - 1
+        expected = [*begun, *(plain.ask([*tokens, *begun], max_tokens=left).tokens if left else ())]
+    return True
+
+
+def candidates(plain: LocalEngine, tokens: Sequence[int]) -> list[tuple[int, float]]:
+    """The tokens that may follow and their log-likelihoods, the likeliest first."""
+    request_id = plain.submit(tokens, max_tokens=1, logprobs=4)
+    while True:
+        for output in plain.engine.step():
+            if output.finished and output.request_id == request_id:
+                places: Any = output.outputs[0].logprobs
+                found = [(token, one.logprob) for token, one in places[0].items()]
+                return sorted(found, key=lambda each: each[1], reverse=True)
