@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def actions(node: ast.AST) -> set[str]:
     return {one.attr for one in named if isinstance(one.value, ast.Name) and one.value.id == "Action"}
 
 
+@cache
 def asked(source: str) -> set[str]:
     """The actions that some function has authorized, or makes the request of that a reuse is decided by."""
     found: set[str] = set()
