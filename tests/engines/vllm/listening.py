@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,12 @@ class ListeningBooks(SchedulerState):
             self.requests[request.request_id] = governed
         return governed
 
-    def view(self) -> EngineView:
+    def view(self, kept: Container[str] = ()) -> EngineView:
         live = (
             governed.residency for governed in self.requests.values() if not governed.request.is_finished()
         )
-        return super().view()._replace(requests=frozenset(one.request_id for one in live if one is not None))
+        found = super().view(kept)
+        return found._replace(requests=frozenset(one.request_id for one in live if one is not None))
 
     def agree(self) -> None:
         """The port's books and vLLM's say the same."""
