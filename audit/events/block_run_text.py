@@ -77,11 +77,10 @@ def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Ex
         made[whose].append([named, *next(coded)] if coded is not None else named)
     texts = [orjson.dumps(each, option=orjson.OPT_SERIALIZE_NUMPY) for each in made]
     extents = _flat_extents(len(lists), owner, generations)
-    in_range = min(generations.min() - 1, pools.min(), blocks.min(), EXACT - 1 - generations.max()) >= 0
-    if in_range and steps.min(where=~begins, initial=1) > 0:
-        return texts, extents
-    has_none = (generations < 1) | (generations >= EXACT) | (pools < 0) | (blocks < 0)
-    for each in np.unique(owner[has_none | (~begins & (steps < 1))]).tolist():
+    has_none = (
+        (generations < 1) | (generations >= EXACT) | (pools < 0) | (blocks < 0) | (~begins & (steps < 1))
+    )
+    for each in np.unique(owner[has_none]).tolist() if has_none.any() else ():
         (texts[each],), found = run_texts([lists[each]])
         for column, (value,) in zip(extents, found, strict=True):
             column[each] = value
@@ -126,7 +125,7 @@ def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
             firsts.append(run.generation)
     lengths = np.array(list(map(len, parts)), np.int64)
     if len(told) == len(parts) and parts:
-        generations = np.concatenate([known for _, known in told])
+        generations = np.concatenate([known for _, known in told], dtype=np.int64, casting="same_kind")
     else:
         ends = np.cumsum(lengths)
         first = np.array(ints(firsts), np.int64)

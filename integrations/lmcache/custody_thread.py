@@ -184,9 +184,8 @@ class CustodyThread:
         Raises a `CustodyError` that says what does not fit or cannot be opened.
         """
         shape = kept_shape(self._settings)
-        if (
-            shape is None
-        ):  # nothing is opened before an object is seen: a wrong policy is told now all the same
+        if shape is None:
+            # Nothing is opened before an object is seen; a wrong policy is told now all the same.
             if not self._settings.policy_release:
                 startup_policy_of_file(self._settings, SystemClock())
             return
