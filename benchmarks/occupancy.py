@@ -12,12 +12,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "redteam"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "redteam" / "occupancy"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
 
 from bench import Bench
-from occupancy_channel import SETTINGS, WAYS, measure
+
+from standins.redteam.occupancy_channel import SETTINGS, WAYS, measure
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, migrated: Path) -> Iterator[Any]:
-    from builders import ledger
+    from standins.builders import ledger
 
     with ledger(migrated, tmp_path / "ledger.db") as engine:
         yield engine
@@ -56,7 +56,7 @@ def store(tmp_path: Path, migrated: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    from builders import postgres_server
+    from standins.builders import postgres_server
 
     with postgres_server() as server:
         yield server.get_uri()

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_packaging import ROOT, run, wheels  # noqa: F401 - a fixture
+
+from standins.packaged import ROOT, run, wheels  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.soak
 IDENTITY = "schema: kvcustody/identity@1\napi_keys: {path: keys.yaml}\n"

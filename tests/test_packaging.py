@@ -11,39 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from standins.packaged import ROOT, run
+
 pytestmark = pytest.mark.system
 
-ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("kernels", "allocator", "policies", "audit", "migrations", "governance", "integrations", "console")
-
-
-def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Wheels of what git tracks or does not ignore, so that no stray build folder hides a missing file."""
-    copy = tmp_path_factory.mktemp("source")
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
-    for name in filter(None, listed):
-        source, target = ROOT / name, copy / name
-        if not os.path.lexists(source):
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_symlink():
-            target.symlink_to(source.readlink())
-        else:
-            target.write_bytes(source.read_bytes())
-    built = []
-    for project in (copy, copy / "packaging" / "testkit"):
-        out = tmp_path_factory.mktemp("dist")
-        run(sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(project))
-        built += out.glob("*.whl")
-    runtime, testkit = built
-    return runtime, testkit
 
 
 @pytest.fixture

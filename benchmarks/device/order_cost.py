@@ -1,6 +1,6 @@
 """Host time of one scrub order on a device's stream, without a device: everything but what the driver itself takes.
 
-Triton's driver is replaced below Triton (`tests/device/fake_triton.py`); streams and events do nothing. An order of
+Triton's driver is replaced below Triton (`standins.device.fake_triton`); streams and events do nothing. An order of
 some blocks, in one batch or one for each of eight owners, is ordered behind the engine, launched, and answered. Median
 of thread CPU time, beside the goal of 15 us an order without read-back.
 Run: `python benchmarks/device/order_cost.py --json benchmarks/results/order-cost-cpu.json`.
@@ -18,15 +18,15 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "device"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "lib"))
 
 from bench import Bench
-from fake_triton import fake_triton
 
 from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.prepare import prepare
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.strategy import Strategy, choose, group_max
+from standins.device.fake_triton import fake_triton
 
 GOAL_US = 15.0
 BLOCKS = 4096

@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engines" / "vllm"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "lib"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from bench import Bench, alternate
-from deployment import POLICY, Deployment
-from engine_site import enter_site, make_site
-from local_engine import BLOCK, LocalEngine
-from tiny_model import save_model
+
+from standins.engines.vllm.deployment import POLICY, Deployment
+from standins.engines.vllm.engine_site import enter_site, make_site
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tiny_model import save_model
 
 HIT_TOKENS = 12 * BLOCK
 RESAMPLES = 2_000

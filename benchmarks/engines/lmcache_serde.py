@@ -38,11 +38,9 @@ def measure(rounds: int) -> dict[str, Any]:
     from lmcache.v1.distributed.serde.key_provider import HkdfKeyProvider
     from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
-    tests = Path(__file__).resolve().parents[2] / "tests" / "engines"
-    sys.path[:0] = [str(tests / "lmcache"), str(tests / "vllm")]
-    from chunk_world import ChunkWorld
-
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "lib"))
     from kvcustody.integrations.lmcache.sealed_serde import SealedDeserializer, SealedSerializer, make_serde
+    from standins.engines.lmcache.chunk_world import ChunkWorld
 
     torch.set_num_threads(1)
 

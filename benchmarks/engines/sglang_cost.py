@@ -35,13 +35,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
-for _folder in (
-    "tests",
-    "tests/engines/releases",
-    "tests/engines/sglang",
-    "tests/engines/vllm",
-    "benchmarks/harness",
-):
+for _folder in ("tests/lib", "benchmarks/harness"):
     sys.path.insert(0, str(_ROOT / _folder))
 
 TENANTS, AT_ONCE, NEW_TOKENS = 6, 8, 16
@@ -68,9 +62,9 @@ class Side(NamedTuple):
 def serve(pipe: Connection, model: str, site: list[str], side: Side) -> None:
     """One side's process: does a unit when told to."""
     sys.path[:0] = site
-    from deployment import Deployment
-    from sglang_engine import SglangEngine
-    from sglang_tiers import TIER_POLICY, settings
+    from standins.engines.sglang.sglang_engine import SglangEngine
+    from standins.engines.sglang.sglang_tiers import TIER_POLICY, settings
+    from standins.engines.vllm.deployment import Deployment
 
     sampled = TIER_POLICY.replace("verify: all", "verify: 1/64")  # as a policy for serving has it
     folder = Path(tempfile.mkdtemp())
@@ -168,7 +162,8 @@ class Pair:
 def first_tokens(folder: Path, site: list[str], tier: str, page_size: int) -> dict[str, Any]:
     """Times to the first token of a prompt that was displaced: what a tier brings back against what is computed."""
     from spread import paired, spread
-    from tiny_model import save_model
+
+    from standins.engines.vllm.tiny_model import save_model
 
     model = widened(save_model(folder / "wider"))
     slots = 2 * PROMPT
@@ -247,9 +242,10 @@ def write_page(page: Path, results: Path) -> None:
 def main() -> int:
     """Run both sides in turns."""
     from bench import Bench
-    from engine_site import add_distribution
     from spread import paired, spread
-    from tiny_model import save_model
+
+    from standins.engines.vllm.engine_site import add_distribution
+    from standins.engines.vllm.tiny_model import save_model
 
     bench = Bench(__doc__, "numpy", "torch", "sglang", rounds=30, strict=True)
     bench.add("--page-size", type=int, default=16)
@@ -263,10 +259,12 @@ def main() -> int:
     model = save_model(folder / "model")
     model = widened(model) if options.wide else model
     add_distribution(
-        folder / "site", "sglang-probe", "0", "[sglang.srt.plugins]\nprobe = sglang_probe:register\n"
+        folder / "site",
+        "sglang-probe",
+        "0",
+        "[sglang.srt.plugins]\nprobe = standins.engines.sglang.sglang_probe:register\n",
     )
-    tests = ("tests/engines/releases", "tests/engines/sglang", "tests/engines/vllm")
-    site = [str(folder / "site"), *(str(_ROOT / each) for each in tests)]
+    site = [str(folder / "site"), str(_ROOT / "tests/lib")]
     if options.tier:
         here = Side(True, options.page_size, FEW_SLOTS)
         base, subject, sides = "without", "with", {"without": here, "with": here._replace(tier=options.tier)}

@@ -35,8 +35,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engines" / "vllm"))
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "lib"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from bench import Bench, alternate
@@ -66,8 +65,9 @@ class Side:
     """Plain or governed: one engine of each workload, and the requests, which are the same on both."""
 
     def __init__(self, model: str, governed: bool, seed: int) -> None:
-        from deployment import Deployment
         from vllm_engine import build
+
+        from standins.engines.vllm.deployment import Deployment
 
         self._random = Random(seed)
         self._deployment = (
@@ -173,7 +173,7 @@ def side_settings(folder: Path, *, governed: bool) -> dict[str, str]:
     """The environment of one side, whose deployment is made here."""
     settings = {"VLLM_PLUGINS": "kvcustody" if governed else "", "KVCUSTODY_BENCH_FOLDER": str(folder)}
     if governed:
-        from deployment import POLICY, Deployment
+        from standins.engines.vllm.deployment import POLICY, Deployment
 
         deployment = Deployment(folder, POLICY.replace("verify: all", "verify: 1/64"))
         settings |= deployment.environment() | {"KVCUSTODY_LOG_LEVEL": "error"}
@@ -249,8 +249,8 @@ def record(samples: dict[str, dict[str, list[int]]], per: int, goal: float) -> d
 
 def throughput(model: Path, folder: Path, pairs: int, *, twin: bool) -> dict[str, Any]:
     """Output tokens per second of two whole engines in turns: 24 requests of four tenants, half of them seen before."""
-    from engine_site import enter_site, make_site
-    from local_engine import LocalEngine
+    from standins.engines.vllm.engine_site import enter_site, make_site
+    from standins.engines.vllm.local_engine import LocalEngine
 
     site = make_site(folder / "site")
     enter_site(site)
@@ -274,7 +274,7 @@ def throughput(model: Path, folder: Path, pairs: int, *, twin: bool) -> dict[str
 
 def served(folder: Path) -> Any:
     """A deployment with the settings of the other workloads: scrubs are sampled, and only errors are logged."""
-    from deployment import POLICY, Deployment
+    from standins.engines.vllm.deployment import POLICY, Deployment
 
     class Served(Deployment):
         def environment(self, worker: str = "engine-0") -> dict[str, str]:
@@ -308,7 +308,7 @@ def main() -> int:
     bench.add("--profile", choices=("churny", "decode"), help="print where the governed side spends its time")
     bench.add("--seed", type=int, default=1)
     options = bench.parse()
-    from tiny_model import save_model
+    from standins.engines.vllm.tiny_model import save_model
 
     result: dict[str, Any] = {
         "settings": {

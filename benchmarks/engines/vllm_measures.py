@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engines" / "vllm"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "lib"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from bench import Bench, Silent, nothing, turned
@@ -174,7 +174,7 @@ def main() -> int:
     bench.add("--warm", type=int, default=30, help="of a stretch that do not (default: %(default)s)")
     bench.add("--seed", type=int, default=1)
     options = bench.parse()
-    from tiny_model import save_model
+    from standins.engines.vllm.tiny_model import save_model
 
     result: dict[str, Any] = {
         "settings": {"units": options.units, "seed": options.seed, "twin": options.twin}

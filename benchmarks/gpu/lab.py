@@ -4,7 +4,7 @@
     lab.pause(rng)                              # the device is busy for a random while; the host goes on
     OrderedScrub(table, streams=lab.streams())  # custody, as it is
 
-- The stand-in is `tests/device/fake_cuda.py`: our launches go through Triton's own dispatch and compilation into it,
+- The stand-in is `standins.device.fake_cuda`: our launches go through Triton's own dispatch and compilation into it,
   work runs later in any interleaving that the waits allow, and unordered accesses are counted as races.
 - `nonzero` looks with torch alone: no kernel of ours vouches for itself.
 - `memory` outlives the process that filled it, as a device's may: the stand-in is a file.
@@ -235,8 +235,8 @@ def lab_of(*, rehearse: bool) -> Iterator[Any]:
     if not rehearse:
         yield Cuda()
         return
-    sys.path.insert(0, str(REPOSITORY / "tests" / "device"))
-    import fake_cuda
+    sys.path.insert(0, str(REPOSITORY / "tests" / "lib"))
+    from standins.device import fake_cuda
 
     fake = fake_cuda.FakeCuda(1)
     with fake_cuda.fake_triton(on_launch=fake.launched) as driver:

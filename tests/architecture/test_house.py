@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from module_graph import ROOT, sources
+
+from standins.architecture.module_graph import ROOT, sources
 
 FILES_MAX = 15
 GROWS = {

@@ -6,7 +6,8 @@ import ast
 import re
 
 import pytest
-from module_graph import ROOT
+
+from standins.architecture.module_graph import ROOT
 
 WAY = [
     "governance/governor/governor.py",

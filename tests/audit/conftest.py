@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import builders
 import numpy as np
 import pytest
-from builders import ledger
 from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.coverage.conservation import PoolCounts
@@ -27,6 +25,8 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.block_runs import gather
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from standins import builders
+from standins.builders import ledger
 
 WITHIN_US = 1_000_000
 QUICK = WriterSettings(

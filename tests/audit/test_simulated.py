@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import builders
 import pytest
 from sqlalchemy import Engine
 
@@ -12,6 +11,7 @@ from kvcustody.audit.events import GENERATED, REPLAYED, SIMULATED, PolicyActivat
 from kvcustody.audit.processes.marked_processes import read_marked
 from kvcustody.audit.processes.running_policies import read_running_policies
 from kvcustody.clock import SystemClock
+from standins import builders
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 import structlog
 import uvicorn
-from decided_world import DecidedWorld
-from offload_world import World, prompt
-from service_world import settings_in
 from typer.testing import CliRunner
 
 from kvcustody.audit.database.engine import open_store
@@ -24,6 +21,9 @@ from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import open_service
 from kvcustody.migrations.upgrade import upgrade
+from standins.governance.decided_world import DecidedWorld
+from standins.governance.offload_world import World, prompt
+from standins.service.service_world import settings_in
 
 EVER = ("--from", "2020-01-01")
 

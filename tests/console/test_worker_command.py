@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import builders
 import pytest
 from sqlalchemy import Engine
 from typer.testing import CliRunner
@@ -18,6 +17,7 @@ from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
+from standins import builders
 
 KEY = SigningKey.generate("ledger.example/worker")
 PEOPLE = ("--actor", "ops", "--approver", "dpo", "--reason", "host destroyed")

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import builders
 import orjson
 import pytest
-from custody_world import CustodyWorld
 from sqlalchemy import Engine, update
 
-from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening, statement_text
+from kvcustody.audit.erasure.certificate import SelectorOpening, issue, statement_text
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
-from kvcustody.audit.events import EnforcementChanged, ReceiptRecorded, WorkerStarted
+from kvcustody.audit.events import EnforcementChanged, WorkerStarted
 from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
@@ -30,69 +28,9 @@ from kvcustody.errors import LedgerError
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.copy_event import CopyEvent
-from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.signed_document import encode_ascii
-
-ANN = Selector("alpha", "alpha-user-1")
-KEY = SigningKey.generate("example.com/ledger")
-VKEYS = [str(KEY.verifier)]
-
-
-Steps = Sequence[CopyEvent]
-
-
-class Case:
-    """A world in which one subject was erased, and the certificate of it."""
-
-    def __init__(
-        self, store: Engine, folder: Path, *, lost: bool = False, copies: Steps = (), later: Steps = ()
-    ) -> None:
-        self.dropping = False
-        self.world = CustodyWorld(
-            store,
-            folder,
-            seed=4,
-            blocks=200,
-            chosen=lambda event: (
-                lost and self.dropping and isinstance(event, ReceiptRecorded) and event.shard == 1
-            ),
-        )
-        self.world.break_a_block = lambda: None  # type: ignore[method-assign]
-        self.world.run(60)
-        self.dropping = True
-        self.done = self.world.governor.erase(ANN)
-        self.world.lengths = {
-            one: n for one, n in self.world.lengths.items() if one in self.world.governor.running
-        }
-        self.world.settle()
-        self.record(copies)
-        self.world.close()
-        self.folder, self.store = folder, store
-        self.sign()
-        self.opening = new_opening(ANN.text())
-        self.document = self.issue()
-        self.record(later)
-        self.world.writer.close()
-
-    def record(self, copies: Steps) -> None:
-        """What a tier said of its copies; the erasure that ended them is this one."""
-        events = [one._replace(erasure=self.done.erasure if one.erasure else "") for one in copies]
-        self.world.writer.submit(copy_leaves("nvme", events))
-        assert self.world.writer.flush()
-
-    def sign(self) -> None:
-        """A checkpoint over all that is there."""
-        signer = CheckpointSigner(self.store, [KEY], memory=self.folder / "signed", clock=self.world.clock)
-        signer.sign_once()
-
-    def issue(self) -> dict[str, Any]:
-        """The certificate as it stands."""
-        with self.store.connect() as connection:
-            return issue(connection, self.done.erasure, KEY, self.opening, now_us=self.world.clock.utc_us())
-
-    @property
-    def data(self) -> bytes:
-        return orjson.dumps(self.document)
+from standins import builders
+from standins.erasure.certificate_case import ANN, KEY, VKEYS, Case
 
 
 @pytest.fixture

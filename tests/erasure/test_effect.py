@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from file_tier import FileTier
-from governed import MODEL, POLICY, governor, person
 
-from kvcustody.clock import MICROSECONDS, VirtualClock
+from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError
-from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.erasure.selector import Selector, selector_from
-from kvcustody.governance.governor.governor import Governor
+from standins.erasure.erasure_desk import PROMPT, Desk, X
+from standins.erasure.file_tier import FileTier
+from standins.simulation.governed import MODEL, POLICY
 
-PROMPT = list(range(40))
-X = Selector("a", "x")
 SHARED = POLICY.replace("scope: subject", "scope: tenant")
 FINISH = "\nerasure: {within: 10s, running: finish}\n"
-
-
-class Desk:
-    """A Governor with the few acts that these tests need."""
-
-    def __init__(self, policy: str = POLICY, blocks: int = 256) -> None:
-        self.clock = VirtualClock()
-        self.governor: Governor = governor(blocks, self.clock, policy=policy)
-
-    def start(self, tenant: str, subject: str, tokens: list[int]) -> Admission:
-        got = self.governor.admit(person(tenant, subject), MODEL, tokens)
-        assert isinstance(got, Admission)
-        self.governor.commit([got.request_id], [len(tokens)])
-        return got
-
-    def serve(self, tenant: str, subject: str, tokens: list[int]) -> int:
-        got = self.start(tenant, subject, tokens)
-        self.governor.release(got.request_id)
-        return got.hit_tokens
-
-    def steps(self, seconds: float = 1.0) -> None:
-        for _ in range(int(10 * seconds)):
-            self.clock.advance(MICROSECONDS // 10)
-            self.governor.step()
-
-    def counts(self) -> Any:
-        return self.governor._ledger.counts  # type: ignore[attr-defined]
-
-    def healthy(self) -> bool:
-        return self.governor.check() == [] and self.governor.scan() == []
 
 
 def test_cached_and_running_end_at_once_and_the_result_follows_the_receipts() -> None:

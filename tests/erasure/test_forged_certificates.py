@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 import pytest
 from sqlalchemy import Engine
-from test_certificate import KEY, VKEYS, Case
 
 from kvcustody.audit.erasure.certificate import statement_text
 from kvcustody.audit.tlog.signing_key import sign_statement
 from kvcustody.audit.verify import verify_certificate as verifier
 from kvcustody.audit.verify.verify_certificate import verify
 from kvcustody.signed_document import encode_ascii
+from standins.erasure.certificate_case import KEY, VKEYS, Case
 
 Place = tuple[str | int, ...]
 

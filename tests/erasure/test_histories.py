@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from governed import MODEL, POLICY, governor, person
-from histories import Histories
 
 from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.clock import MICROSECONDS, VirtualClock
@@ -14,6 +12,8 @@ from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor import erase_in_pools as erasure
 from kvcustody.governance.governor.governor import Governor
+from standins.erasure.histories import Histories
+from standins.simulation.governed import MODEL, POLICY, governor, person
 
 WAYS = [("subject", "abort"), ("subject", "finish"), ("tenant", "abort"), ("tenant", "finish")]
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from asking import ask, inbox
-from custody_world import CustodyWorld
 from sqlalchemy import Engine
-from test_narrowing import judged
 
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.selector import Selector
+from standins.erasure.asking import ask, inbox
+from standins.erasure.narrowing import judged
+from standins.robust.custody_world import CustodyWorld
 
 WHOM = (
     Selector("alpha"),

@@ -7,15 +7,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from coverage_agreement import disagreements
-from custody_world import POLICY, CustodyWorld
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import Event, HoldsNarrowed
 from kvcustody.audit.schema.ledger import events
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from standins.erasure.narrowing import judged
+from standins.robust.custody_world import POLICY, CustodyWorld
 
 # Turn by turn: shorter idle times, shorter ceilings, one tenant gone, the first again (which widens), and so on.
 POLICIES = (
@@ -40,15 +39,6 @@ def reloaded(world: CustodyWorld, chance: Random, rounds: int) -> CustodyWorld:
             world.step()
     world.settle()
     return world
-
-
-def judged(world: CustodyWorld) -> CoverageRow:
-    """Coverage by the tables, which the recount from leaves must give to the row."""
-    assert world.writer.flush()
-    with world.engine.connect() as connection:
-        found = coverage(connection)
-        assert disagreements(connection) == []
-    return found.total
 
 
 @pytest.fixture

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from governed import LOW_ABSOLUTE_US, LOW_IDLE_US
-from test_effect import PROMPT, Desk
-
 from kvcustody.audit.events import CustodyOverdue
 from kvcustody.clock import MICROSECONDS
+from standins.erasure.erasure_desk import PROMPT, Desk
+from standins.simulation.governed import LOW_ABSOLUTE_US, LOW_IDLE_US
 
 DAY_US = 86_400 * MICROSECONDS
 

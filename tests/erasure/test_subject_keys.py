@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from asking import ask, inbox, outcome
-from custody_world import CustodyWorld
 from sqlalchemy import Engine, insert, select
 from typer.testing import CliRunner
 
@@ -17,6 +15,8 @@ from kvcustody.clock import VirtualClock
 from kvcustody.console.main import app
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.erasure.selector import Selector, matches_plan
+from standins.erasure.asking import ask, inbox, outcome
+from standins.robust.custody_world import CustodyWorld
 
 SUBJECT = Selector("alpha", "alpha-user-1")
 SESSION = Selector("alpha", "alpha-user-1", "alpha-user-1-chat")

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from asking import ask, inbox, outcome
-from custody_world import CustodyWorld
 from sqlalchemy import Engine, select
 
 from kvcustody.audit.erasure.requests_and_answers import pending, status
@@ -21,6 +19,9 @@ from kvcustody.audit.schema.ledger import erasures, residencies, subjects
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
+from standins import PLACE
+from standins.erasure.asking import ask, inbox, outcome
+from standins.robust.custody_world import CustodyWorld
 
 pytestmark = pytest.mark.system
 
@@ -81,7 +82,7 @@ def test_kill_9_in_the_middle_is_taken_up_by_the_next_process(store: Engine, tmp
     """The child erases every few acts and is killed at once; its successor owes the rest."""
     kills, interrupted = 6, 0
     server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("erasing_server.py"))],
+        [sys.executable, str(PLACE / "erasure" / "erasing_server.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 import numpy as np
-from builders import PortEngine, port, table
-from custody_world import MODEL
-from port_world import POLICY
 
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.audit.events import IntegrityMismatch
@@ -16,6 +13,9 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.testkit.conformance.deployment import KeepingLedger
+from standins.builders import PortEngine, port, table
+from standins.robust.custody_world import MODEL
+from standins.robust.port_world import POLICY
 
 BLOCK = 16
 TOKENS = [*range(3 * BLOCK), 7]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import governor, policy, table, writer
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
@@ -27,6 +26,7 @@ from kvcustody.governance.identity.principal import identify
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.testkit.tiny_model import tiny_model
+from standins.builders import governor, policy, table, writer
 
 POLICY = policy(
     dict.fromkeys(("greedy", "modest"), "{guaranteed: 50%, cap: 50%}"), profile="strict", scope="subject"

@@ -8,9 +8,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from fake_cuda import FakeCuda
-from fake_triton import fake_triton
-
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.kernels.copy import copy, copy_in, copy_out
 from kvcustody.kernels.launch import INTERPRETED
@@ -20,6 +17,8 @@ from kvcustody.kernels.scrub import scrub, scrub_kernel
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.strategy import default_strategy
 from kvcustody.kernels.verify import verify
+from standins.device.fake_cuda import FakeCuda
+from standins.device.fake_triton import fake_triton
 
 pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing"),

@@ -10,9 +10,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from engine_traces import TRACES, TracedEngine
-from fake_cuda import fake_cuda, ranges_of, rows_of
-
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.errors import DeviceError
 from kvcustody.kernels.launch import INTERPRETED
@@ -21,6 +18,8 @@ from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.staging import WorkListStaging
 from kvcustody.kernels.streams import capturing, outside_captures
 from kvcustody.kernels.verify import verify
+from standins.device.engine_traces import TRACES, TracedEngine
+from standins.device.fake_cuda import fake_cuda, ranges_of, rows_of
 
 pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="the interpreter launches nothing"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fake_cuda import FakeCuda
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvcustody.errors import DeviceError
@@ -16,6 +15,7 @@ from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.staging import SLOTS, WorkListStaging
 from kvcustody.kernels.strategy import Strategy
+from standins.device.fake_cuda import FakeCuda
 
 
 class Device:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import builders
 import numpy as np
 import pytest
 from sqlalchemy import Engine, MetaData, Select, Table, delete, func, insert, select, text
@@ -51,6 +50,7 @@ from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer import event_queue
 from kvcustody.errors import CustodyError
 from kvcustody.migrations.upgrade import current, upgrade
+from standins import builders
 
 pytestmark = pytest.mark.system
 

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import builders
 import pytest
 from sqlalchemy import Connection, Engine, text
 
@@ -25,6 +24,7 @@ from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.append_leaves import Appender, register
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
+from standins import builders
 
 LIFE = "ab" * 16
 KEPT = ("events", "tree_nodes", "root_leaves", "checkpoints", "root_log", "signed_checkpoints", "logs")

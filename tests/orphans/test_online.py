@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from histories import Histories
-from planting import Garden
 from sqlalchemy import Engine
 
 from kvcustody.audit.query.custody import findings
 from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.slices import Budget
+from standins.erasure.histories import Histories
+from standins.orphans.planting import Garden
 
 FINDABLE = {
     "lost finish": "lost finish",

@@ -11,14 +11,14 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from governed import MODEL, person
-from histories import Histories
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.governance.orphans import online_pool_scan as online_scan
 from kvcustody.governance.orphans import slices
 from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.slices import PIECE_BLOCKS, Budget, Slices
+from standins.erasure.histories import Histories
+from standins.simulation.governed import MODEL, person
 
 PIECE = 96  # the dearest piece that J1 allows a step to go over by
 LINES = 8  # the most lines that a unit of work stands for

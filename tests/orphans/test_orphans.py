@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from planting import Garden
 from sqlalchemy import Engine, func, select
 
 from kvcustody.allocator.pool.block_state import QUARANTINED
 from kvcustody.audit.schema.ledger import orphan_findings, orphan_scans
 from kvcustody.governance.orphans.finding import CLASSES, FAILED_VERIFICATION
+from standins.orphans.planting import Garden
 
 ROUNDS = 2
 

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from file_tier import FileTier
-from planting import plant_dead_process
-from port_world import PortWorld
 from sqlalchemy import Engine
 
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
@@ -18,6 +15,9 @@ from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, Residen
 from kvcustody.audit.query.custody import findings
 from kvcustody.governance.orphans.finding import CLASSES, FAILED_VERIFICATION
 from kvcustody.governance.orphans.ledger_join import WriterJoin
+from standins.erasure.file_tier import FileTier
+from standins.orphans.planting import plant_dead_process
+from standins.robust.port_world import PortWorld
 
 Planted = Counter[str]
 

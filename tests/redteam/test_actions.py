@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import builders
 import pytest
-from two_worlds import _POLICY, BLOCK, ISSUER, MODEL, ROOMY, KeepingLedger, World, table
 
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.audit.events import DecisionRecorded, Event, HitCounted
@@ -23,6 +21,8 @@ from kvcustody.policies.document.model import Action
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
+from standins import builders
+from standins.redteam.two_worlds import _POLICY, BLOCK, ISSUER, MODEL, ROOMY, KeepingLedger, World, table
 
 PROMPT = list(range(1, 3 * BLOCK + 1))
 FORBID = "  - {id: stays, effect: forbid, action: offload, when: {owner: attacker}}"

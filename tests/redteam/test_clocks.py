@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import keyring_in_memory
-from two_worlds import BLOCK, ISSUER, MODEL, World, table
 
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.decisions.segment_matcher import declare
 from kvcustody.governance.identity.domain_spec import tenant_owner
+from standins.builders import keyring_in_memory
+from standins.redteam.two_worlds import BLOCK, ISSUER, MODEL, World, table
 
 DAY, YEAR = 86_400 * MICROSECONDS, 365 * 86_400 * MICROSECONDS
 PROMPT = list(range(1, 6 * BLOCK + 1))

@@ -11,12 +11,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from two_worlds import BLOCK, World, table, tokens
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.node import Node
 from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.governance.keys.domain_key_cache import DomainKeys
+from standins.redteam.two_worlds import BLOCK, World, table, tokens
 
 
 class Narrow:

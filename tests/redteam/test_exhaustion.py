@@ -12,8 +12,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from builders import MemoryKeyStore
-from two_worlds import BLOCK, ISSUER, World, table, tokens
 
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.decisions import access_plan as plans
@@ -22,6 +20,8 @@ from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
+from standins.builders import MemoryKeyStore
+from standins.redteam.two_worlds import BLOCK, ISSUER, World, table, tokens
 
 RESIDENCIES = 300
 TENANTS = f"""\

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from two_worlds import BLOCK, World, table, tokens
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.errors import HandleError
 from kvcustody.governance.observability.tenant_counters import TenantCounters
+from standins.redteam.two_worlds import BLOCK, World, table, tokens
 
 PROMPT = tokens(Random(1), 12 * BLOCK + 5)
 CACHED = PROMPT[: 4 * BLOCK + 3]

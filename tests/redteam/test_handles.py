@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from two_worlds import AUC_GATE, BLOCK, MODEL, ROOMY, World, auc, compare, table, tokens
 
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
@@ -18,6 +17,7 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.extra_content import Media, frame
 from kvcustody.governance.identity.principal import Principal
+from standins.redteam.two_worlds import AUC_GATE, BLOCK, MODEL, ROOMY, World, auc, compare, table, tokens
 
 # -- A9 -------------------------------------------------------------------------------------------------------
 

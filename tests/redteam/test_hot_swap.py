@@ -7,12 +7,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from two_worlds import BLOCK, ISSUER, World, model, table, tokens
 
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity import model_identity
 from kvcustody.governance.identity.domain_spec import tenant_owner
+from standins.redteam.two_worlds import BLOCK, ISSUER, World, model, table, tokens
 
 KINDS = ("weights", "adapter", "template", "key")
 TENANTS = ("acme", "globex")

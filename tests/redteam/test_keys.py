@@ -10,8 +10,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from builders import MemoryKeyStore
-from two_worlds import BLOCK, ISSUER, World, model, table, tokens
 
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity import model_identity, tlv
@@ -23,6 +21,8 @@ from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.request import Hints
 from kvcustody.ids import SessionId, SubjectId, TenantId
+from standins.builders import MemoryKeyStore
+from standins.redteam.two_worlds import BLOCK, ISSUER, World, model, table, tokens
 
 PROMPT = list(range(100, 100 + BLOCK + 1))  # one whole block and the last token, which is always computed
 OPEN = "  default: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import builders
 import pytest
-from two_worlds import BLOCK, ISSUER, MODEL, World, table
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
@@ -18,6 +16,8 @@ from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.principal import identify
+from standins import builders
+from standins.redteam.two_worlds import BLOCK, ISSUER, MODEL, World, table
 
 PLACES, STORM = 8, 400
 TENANTS = """\

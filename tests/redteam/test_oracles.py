@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from msgspec.structs import asdict
 from numpy.typing import NDArray
-from two_worlds import AUC_GATE, BLOCK, World, auc, compare, everyone, strict, table, tokens
 
 from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.governance.admission_outcome import Admission
+from standins.redteam.two_worlds import AUC_GATE, BLOCK, World, auc, compare, everyone, strict, table, tokens
 
 pytestmark = pytest.mark.system
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from two_worlds import BLOCK, MODEL, World, table, tokens
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
@@ -17,6 +16,7 @@ from kvcustody.governance import request
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.extra_content import Media, frame, is_framed
+from standins.redteam.two_worlds import BLOCK, MODEL, World, table, tokens
 
 IDS = tokens(Random(1), 3 * BLOCK + 1)
 BAD: dict[str, Any] = {

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from builders import keyring_in_memory
-from two_worlds import BLOCK, ISSUER, MODEL, World, table
 
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
@@ -18,6 +16,8 @@ from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.policies.table.decision_table import DecisionTable
+from standins.builders import keyring_in_memory
+from standins.redteam.two_worlds import BLOCK, ISSUER, MODEL, World, table
 
 DAY, ACTIVE_MAX = 86_400 * MICROSECONDS, 8 * 3600 * MICROSECONDS
 PROMPT = list(range(1, 6 * BLOCK + 1))

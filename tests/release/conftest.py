@@ -13,7 +13,7 @@ from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.trust import write_trust
 
 if TYPE_CHECKING:
-    from release_world import Release
+    from standins.release.release_world import Release
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def release(tmp_path: Path) -> Release:
     """A release on the machine's own clock, with its trust file beside it."""
-    from release_world import Release
+    from standins.release.release_world import Release
 
     made = Release(tmp_path)
     made.desk = ReleaseWorkflow(made.store, made.people.trust, clock=SystemClock(), ledger=made.ledger)

@@ -9,7 +9,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from release_world import FORBID, READS, THIRD, Release, policy
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import ReleaseStep
@@ -23,6 +22,7 @@ from kvcustody.governance.release.store import FolderStore, SqlStore
 from kvcustody.policies.bundle.bundle import verify
 from kvcustody.policies.bundle.trust import KeyRole
 from kvcustody.signed_document import digest
+from standins.release.release_world import FORBID, READS, THIRD, Release, policy
 
 HOUR = 3600 * MICROSECONDS
 

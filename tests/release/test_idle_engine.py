@@ -10,10 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import builders
 import pytest
-from idle_engine import IdleEngine
-from release_world import MODEL, READS, Release, policy, worker_settings
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
@@ -25,6 +22,9 @@ from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.monitoring.ordering import enforcement_order
+from standins import builders
+from standins.release.idle_engine import IdleEngine
+from standins.release.release_world import MODEL, READS, Release, policy, worker_settings
 
 CLOCK = SystemClock()
 HOLDER = tenant_owner("idp", "holder")

@@ -9,7 +9,6 @@ from random import Random
 
 import msgspec
 import pytest
-from release_world import FORBID, MODEL, PROMPT, READS, THIRD, Follower, Release, policy
 
 from kvcustody.audit.events import CustodyEnded, PolicyActivated, PolicyStaged, ReceiptRecorded
 from kvcustody.clock import MICROSECONDS
@@ -26,6 +25,7 @@ from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.model import AccessRequest
 from kvcustody.signed_document import digest
+from standins.release.release_world import FORBID, MODEL, PROMPT, READS, THIRD, Follower, Release, policy
 
 HIT = 64
 NOW_UTC = 1_767_225_600 * MICROSECONDS

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from release_world import FORBID, READS, THIRD, Release, policy
 
 from kvcustody.audit.processes.running_policies import RunningPolicy, running_policies
 from kvcustody.audit.processes.work_periods import WorkPeriod
@@ -17,6 +16,7 @@ from kvcustody.governance.decisions.staged_table import Stage, StagedTable
 from kvcustody.governance.release.policies_in_effect import policies_in_effect
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from standins.release.release_world import FORBID, READS, THIRD, Release, policy
 
 NOW = 1_767_225_600_000_000
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-import builders
 import pytest
-from release_world import MODEL, PROMPT, READS, policy
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import identify
+from standins import builders
+from standins.release.release_world import MODEL, PROMPT, READS, policy
 
 TABLE, CLOSED = builders.table(policy(READS)), builders.table(policy(), 2)
 STEPS, THREADS = 6, 3

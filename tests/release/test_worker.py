@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from release_world import MODEL, PROMPT, READS, Release, policy, worker_settings
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.audit.database.engine import open_store
@@ -19,6 +18,7 @@ from kvcustody.governance.release.store import FolderStore, SqlStore
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.migrations.upgrade import upgrade
+from standins.release.release_world import MODEL, PROMPT, READS, Release, policy, worker_settings
 
 
 def opened(asked: Settings) -> Worker:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from custody_world import CustodyWorld
 from sqlalchemy import Engine
+
+from standins.robust.custody_world import CustodyWorld
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from custody_world import BLOCK, SHARDS, CustodyWorld
 from sqlalchemy import Engine
 
 from kvcustody.audit.coverage.summary import coverage
@@ -21,6 +20,7 @@ from kvcustody.audit.events import (
 from kvcustody.audit.query.evidence_columns import read
 from kvcustody.audit.schema.ledger import custody_ends
 from kvcustody.clock import MICROSECONDS
+from standins.robust.custody_world import BLOCK, SHARDS, CustodyWorld
 
 Make = Callable[..., CustodyWorld]
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from builders import governor, policy, table, writer
-from coverage_agreement import disagreements
-from custody_world import BLOCK, MODEL, SPEC
 from sqlalchemy import Engine, select
 
 from kvcustody.allocator.pool.options import PoolOptions
@@ -20,6 +17,9 @@ from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.orphans.ledger_join import WriterJoin
+from standins.audit.coverage_agreement import disagreements
+from standins.builders import governor, policy, table, writer
+from standins.robust.custody_world import BLOCK, MODEL, SPEC
 
 POLICY = policy(
     dict.fromkeys(("alpha", "beta"), "{guaranteed: 40%, cap: 40%, borrow: false}"),

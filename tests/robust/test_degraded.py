@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
-from custody_world import BLOCK, MODEL, QUICK, CustodyWorld
 from sqlalchemy import Engine, select
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
@@ -21,6 +20,7 @@ from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.ids import TenantId
+from standins.robust.custody_world import BLOCK, MODEL, QUICK, CustodyWorld
 
 Make = Callable[..., CustodyWorld]
 

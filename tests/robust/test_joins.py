@@ -10,7 +10,6 @@ from collections.abc import Callable
 import numpy as np
 import orjson
 import pytest
-from custody_world import BLOCK, MODEL, SHARDS, CustodyWorld
 from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.coverage.summary import CoverageRow, coverage
@@ -21,6 +20,7 @@ from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor import sequence_events as evidence
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.ids import SessionId, SubjectId, TenantId
+from standins.robust.custody_world import BLOCK, MODEL, SHARDS, CustodyWorld
 
 WHOLE = 3
 PROMPT = np.arange(WHOLE * BLOCK + 5, dtype=np.int32)

@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from builders import keyring as open_keyring
-from custody_world import CustodyWorld
 from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.coverage.summary import coverage
@@ -37,6 +35,9 @@ from kvcustody.audit.schema.ledger import (
 )
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.domain_spec import tenant_owner
+from standins import PLACE
+from standins.builders import keyring as open_keyring
+from standins.robust.custody_world import CustodyWorld
 
 pytestmark = pytest.mark.system
 
@@ -87,7 +88,7 @@ def kill_often(folder: Path, kills: int) -> Iterator[Kill | None]:
     """Start a process, kill it, and again; each start replays and closes what the one before it left."""
     chance = random.Random(kills)
     server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("victim_server.py"))],
+        [sys.executable, str(PLACE / "robust" / "victim_server.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=(folder / "stderr.log").open("wb"),

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import governor, grant, policy, table, writer
-from custody_world import MODEL
 from sqlalchemy import Engine, event, select
 
 from kvcustody.audit.events import KeyEvent
@@ -26,6 +24,8 @@ from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission, Deferred
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.identity.principal import identify
+from standins.builders import governor, grant, policy, table, writer
+from standins.robust.custody_world import MODEL
 
 POLICY = policy(more=grant())
 PROMPT = [*range(1, 65), 7]

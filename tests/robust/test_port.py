@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from custody_world import BLOCK, MODEL
-from port_world import POLICY, PortWorld
 from sqlalchemy import Engine, select
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -20,6 +18,8 @@ from kvcustody.errors import HandleError, IsolationError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from standins.robust.custody_world import BLOCK, MODEL
+from standins.robust.port_world import POLICY, PortWorld
 
 Make = Callable[..., PortWorld]
 PROMPT = list(range(5 * BLOCK + 3))

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from custody_world import SHARDS, SPEC, CustodyWorld
-from fake_cuda import FakeCuda
 from sqlalchemy import Engine
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.clock import Clock
 from kvcustody.kernels.segment import Layout, SegmentTable
+from standins.device.fake_cuda import FakeCuda
+from standins.robust.custody_world import SHARDS, SPEC, CustodyWorld
 
 
 class LateMemory(StreamTensorMemory):

@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
-from service_world import Worker, register, settings_in, ship
 
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.fleet import metrics_samples
 from kvcustody.governance.service.service import Service, open_service
+from standins.service.service_world import Worker, register, settings_in, ship
 
 
 class Client:
@@ -140,7 +140,7 @@ def client(service: Service) -> Iterator[Client]:
 @pytest.fixture(scope="module")  # not longer: while it serves, the process collects its garbage seldom
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One control plane for what a file tries with real workers; every test leaves it serving, with READS in effect."""
-    from control_plane_world import READS, ControlPlane
+    from standins.service.control_plane_world import READS, ControlPlane
 
     made = ControlPlane(tmp_path_factory.mktemp("cp"))
     made.release(READS)
@@ -150,7 +150,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def server(service: Service) -> Iterator[Any]:
-    from service_world import Server
+    from standins.service.service_world import Server
 
     running = Server(service)
     yield running

@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 import pytest
 import structlog
-from service_world import Worker, register, ship
 from typer.testing import CliRunner
 
 from kvcustody.audit.erasure.certificate import statement_text
@@ -23,6 +22,7 @@ from kvcustody.audit.verify.verify_certificate import verify as verify_certifica
 from kvcustody.console.main import app
 from kvcustody.signed_document import encode_ascii
 from kvcustody.times import DAY_US
+from standins.service.service_world import Worker, register, ship
 
 CASES = "/v1/cases"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 import pytest
-from service_world import OFFSET_US, Worker, register, settings_in, ship
 from sqlalchemy import select
 
 from kvcustody.audit.coverage.summary import coverage
@@ -18,6 +17,7 @@ from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service, open_service
+from standins.service.service_world import OFFSET_US, Worker, register, settings_in, ship
 
 SECOND = 1_000_000
 HOUR, DAY = 3600 * SECOND, 86_400 * SECOND

@@ -24,10 +24,11 @@ from kvcustody.console.main import app
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.service import open_service
 from kvcustody.governance.service.settings import ServiceSettings
+from standins import PLACE
 
 pytestmark = pytest.mark.system
 
-PROCESS = Path(__file__).with_name("service_process.py")
+PROCESS = PLACE / "service" / "service_process.py"
 Make = Callable[..., ServiceSettings]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import structlog
-from control_plane_world import APART, ControlPlane
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
+from standins.service.control_plane_world import APART, ControlPlane
 
 
 @pytest.fixture(autouse=True)

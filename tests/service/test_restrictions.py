@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import pytest
-from service_world import Server, Worker, register, ship
 
 from kvcustody.audit.cases.restrictions import restrictions_in_force
 from kvcustody.audit.events import ProcessingRestricted
@@ -15,6 +14,7 @@ from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.erasures import RemoteInbox
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.restriction.restricted_subjects import RestrictedSubject, RestrictedSubjects
+from standins.service.service_world import Server, Worker, register, ship
 
 CASES = "/v1/cases"
 

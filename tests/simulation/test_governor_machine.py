@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from governed import LOW_ABSOLUTE_US, LOW_IDLE_US, MODEL, governor, person
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from model import SIZE, Limits, Model
-from simulation import BASES, SECOND
-from test_manager_machine import DEEP, QUICK, causes, machine, some
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, Deferred
 from kvcustody.governance.erasure.selector import Selector
+from standins.simulation.governed import LOW_ABSOLUTE_US, LOW_IDLE_US, MODEL, governor, person
+from standins.simulation.manager_machine import DEEP, QUICK, causes, machine, some
+from standins.simulation.model import SIZE, Limits, Model
+from standins.simulation.simulation import BASES, SECOND
 
 PEOPLE = [("a", "mia"), ("a", "noa"), ("b", "mia")]
 LOW, HIGH = Limits(LOW_IDLE_US, LOW_ABSOLUTE_US), Limits(0, 0)

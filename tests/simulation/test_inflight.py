@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from world import SECOND, World, run
+
+from standins.allocator.world import SECOND, World, run
 
 BLOCKS, SLOTS, LATEST = (
     12,

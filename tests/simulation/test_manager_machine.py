@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from simulation import BASES, SECOND, drive, roomy, tight
 
 from kvcustody.allocator.prefix.eviction_policy import POLICIES
-
-QUICK = settings(
-    max_examples=60,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-DEEP = settings(QUICK, max_examples=1500, stateful_step_count=120, derandomize=False)
-
-some = st.integers(0, 1 << 16)
-causes = st.sampled_from(("finished", "aborted", "preempted", "timeout"))
+from standins.simulation.manager_machine import DEEP, QUICK, causes, machine, some
+from standins.simulation.simulation import BASES, SECOND, drive, roomy, tight
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -96,12 +83,6 @@ class ManagerMachine(RuleBasedStateMachine):
 
 class TightMachine(ManagerMachine):
     make = staticmethod(tight)
-
-
-def machine(of: type, how: settings) -> type:
-    test = of.TestCase
-    test.settings = how
-    return test
 
 
 TestManagerExactly = machine(ManagerMachine, QUICK)

@@ -11,8 +11,6 @@ import textwrap
 from typing import NamedTuple
 
 import pytest
-from simulation import SECOND, drive, roomy, tight
-from world import World, run, state_of
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.reclaim import Reclaimer
@@ -25,6 +23,8 @@ from kvcustody.allocator.prefix.eviction_policy import EvictionQueue
 from kvcustody.allocator.prefix.hash_index import PrefixIndex
 from kvcustody.allocator.prefix.publish import Publication
 from kvcustody.allocator.prefix.tree import PrefixTree
+from standins.allocator.world import World, run, state_of
+from standins.simulation.simulation import SECOND, drive, roomy, tight
 
 pytestmark = pytest.mark.system
 

@@ -10,10 +10,10 @@ import random
 
 import numpy as np
 import pytest
-from world import SECOND, SIZE, World, run
 
 from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS, ScrubResult
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
+from standins.allocator.world import SECOND, SIZE, World, run
 
 BLOCKS = 48
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=4, block_tokens=SIZE)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from governed import LOW_ABSOLUTE_US, LOW_IDLE_US, MODEL, governor, person
-from simulation import SECOND
 
 from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission
+from standins.simulation.governed import LOW_ABSOLUTE_US, LOW_IDLE_US, MODEL, governor, person
+from standins.simulation.simulation import SECOND
 
 DAY = 86_400 * SECOND
 Handle = tuple[int, int]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from world import SECOND, World, run
 
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.errors import HandleError
+from standins.allocator.world import SECOND, World, run
 
 BOUND = 30 * SECOND
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fake_cuda import FakeCuda
-from world import SECOND, World, run
 
 from kvcustody.allocator.pool.block_state import DIRTY, QUARANTINED
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.clock import VirtualClock
 from kvcustody.kernels.segment import SegmentTable
+from standins.allocator.world import SECOND, World, run
+from standins.device.fake_cuda import FakeCuda
 
 BLOCKS = 24
 

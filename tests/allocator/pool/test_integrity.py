@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from world import SIZE, World, run
 
 from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
+from standins.allocator.world import SIZE, World, run
 
 BLOCKS = 48
 SPEC = TensorSpec(layers=2, kv_heads=1, head_dim=4, block_tokens=SIZE)

@@ -7,9 +7,9 @@ import random
 
 import numpy as np
 import pytest
-from world import MINUTE, SECOND, SIZE, World, run
 
 from kvcustody.allocator.pool.block_state import NEVER_US
+from standins.allocator.world import MINUTE, SECOND, SIZE, World, run
 
 HOUR = 60 * MINUTE
 

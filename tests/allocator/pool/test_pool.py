@@ -7,7 +7,6 @@ import random
 
 import numpy as np
 import pytest
-from world import OPTIONS, SECOND, World, run
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
@@ -15,6 +14,7 @@ from kvcustody.allocator.pool.block_state import TRANSITIONS, BlockState
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.errors import CapacityError, DeviceError, HandleError, IsolationError
+from standins.allocator.world import OPTIONS, SECOND, World, run
 
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=8, block_tokens=4)
 

@@ -6,7 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from world import SECOND, SIZE, run, state_of
 
 from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
@@ -16,6 +15,7 @@ from kvcustody.errors import CapacityError, HandleError
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from standins.allocator.world import SECOND, SIZE, run, state_of
 
 POLICY = """
 schema: kvcustody/policy@1

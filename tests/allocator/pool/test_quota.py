@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from world import MINUTE, SECOND, World, run
 
 from kvcustody.allocator.manager.reclaim import OVER_QUOTA, POOL_FULL
+from standins.allocator.world import MINUTE, SECOND, World, run
 
 
 def test_used_never_exceeds_the_cap_and_own_cache_makes_room_first():

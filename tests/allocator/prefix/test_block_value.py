@@ -5,23 +5,19 @@ Every case is run in our own tree and in a pool that an engine allocates by itse
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import pytest
-from world import MINUTE, SECOND, World, run
 
 from kvcustody.allocator.prefix.eviction_policy import SIGNALS, EvictionPolicy, Lru, ValueAware
 from kvcustody.allocator.prefix.think_times import EVIDENCE_MAX, PAUSES, ThinkTimes
 from kvcustody.governance.decisions.eviction_order import eviction_orders
 from kvcustody.policies.document.model import EvictionSignal
 from kvcustody.policies.reading.load_policy import load_policy
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "external"))
-
-from test_ranking import Engine
+from standins.allocator.ranked_engine import Engine
+from standins.allocator.world import MINUTE, SECOND, World, run
 
 Make = Callable[[], EvictionPolicy]
 BASE = (Path(__file__).parents[2] / "policies" / "strict.yaml").read_text()

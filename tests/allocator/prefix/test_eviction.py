@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from world import MINUTE, SECOND, SIZE, World, run
 
 from kvcustody.allocator.prefix.block_priority import disjoint
 from kvcustody.allocator.prefix.eviction_policy import (
@@ -18,6 +17,7 @@ from kvcustody.allocator.prefix.eviction_policy import (
     SegmentedLru,
 )
 from kvcustody.allocator.prefix.node import Node
+from standins.allocator.world import MINUTE, SECOND, SIZE, World, run
 
 
 def pool(policy, blocks: int = 400) -> World:

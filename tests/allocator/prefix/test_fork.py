@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 import torch
-from world import SIZE, World, run
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
+from standins.allocator.world import SIZE, World, run
 
 SPEC = TensorSpec(layers=2, kv_heads=1, head_dim=4, block_tokens=SIZE)
 

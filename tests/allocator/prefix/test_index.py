@@ -8,11 +8,11 @@ import statistics
 
 import numpy as np
 import pytest
-from world import SIZE, World, run, state_of
 
 from kvcustody.allocator.prefix.hash_index import COARSE_BLOCKS, PrefixIndex, indexed_positions
 from kvcustody.allocator.prefix.key_chain import keys_of
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
+from standins.allocator.world import SIZE, World, run, state_of
 
 
 def test_indexed_positions_are_the_first_block_and_the_coarse_ends():

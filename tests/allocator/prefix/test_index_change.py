@@ -6,11 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from world import MINUTE, SIZE, World, run
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.errors import CapacityError, HandleError
+from standins.allocator.world import MINUTE, SIZE, World, run
 
 
 def split(keys: bytes) -> list[bytes]:

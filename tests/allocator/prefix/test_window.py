@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from world import SIZE, World, run
 
 from kvcustody.allocator.prefix.sliding_window import attached
 from kvcustody.errors import CapacityError
+from standins.allocator.world import SIZE, World, run
 
 
 def prefix(tokens: list[int], blocks: int) -> tuple[int, ...]:

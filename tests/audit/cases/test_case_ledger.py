@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import builders
 import numpy as np
 import pytest
 from sqlalchemy import Connection, Engine, delete, update
@@ -44,6 +43,7 @@ from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.console.report.document import render_all
 from kvcustody.times import DAY_US, moment_us
+from standins import builders
 
 DAY_0 = moment_us("2026-05-05T09:00:00Z")
 DIGEST = "ab" * 32

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from sqlalchemy import Engine, func, select
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from copy_world import SECOND, CopyWorld, expected
 
 from kvcustody.audit.copies.copy_coverage import CopyCoverage, copies_from_leaves, copy_coverage
 from kvcustody.audit.copies.copy_rows import copy_totals, transfers_of
@@ -29,6 +23,7 @@ from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import COPIES_A_LEAF, copy_leaves
+from standins.audit.copy_world import SECOND, CopyWorld, expected
 
 CONTEXT = Context("ab" * 16, 0, lambda tenant, subject, session="": "p" * 24)
 NOTHING = PoolCounts(0, 0, 0, 0, 0, 0, (), 0)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from sqlalchemy import Engine, func, select
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from copy_world import SECOND, CopyWorld
 
 from kvcustody.audit.copies import copy_rows
 from kvcustody.audit.copies.copy_coverage import CopyCoverageRow, copies_from_leaves, copy_coverage
@@ -27,6 +22,7 @@ from kvcustody.audit.writer.crash_recovery import Closing, close_process, closin
 from kvcustody.clock import SystemClock
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from standins.audit.copy_world import SECOND, CopyWorld
 
 pytestmark = pytest.mark.system
 

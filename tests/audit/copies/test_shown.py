@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,6 @@ import orjson
 import pytest
 from sqlalchemy import Engine
 from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from copy_world import CopyWorld
-from verifiers import is_sound, run_alone
 
 from kvcustody.audit.coverage import recount_process as recounting
 from kvcustody.audit.events import Event, TransferDecided, WorkerStarted, WorkerStopped
@@ -35,6 +29,8 @@ from kvcustody.console.report.document import page_of, render_all
 from kvcustody.console.report.render.page_model import strings_of
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from standins.audit.copy_world import CopyWorld
+from standins.audit.verifiers import is_sound, run_alone
 
 KEY = SigningKey.generate("ledger.test")
 VKEY = str(KEY.verifier)

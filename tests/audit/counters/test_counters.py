@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import builders
 import numpy as np
 import orjson
 import pytest
@@ -66,6 +65,7 @@ from kvcustody.audit.schema.trees import checkpoints, root_leaves, tree_nodes
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.times import HOUR_US
+from standins import builders
 
 
 def more(world: Any) -> list[Event]:

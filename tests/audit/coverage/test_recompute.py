@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import coverage_oracle
-import falsified
 import pytest
-from coverage_agreement import counted, disagreements
 from sqlalchemy import Engine, update
-from test_coverage import BLOCKS, opened, story
 
 from kvcustody.audit.coverage.custody_units import CustodySelection, units_of
 from kvcustody.audit.coverage.leaf_record import LeafRecord
@@ -34,6 +31,9 @@ from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.schema.ledger import custody_ends
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.errors import LedgerError
+from standins.audit import falsified
+from standins.audit.coverage_agreement import counted, disagreements
+from standins.audit.custody_story import BLOCKS, opened, story
 
 CASES = 500
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
-from verifiers import ALONE, is_sound, run_alone, verify_both
 
 from kvcustody.audit.exports import amalgamate
 from kvcustody.audit.exports import file_formats as chunks
@@ -31,6 +30,7 @@ from kvcustody.audit.tlog.tiles import ExportError
 from kvcustody.audit.verify import verify_export as export_verifier
 from kvcustody.audit.verify.verify_export import NO_WITNESS, KeptHead
 from kvcustody.console.main import app
+from standins.audit.verifiers import ALONE, is_sound, run_alone, verify_both
 
 FORMS = list(LeafFormat)
 

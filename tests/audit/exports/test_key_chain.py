@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Engine
-from verifiers import verify_both
 
 from kvcustody.audit.events import GapRecorded, SigningKeyRecorded
 from kvcustody.audit.exports.export_writer import ExportSelection, write_export
@@ -25,6 +24,7 @@ from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.clock import SystemClock
+from standins.audit.verifiers import verify_both
 
 ORIGIN = "ledger.example/chain"
 CLOCK = SystemClock()

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from sqlalchemy import Engine, delete, insert, select
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from coverage_oracle import NOWHERE, items_of, listed
+from sqlalchemy import Engine, delete, insert, select
 
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import (

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_process import OneProcess, clean
 from sqlalchemy import Engine, event
 
 from kvcustody.audit.events import ErasureCompleted, ErasureRequested
@@ -19,6 +18,7 @@ from kvcustody.audit.report.sections.board import NOTHING_DUE, TrendPeriod, thre
 from kvcustody.console.report.board_pages import decision, sentences
 from kvcustody.console.report.document import page_of, render_all
 from kvcustody.console.report.render.page_model import Facts, Items, strings_of
+from standins.audit.one_process import OneProcess, clean
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_ledger
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
@@ -29,6 +28,7 @@ from kvcustody.audit.verify.report.figures_again import again_from_ledger
 from kvcustody.audit.verify.report.verify_report import is_unchecked, verify_report
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
+from standins.audit import report_ledger
 
 OWN = """
 id = "our-rules"

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_ledger
-import tiered_ledger
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
@@ -27,6 +25,7 @@ from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import render_all
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.migrations.upgrade import upgrade
+from standins.audit import report_ledger, tiered_ledger
 
 pytestmark = pytest.mark.system
 

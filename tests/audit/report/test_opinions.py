@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_process import KEY, OneProcess, clean
 from sqlalchemy import Engine
 
 from kvcustody.audit.events import (
@@ -30,6 +29,7 @@ from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.console.erasure.page import render
 from kvcustody.console.report.document import WATERMARK, page_of, render_all
 from kvcustody.errors import ConfigError
+from standins.audit.one_process import KEY, OneProcess, clean
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import reperform
-import report_ledger
-import tiered_ledger
 from sqlalchemy import Engine
 
 from kvcustody.audit.coverage import summary
@@ -35,6 +33,7 @@ from kvcustody.audit.report.sampling.strata import allocate, draw_strata
 from kvcustody.audit.report.signing.report_signature import sign_digest
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.migrations.upgrade import upgrade
+from standins.audit import report_ledger, tiered_ledger
 
 Body = dict[str, Any]
 PROGRAM = Path(reperform.__file__).parent

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import coverage_oracle as oracle
-import falsified
 import pytest
-import report_ledger
 import structlog
 from oscal_bindings.v1.models import AssessmentResultsDocument
 from pydantic import ValidationError
@@ -47,6 +45,7 @@ from kvcustody.console.report.document import page_of, render_all
 from kvcustody.console.report.render.page_model import Chart, Facts, Paragraph, Table, strings_of
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
+from standins.audit import falsified, report_ledger
 
 
 class Sealed:

@@ -14,7 +14,6 @@ from typing import Any
 
 import openpyxl
 import pytest
-import report_ledger
 from oscal_bindings.v1.models import (
     AssessmentPlanDocument,
     AssessmentResultsDocument,
@@ -43,6 +42,7 @@ from kvcustody.console.report.package.oscal_set import oscal_documents
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.times import iso
+from standins.audit import report_ledger
 
 DOCUMENTS: dict[str, Any] = {
     "component-definition.json": ComponentDefinitionDocument,

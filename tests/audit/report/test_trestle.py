@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_ledger
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
@@ -18,6 +17,7 @@ from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.console.report.package.oscal_set import oscal_documents
 from kvcustody.migrations.upgrade import upgrade
+from standins.audit import report_ledger
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[3]

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_ledger
-from falsified import OFFSET_US, leaf_bytes
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import WRITE
@@ -23,6 +21,8 @@ from kvcustody.audit.writer.event_queue import EventQueue
 from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import SystemClock
 from kvcustody.times import MINUTE_US
+from standins.audit import report_ledger
+from standins.audit.falsified import OFFSET_US, leaf_bytes
 
 START = 1_000_000
 

@@ -11,16 +11,6 @@ import struct
 from pathlib import Path
 
 import pytest
-from independent import (
-    ORDER,
-    check_leaf_file,
-    decode,
-    ed25519,
-    fsck_tiles,
-    read_checkpoint,
-    root_from_path,
-    roots_from_proof,
-)
 
 from kvcustody.audit.tlog import backend, stdlib_backend
 from kvcustody.audit.tlog.checkpoint import Checkpoint, open_checkpoint
@@ -31,6 +21,16 @@ from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.tlog.tiles import CHECKPOINT, write_export
 from kvcustody.errors import LedgerError
+from standins.audit.independent import (
+    ORDER,
+    check_leaf_file,
+    decode,
+    ed25519,
+    fsck_tiles,
+    read_checkpoint,
+    root_from_path,
+    roots_from_proof,
+)
 
 LOG = SigningKey.from_seed("ledger.example/root", KeyKind.ED25519, bytes(range(32)))
 WITNESS = SigningKey.from_seed("witness.example/w1", KeyKind.COSIGNATURE, bytes(range(9, 41)))

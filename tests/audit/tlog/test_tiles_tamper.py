@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from independent import fsck_tiles
 
 from kvcustody.audit.events import Context, ResidencyOpened, ResidencyReleased, leaves
 from kvcustody.audit.events.block_runs import Run
@@ -35,6 +34,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.tlog.tiles import CHECKPOINT, ENTRIES, TileFolder, encode_bundle, tile_path, write_export
 from kvcustody.audit.verify import verify_tiles
 from kvcustody.audit.verify.verify_tiles import ExportReport, TileFinding
+from standins.audit.independent import fsck_tiles
 
 LOG = SigningKey.from_seed("ledger.example/tenant-a", KeyKind.ED25519, bytes(range(32)))
 VKEY = str(LOG.verifier)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 from typer.testing import CliRunner
-from verifiers import verify_both
 
 from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.exports.export_writer import write_export
@@ -26,6 +25,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.witness.rfc3161_timestamp import TimestampAuthority, TimestampError, ask, check, stamp
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
+from standins.audit.verifiers import verify_both
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the authority is OpenSSL's")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_content import check_content
-from crash_lives import CALLS, Kill, check_exactly_once, inject, kill_often, missing
 from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import events as leaves
 from kvcustody.audit.schema.ledger import logs, outages
 from kvcustody.migrations.upgrade import upgrade
+from standins.audit.crash_content import check_content
+from standins.audit.crash_lives import CALLS, Kill, check_exactly_once, inject, kill_often, missing
 
 pytestmark = pytest.mark.system
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="faults are injected by strace")

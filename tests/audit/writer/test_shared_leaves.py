@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from builders import ledger
 from sqlalchemy import Engine, select
 
 from kvcustody.audit.coverage.summary import coverage
@@ -29,6 +28,7 @@ from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.schema.ledger import custody_ends, events, receipts, releases
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter
+from standins.builders import ledger
 
 STARTED = WorkerStarted(1, "worker-1", 48, 1, 4096, "cpu", "test")
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import Run, call
+
+from standins.console.command_line import Run, call
 
 
 @pytest.fixture

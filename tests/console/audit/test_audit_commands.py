@@ -15,11 +15,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import builders
 import pytest
-from command_line import Run, answer
 from sqlalchemy import select
-from verifiers import ALONE
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import (
@@ -40,6 +37,9 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit import on_record
 from kvcustody.console.opening import reading
+from standins import builders
+from standins.audit.verifiers import ALONE
+from standins.console.command_line import Run, answer
 
 DOCS = Path(__file__).parents[3] / "docs" / "audit" / "walkthrough.md"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

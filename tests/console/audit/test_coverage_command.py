@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import builders
 import orjson
 import pytest
 from sqlalchemy import text
@@ -21,6 +20,7 @@ from kvcustody.audit.events import (
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.console.main import app
 from kvcustody.migrations.upgrade import upgrade
+from standins import builders
 
 
 @pytest.fixture

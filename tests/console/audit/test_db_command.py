@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import builders
 import pytest
 from typer.testing import CliRunner
 
 from kvcustody.audit.database.engine import SCHEMA_REVISION, open_store
 from kvcustody.audit.events import GapRecorded
 from kvcustody.console.main import app
+from standins import builders
 
 RUN = CliRunner()
 

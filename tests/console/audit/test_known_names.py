@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import builders
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -15,6 +14,7 @@ from kvcustody.audit.query.events import EventFilter, find_events
 from kvcustody.clock import SystemClock
 from kvcustody.console import command
 from kvcustody.console.main import app
+from standins import builders
 
 POLICY = Path(__file__).parents[3] / "policies" / "library" / "regulated-saas.yaml"
 Run = Callable[..., Result]

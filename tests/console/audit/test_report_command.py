@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import builders
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -30,6 +29,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.migrations.upgrade import upgrade
+from standins import builders
 
 POLICY = Path(__file__).parents[3] / "policies" / "library" / "regulated-saas.yaml"
 HOUR = 3_600_000_000

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Run, answer
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -18,6 +17,7 @@ from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
 from kvcustody.migrations.upgrade import upgrade
+from standins.console.command_line import Run, answer
 
 CLOCK = SystemClock()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from coverage_agreement import disagreements
 
 from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
@@ -15,6 +14,7 @@ from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions, 
 from kvcustody.console.replay.run import golden_check as golden
 from kvcustody.console.replay.run.job import run_job
 from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
+from standins.audit.coverage_agreement import disagreements
 
 TRACES = {
     "mooncake": ("mooncake_conv_dev40.jsonl.gz", 16_000),

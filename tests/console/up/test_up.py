@@ -15,9 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from start_up import PROGRAM, Started, start
 
 from kvcustody.console.web.page_request import PLACES
+from standins.console.start_up import PROGRAM, Started, start
 
 pytest.importorskip("torch", reason="the worker's blocks are tensors")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 from sqlalchemy import create_engine, func, select
-from start_up import PROGRAM, start
 
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.schema.ledger import erasure_results, events
+from standins.console.start_up import PROGRAM, start
 
 pytestmark = pytest.mark.system
 ENGINE_PYTHON = os.environ.get("KVCUSTODY_ENGINE_PYTHON", "")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from web_world import World, running
+
+from standins.console.web_world import World, running
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from builders import walled_postgres
-from web_world import World, running
 
 from kvcustody.console.web.app import _PAGES
+from standins.builders import walled_postgres
+from standins.console.web_world import World, running
 
 pytestmark = pytest.mark.system
 

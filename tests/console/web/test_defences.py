@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from web_world import MARKUP, TRACE, World
+
+from standins.console.web_world import MARKUP, TRACE, World
 
 pytestmark = pytest.mark.system
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from web_world import World
 
 from kvcustody.audit.erasure.requests_and_answers import request, requests
 from kvcustody.governance.api.models.erasures import ErasureRequest
 from kvcustody.governance.erasure.selector import selector_from
 from kvcustody.governance.observability.serving_measures import ServingMeasures
+from standins.console.page_tables import rows_of
+from standins.console.web_world import World
 
 SignIn = Callable[[str], httpx.Client]
 
@@ -31,19 +32,6 @@ def client(world: World) -> Iterator[SignIn]:
             return made
 
         yield make
-
-
-def rows_of(page: str, caption: str) -> list[list[str]]:
-    """The cells of the table with this caption, row by row, as text."""
-    [table] = [part for part in page.split("<table")[1:] if f'<caption class="hidden">{caption}<' in part]
-    body = table.split("</thead>")[1].split("</table>")[0]
-    return [
-        [
-            html.unescape(re.sub(r"<[^>]*>", "", cell)).strip()
-            for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)
-        ]
-        for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
-    ]
 
 
 def _of_worker(person: httpx.Client) -> list[list[str]]:

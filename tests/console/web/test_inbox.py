@@ -17,9 +17,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from receivers import hook_server, mail_server, serving
 from typer.testing import CliRunner
-from web_world import World, policy_source, running
 
 from kvcustody.audit.events import ErasureCompleted
 from kvcustody.audit.siem.sink import check_webhook
@@ -32,6 +30,8 @@ from kvcustody.governance.service.inbox.delivery import InboxDelivery
 from kvcustody.governance.service.inbox.item import InboxItem, InboxKind, InboxState
 from kvcustody.governance.service.inbox.read_inbox import InboxReader
 from kvcustody.governance.service.settings import InboxMail, InboxWebhook, ServiceSettings
+from standins.console.receivers import hook_server, mail_server, serving
+from standins.console.web_world import World, policy_source, running
 
 
 @pytest.fixture(scope="module")

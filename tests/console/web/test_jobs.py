@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from web_world import World
+
+from standins.console.web_world import World
 
 KINDS = {
     "check": ("/v1/checks", {}),

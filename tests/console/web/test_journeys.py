@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 import pytest
 from playwright.sync_api import expect
-from web_world import World, policy_source, write_draft
 
 from kvcustody.audit.erasure.certificate import SelectorOpening
 from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
+from standins.console.web_world import World, policy_source, write_draft
 
 pytestmark = pytest.mark.system
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-from web_world import World, running
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import GENERATED, ResidencyOpened, WorkerStarted, WorkerStopped
@@ -22,6 +21,7 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.web.app import _PAGES as PAGES
 from kvcustody.console.web.rendering import environment
+from standins.console.web_world import World, running
 
 pytestmark = pytest.mark.system
 

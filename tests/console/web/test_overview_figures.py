@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import event
-from web_world import World
 
 from kvcustody.audit.counters.judge_hours import judge
 from kvcustody.audit.counters.read_figures import event_counts
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release.replay_records import fold
 from kvcustody.governance.service.fleet import policy_releases
+from standins.console.web_world import World
 
 CUSTODY = ("custody_ends", "receipts", "releases", "residencies", "attachments", "decisions", "hit_counters")
 

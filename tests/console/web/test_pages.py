@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from web_world import World, policy_source, write_draft
+
+from standins.console.web_world import World, policy_source, write_draft
 
 pytestmark = pytest.mark.system
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from web_world import running
+
+from standins.console.web_world import running
 
 pytestmark = pytest.mark.system
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from control_plane_world import APART
-from decided_world import DecidedWorld
-from test_forms import rows_of
 from typer.testing import CliRunner
-from web_world import World, running
 
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.governance.observability.serving_summary import TierServing, tier_servings
+from standins.console.page_tables import rows_of
+from standins.console.web_world import World, running
+from standins.governance.decided_world import DecidedWorld
+from standins.service.control_plane_world import APART
 
 SECOND_US = 1_000_000
 

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
-from web_world import World, running
 
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.schema.service import service_workers
@@ -25,6 +24,7 @@ from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import OF_TENANTS, Role
 from kvcustody.governance.service.service import open_service
 from kvcustody.governance.service.settings import ServiceSettings
+from standins.console.web_world import World, running
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "console" / "web" / "templates"
 EMPTY = re.compile(r'<div class="empty"><p class="lead">(.*?)</p>(.*?)</div>', re.DOTALL)

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from router_world import (
+
+from kvcustody.governance.tokens.router_namespace import RouterNamespaces
+from kvcustody.integrations.dynamo.relay import ScopedRelay
+from kvcustody.integrations.events.block_event import cleared
+from kvcustody.integrations.events.publisher import EventPublisher
+from standins.engines.dynamo.router_world import (
     ACME,
     ALICE,
     BLOCK,
@@ -23,11 +28,6 @@ from router_world import (
     some_removed,
     some_stored,
 )
-
-from kvcustody.governance.tokens.router_namespace import RouterNamespaces
-from kvcustody.integrations.dynamo.relay import ScopedRelay
-from kvcustody.integrations.events.block_event import cleared
-from kvcustody.integrations.events.publisher import EventPublisher
 
 LOCAL = "tcp://127.0.0.1:0"
 WHOLE = BLOCK * BLOCKS

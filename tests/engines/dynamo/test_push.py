@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from pathlib import Path
+
+from standins import LIBRARY
 
 PUSHES = """
 import asyncio, json, os, sys
 from dynamo._core import KvEventPublisher
 from dynamo.runtime import DistributedRuntime
-from router_world import ACME, ALICE, BLOCK, namespaces, some_removed, some_stored
+from standins.engines.dynamo.router_world import ACME, ALICE, BLOCK, namespaces, some_removed, some_stored
 from kvcustody.integrations.dynamo.push_publisher import PushPublisher
 from kvcustody.integrations.events.block_event import cleared
 
@@ -40,7 +42,7 @@ asyncio.run(main())
 def test_it_accepts_every_batch_and_refuses_a_wrong_one() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PUSHES],
-        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(LIBRARY)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 
 from dynamo._core import RadixTree, compute_block_hash_for_seq
-from router_world import ACME, BLOCK, BLOCKS, GLOBEX, namespaces, prompt, some_removed, some_stored
 
 from kvcustody.integrations.events.block_event import BlockEvent
 from kvcustody.integrations.events.dynamo_wire import DynamoRemoved, DynamoStored, DynamoWire
+from standins.engines.dynamo.router_world import (
+    ACME,
+    BLOCK,
+    BLOCKS,
+    GLOBEX,
+    namespaces,
+    prompt,
+    some_removed,
+    some_stored,
+)
 
 NAMES = namespaces()
 WIRE = DynamoWire(NAMES, tokens_published=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "vllm")]
 collect_ignore_glob = [] if importlib.util.find_spec("lmcache") else ["test_*.py"]
 
 _spec = importlib.util.spec_from_file_location("vllm_fixtures", HERE.parent / "vllm" / "conftest.py")

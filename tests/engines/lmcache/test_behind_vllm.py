@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from deployment import CONNECTOR
-from lmcache_server import GOVERNED, OURS, LMCacheServer
-from lmcache_site import Site, freed_bytes, run, transfer, vouched
-from local_engine import BLOCK, LocalEngine
 from sqlalchemy import select
-from tier_engines import BLOCKS, PREFIX, displace, prompt
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.copies.copy_rows import copy_totals
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import incarnations
+from standins.engines.lmcache.lmcache_server import GOVERNED, OURS, LMCacheServer
+from standins.engines.lmcache.lmcache_site import Site, freed_bytes, run, transfer, vouched
+from standins.engines.vllm.deployment import CONNECTOR
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import BLOCKS, PREFIX, displace, prompt
 
 
 @pytest.fixture

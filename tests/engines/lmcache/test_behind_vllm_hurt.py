@@ -11,13 +11,15 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from chunk_site import until
-from deployment import CONNECTOR
-from lmcache_server import GOVERNED, OURS, READ_SECONDS, LMCacheServer
-from lmcache_site import Site, run, transfer, vouched
-from local_engine import BLOCK, LocalEngine
-from store_faults import StoreFaults
-from tier_engines import BLOCKS, PREFIX, displace, prompt
+
+from standins import LIBRARY
+from standins.engines.lmcache.lmcache_server import GOVERNED, OURS, READ_SECONDS, LMCacheServer
+from standins.engines.lmcache.lmcache_site import Site, run, transfer, vouched
+from standins.engines.lmcache.store_faults import StoreFaults
+from standins.engines.vllm.deployment import CONNECTOR
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import BLOCKS, PREFIX, displace, prompt
+from standins.integrations.chunk_site import until
 
 WHOLE = PREFIX * BLOCK  # tokens
 CHUNKS = PREFIX // 2
@@ -78,7 +80,7 @@ def world(model: Path, site: list[str], tmp_path_factory: pytest.TempPathFactory
     named = {
         **deployment.of_server(),
         "KVCUSTODY_HOST_TIER_BYTES": str(64 << 20),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(LIBRARY), os.environ.get("PYTHONPATH", "")]),
     }
     server = LMCacheServer(folder / "lmcache", named, OURS, *GOVERNED, *faults.arguments())
     engine = None

@@ -8,17 +8,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from chunk_site import lives, until
-from deployment import CONNECTOR
-from lmcache_server import LMCacheServer
-from lmcache_site import SERVER, Site, transfer, vouched
-from local_engine import BLOCK, LocalEngine
-from tier_engines import BLOCKS, PREFIX, displace, prompt
-
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.verify.fsck_ledger import fsck
+from standins.engines.lmcache.lmcache_server import LMCacheServer
+from standins.engines.lmcache.lmcache_site import SERVER, Site, transfer, vouched
+from standins.engines.vllm.deployment import CONNECTOR
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import BLOCKS, PREFIX, displace, prompt
+from standins.integrations.chunk_site import lives, until
 
 WHOLE, CHUNKS = PREFIX * BLOCK, PREFIX // 2
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chunk_site import POLICY
-from deployment import CONNECTOR
-from lmcache_server import LMCacheServer
-from lmcache_site import CLEAR, Site, transfer, vouched
-from local_engine import LocalEngine
-from tier_engines import BLOCKS, prompt
+
+from standins.engines.lmcache.lmcache_server import LMCacheServer
+from standins.engines.lmcache.lmcache_site import CLEAR, Site, transfer, vouched
+from standins.engines.vllm.deployment import CONNECTOR
+from standins.engines.vllm.local_engine import LocalEngine
+from standins.engines.vllm.tier_engines import BLOCKS, prompt
+from standins.integrations.chunk_site import POLICY
 
 STRICT = POLICY.replace("profile: shared", "profile: strict").replace("borrow: true", "borrow: false")
 

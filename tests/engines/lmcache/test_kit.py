@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmcache_site import KEPT_RECORD, SUBJECT
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
@@ -32,6 +31,7 @@ from kvcustody.testkit.conformance.kit import capabilities_of, judge
 from kvcustody.testkit.lmcache import conformance, deployment
 from kvcustody.testkit.lmcache.conformance import LMCacheUnderTest, engine, engine_with_serde
 from kvcustody.testkit.lmcache.server import LMCacheServer
+from standins.engines.lmcache.lmcache_site import KEPT_RECORD, SUBJECT
 
 pytestmark = pytest.mark.system
 ENGINE = "kvcustody.testkit.lmcache.conformance:engine"

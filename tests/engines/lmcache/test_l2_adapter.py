@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import chunk_site
 import pytest
-from chunk_site import POLICY
-from chunk_world import ChunkWorld, chunk, content, key
 from lmcache.v1.distributed.internal_api import L2AdapterListener
+
+from standins.engines.lmcache.chunk_world import ChunkWorld, chunk, content, key
+from standins.integrations import chunk_site
+from standins.integrations.chunk_site import POLICY
 
 SIZE = 2 * 2 * 4 * 64 * 32
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from chunk_world import SHAPE, ChunkWorld, chunk, content, key
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 from lmcache.v1.distributed.serde.aesgcm import AesGcmDeserializer, AesGcmSerializer
 from lmcache.v1.distributed.serde.key_provider import HkdfKeyProvider
@@ -29,6 +28,7 @@ from kvcustody.integrations.lmcache.sealed_serde import (
     SealedSerializer,
     make_serde,
 )
+from standins.engines.lmcache.chunk_world import SHAPE, ChunkWorld, chunk, content, key
 
 LAYOUT = MemoryLayoutDesc(shapes=[torch.Size(SHAPE)], dtypes=[torch.float16])
 

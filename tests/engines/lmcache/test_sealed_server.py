@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chunk_site import POLICY, until
-from deployment import CONNECTOR
-from lmcache_server import GOVERNED, LMCacheServer
-from lmcache_site import CLEAR, Site, run, transfer, vouched
-from local_engine import BLOCK, LocalEngine
-from tier_engines import BLOCKS, PREFIX, displace, prompt
+
+from standins.engines.lmcache.lmcache_server import GOVERNED, LMCacheServer
+from standins.engines.lmcache.lmcache_site import CLEAR, Site, run, transfer, vouched
+from standins.engines.vllm.deployment import CONNECTOR
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import BLOCKS, PREFIX, displace, prompt
+from standins.integrations.chunk_site import POLICY, until
 
 WHOLE, CHUNKS = PREFIX * BLOCK, PREFIX // 2
 OURS = "kvcustody"

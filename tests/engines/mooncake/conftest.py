@@ -3,9 +3,5 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE)]
 collect_ignore_glob = [] if importlib.util.find_spec("mooncake") else ["test_*.py"]

@@ -21,11 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tried_release import TRIED
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lib"))
 
 from kvcustody.integrations.sglang.check_engine import VERSIONS as SGLANG
 from kvcustody.integrations.transformers.batching.check_engine import BEYOND, FIRST
 from kvcustody.integrations.vllm.versions import BELOW, OLDEST
+from standins.engines.releases.tried_release import TRIED
 
 ROOT = Path(__file__).resolve().parents[3]
 

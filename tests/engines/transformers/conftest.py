@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tried_release import widen
+
+from standins.engines.releases.tried_release import widen
 
 widen("transformers")
 HERE = Path(__file__).parent

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tried_release import widen
+
+from standins.engines.releases.tried_release import widen
 
 widen("vllm")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -19,14 +20,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["*test_*.py"]
 
 if TYPE_CHECKING:
-    from deployment import Deployment
-    from local_engine import LocalEngine
+    from standins.engines.vllm.deployment import Deployment
+    from standins.engines.vllm.local_engine import LocalEngine
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """PYTHONPATH entries of the engines' processes, in use here too."""
-    from engine_site import enter_site, make_site
+    from standins.engines.vllm.engine_site import enter_site, make_site
 
     entries = make_site(tmp_path_factory.mktemp("site"))
     enter_site(entries)
@@ -36,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model of full attention."""
-    from tiny_model import save_model
+    from standins.engines.vllm.tiny_model import save_model
 
     return save_model(tmp_path_factory.mktemp("model"))
 
@@ -44,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model whose layers form two groups: full attention and a sliding window."""
-    from tiny_model import save_model
+    from standins.engines.vllm.tiny_model import save_model
 
     return save_model(tmp_path_factory.mktemp("windowed"), kind="windowed")
 
@@ -52,7 +53,7 @@ def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def new_deployment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Deployment]:
     """Makes a deployment in a folder of its own."""
-    from deployment import Deployment
+    from standins.engines.vllm.deployment import Deployment
 
     return lambda **named: Deployment(tmp_path_factory.mktemp("deployment"), **named)
 
@@ -70,7 +71,7 @@ def start(model: Path, site: list[str]) -> Iterator[Callable[..., LocalEngine]]:
 
 
 def _engines(model: Path, site: list[str]) -> Iterator[Callable[..., LocalEngine]]:
-    from local_engine import LocalEngine
+    from standins.engines.vllm.local_engine import LocalEngine
 
     running: list[LocalEngine] = []
 

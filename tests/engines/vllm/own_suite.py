@@ -25,7 +25,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from engine_site import add_distribution
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lib"))
+
+from standins import LIBRARY
+from standins.engines.vllm.engine_site import add_distribution
 
 TESTS = "tests/v1/core/test_prefix_caching.py"
 # Tests that do what governance refuses, or expect reuse that it does not give; by the start of their names.
@@ -134,7 +137,6 @@ def from_source(source: Path, number: str, home: Path) -> str:
 
 def run(home: Path, injection: str | None, *more: str, path: str = "") -> Result:
     """The suite once; `injection`: the mode of injected.py; `path`: more of PYTHONPATH."""
-    here = Path(__file__).parent
     command = [
         sys.executable,
         "-m",
@@ -152,7 +154,7 @@ def run(home: Path, injection: str | None, *more: str, path: str = "") -> Result
         "-W",
         "ignore",
         "--tb=short",
-        *(["-p", "injected"] if injection else []),
+        *(["-p", "standins.engines.vllm.injected"] if injection else []),
         TESTS,
     ]
     settings = {
@@ -160,7 +162,7 @@ def run(home: Path, injection: str | None, *more: str, path: str = "") -> Result
         "HF_HUB_OFFLINE": "1",
         "VLLM_PLUGINS": "",
         "KVCUSTODY_INJECTED": injection or "",
-        "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1]), path]),
+        "PYTHONPATH": os.pathsep.join([str(LIBRARY), path]),
     }
     done = subprocess.run(
         command, cwd=home, env=os.environ | settings, capture_output=True, text=True, check=False

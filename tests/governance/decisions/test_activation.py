@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import builders
 import pytest
-from builders import governor, grant, policy
 
 from kvcustody.audit.events import Event, PolicyActivated
 from kvcustody.clock import MICROSECONDS, VirtualClock
@@ -14,6 +12,8 @@ from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.testkit.tiny_model import tiny_model
+from standins import builders
+from standins.builders import governor, grant, policy
 
 GRANT = grant("2027-01-01")
 MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import builders
 import numpy as np
 import pytest
 
@@ -20,6 +19,7 @@ from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.testkit.conformance.deployment import keyring as keyring_in_memory
 from kvcustody.testkit.conformance.deployment import table
 from kvcustody.testkit.tiny_model import tiny_model
+from standins import builders
 
 MODEL = tiny_model()
 BLOCK = 16

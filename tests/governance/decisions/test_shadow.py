@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from two_worlds import BLOCK, World, table
+from standins.redteam.two_worlds import BLOCK, World, table
 
 GRANT = "grants: [{id: g, owner: victim, reader: attacker, at_most: low, until: 2027-01-01, reason: x}]"
 FORBID = "  - {id: no-more, effect: forbid, action: reuse, when: {via: grant}}"

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import builders
 import pytest
 import torch
 from hypothesis import given
@@ -49,6 +48,7 @@ from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.tenants import OWN, Issuers
 from kvcustody.testkit.tiny_model import tiny_model
+from standins import builders
 
 BLOCKS, PROMPT = 64, list(range(1, 100))
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=8, dtype=torch.float16)

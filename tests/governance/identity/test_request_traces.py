@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from builders import governor, grant, policy, table
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.clock import VirtualClock
@@ -16,6 +15,7 @@ from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import identify
 from kvcustody.testkit.conformance.deployment import KeepingLedger, keyring, toy_model
+from standins.builders import governor, grant, policy, table
 
 BLOCK = 16
 TRACE, OTHER = "4bf92f3577b34da6a3ce929d0e0e4736", "ab" * 16

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import builders
 import pytest
 from sqlalchemy import Engine
 
@@ -27,6 +26,7 @@ from kvcustody.governance.keys.checkpoint_signing_key import (
 )
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.settings import Settings
+from standins import builders
 
 CLOCK = SystemClock()
 ORIGIN = "ledger.test/kvcustody"

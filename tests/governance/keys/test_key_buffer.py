@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from memory_scan import copies
 
 from kvcustody.errors import KeyringError
 from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
+from standins.governance.memory_scan import copies
 
 HOLDER = """
 import sys

@@ -20,9 +20,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping, open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from memory_scan import copies
+from standins.governance.memory_scan import copies
 
 ACME = tenant_owner("idp", "acme")
 GLOBEX = tenant_owner("idp", "globex")

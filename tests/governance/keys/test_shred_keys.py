@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from memory_scan import copies
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import KeyringError
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.keys.shred_keys import ShredKeys
+from standins.governance.memory_scan import copies
 
 SUBJECTS = [hashlib.sha256(bytes([at])).digest() for at in range(200)]
 

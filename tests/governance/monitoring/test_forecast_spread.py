@@ -13,10 +13,10 @@ from types import ModuleType
 
 import pytest
 from tests.governance.monitoring import test_governor_monitor, test_port_monitor
-from tests.governance.monitoring.workload import serve
 
 from kvcustody.testkit.conformance.engine_protocol import RequestSpec
 from kvcustody.testkit.conformance.engines import toy_engine
+from standins.governance.monitored_workload import serve
 
 pytestmark = pytest.mark.system
 

@@ -7,7 +7,6 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from tests.governance.monitoring.workload import POLICY, agentic, reader, requests, serve
 
 from kvcustody.audit.events import RequestMonitored, ResidencyOpened
 from kvcustody.clock import VirtualClock
@@ -19,6 +18,7 @@ from kvcustody.governance.monitoring.enforcement import CANARY, ENFORCE, MONITOR
 from kvcustody.testkit.conformance.engine_protocol import FINISHED, REFUSED, RUNNING, RequestSpec, Setup
 from kvcustody.testkit.conformance.engines import toy_engine
 from kvcustody.testkit.conformance.engines.native_engine import NativeEngine
+from standins.governance.monitored_workload import POLICY, agentic, reader, requests, serve
 
 SEED = "5eed" * 8
 WORDS = tuple(range(10, 42))

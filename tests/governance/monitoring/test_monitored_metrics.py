@@ -6,7 +6,6 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from tests.governance.monitoring.workload import POLICY, requests, serve
 
 from kvcustody.audit.events import HitCounted, RequestMonitored
 from kvcustody.clock import VirtualClock
@@ -17,6 +16,7 @@ from kvcustody.testkit.conformance.engine_protocol import Setup
 from kvcustody.testkit.conformance.engines.native_engine import NativeEngine
 from kvcustody.testkit.conformance.engines.reference_engine import ReferenceEngine
 from kvcustody.testkit.conformance.engines.toy_engine import BLOCK_TOKENS
+from standins.governance.monitored_workload import POLICY, requests, serve
 
 
 @pytest.mark.parametrize("kind", [NativeEngine, ReferenceEngine])

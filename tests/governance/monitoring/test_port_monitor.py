@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.governance.monitoring.workload import POLICY, agentic, reader, requests, serve
 
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.prefix.key_chain import HashState
@@ -28,6 +27,7 @@ from kvcustody.testkit.conformance.engine_protocol import FINISHED, RUNNING, Req
 from kvcustody.testkit.conformance.engines import toy_engine
 from kvcustody.testkit.conformance.engines.reference_engine import _MODEL, ReferenceEngine
 from kvcustody.testkit.conformance.engines.toy_engine import BLOCK_TOKENS
+from standins.governance.monitored_workload import POLICY, agentic, reader, requests, serve
 
 SEED = "5eed" * 8
 WORDS = tuple(range(10, 42))

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import builders
 import numpy as np
 import pytest
 
@@ -35,6 +34,7 @@ from kvcustody.testkit.conformance.engines.native_engine import NativeEngine
 from kvcustody.testkit.conformance.engines.reference_engine import ReferenceEngine
 from kvcustody.testkit.conformance.engines.toy_engine import BLOCK_TOKENS, ToyRequest
 from kvcustody.testkit.conformance.policy import policy
+from standins import builders
 
 BLOCKS, IDLE_SECONDS = 48, 20
 FORBIDS = "rules:\n  - {id: no-delta, effect: forbid, action: admit, when: {owner: delta}}\n"

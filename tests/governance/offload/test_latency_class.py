@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from offload_world import MODEL, World, prompt, who
 
 from kvcustody.audit.events import TransferDecided
 from kvcustody.console.tier.wording import lines_of
@@ -14,6 +13,7 @@ from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.request import Hints
 from kvcustody.governance.tiers.tier_link import TierLink
 from kvcustody.governance.tiers.transfer_rates import PROBE_US
+from standins.governance.offload_world import MODEL, World, prompt, who
 
 SIZE = 1 << 20
 

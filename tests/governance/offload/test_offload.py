@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from offload_world import MODEL, POLICY, World, prompt, who
 
 from kvcustody.errors import DeviceError, LedgerUnavailable
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from standins.governance.offload_world import MODEL, POLICY, World, prompt, who
 
 
 @pytest.fixture(params=["host", "nvme", "host nvme"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from offload_world import MODEL, POLICY, TOKENS, World, prompt
 
 from kvcustody.governance.decisions.segment_matcher import declare
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner
+from standins.governance.offload_world import MODEL, POLICY, TOKENS, World, prompt
 
 PREFIX = 8  # blocks of the segment
 SHARED = prompt(1, PREFIX, 0)

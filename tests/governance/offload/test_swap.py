@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from offload_world import MODEL, TOKENS, World, prompt, who
 
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.erasure.selector import Selector
+from standins.governance.offload_world import MODEL, TOKENS, World, prompt, who
 
 pytestmark = pytest.mark.system
 

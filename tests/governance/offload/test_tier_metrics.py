@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offload_world import World, prompt
 
 from kvcustody.errors import StoreError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.observability.metrics import MEASURES, worker_status
+from standins.governance.offload_world import World, prompt
 
 REAL_TIME = {"tier_store_seconds", "tier_restore_seconds", "tier_prediction_error"}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from offload_world import World, prompt
 
 from kvcustody.audit.events import TransferDecided
 from kvcustody.governance.governor.offloading import Offloading
 from kvcustody.governance.observability.prefill_cost import DeclaredRate
 from kvcustody.governance.tiers.transfer_rates import TransferRates
+from standins.governance.offload_world import World, prompt
 
 
 def offloading(world: World) -> Offloading:

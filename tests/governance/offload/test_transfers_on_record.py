@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decided_world import DecidedWorld
-from offload_world import World, prompt
 from sqlalchemy import Engine, event
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
@@ -26,6 +24,8 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import metadata
 from kvcustody.console.tier.wording import decision_lines, error_share, lines_of
 from kvcustody.governance.observability.prefill_cost import DeclaredRate
+from standins.governance.decided_world import DecidedWorld
+from standins.governance.offload_world import World, prompt
 
 ALL = (0, 1 << 60)
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import builders
 import orjson
 import pytest
 from sqlalchemy import Engine
@@ -46,6 +45,7 @@ from kvcustody.governance.processing.verify_record import verify_record
 from kvcustody.policies.document.digest import digest
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.times import DAY_US, moment_us
+from standins import builders
 
 ORIGIN = "ledger.example/ropa"
 DAY_0 = moment_us("2026-01-01")

@@ -6,10 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.governance.monitoring.workload import POLICY as SUBJECTS
-from tests.governance.monitoring.workload import reader, serve
-from tests.governance.offload.offload_world import MODEL, World, prompt, who
-from tests.integrations.sglang.paged_engine import PagedEngine
 
 from kvcustody.audit.events import HitCounted, ProcessingRestricted, ResidencyOpened
 from kvcustody.clock import VirtualClock
@@ -29,6 +25,10 @@ from kvcustody.governance.restriction.restricted_subjects import (
 from kvcustody.testkit.conformance.engine_protocol import RequestSpec, Setup
 from kvcustody.testkit.conformance.engines.reference_engine import _MODEL, ReferenceEngine
 from kvcustody.testkit.conformance.policy import policy
+from standins.governance.monitored_workload import POLICY as SUBJECTS
+from standins.governance.monitored_workload import reader, serve
+from standins.governance.offload_world import MODEL, World, prompt, who
+from standins.integrations.paged_engine import PagedEngine
 
 WORDS = tuple(range(10, 42))
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sealed_objects import World
+
+from standins.governance.sealed_objects import World
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from test_tier import Place, keys_of
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import DeviceError, StoreError
@@ -18,6 +17,7 @@ from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
+from standins.governance.tier_place import Place, keys_of
 
 SECONDS = 0.2
 

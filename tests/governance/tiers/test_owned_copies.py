@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment import Deployment
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.tiers.owned_copies import OwnedCopies, OwnedTerms, digest_of
 from kvcustody.governance.tiers.stores.file_store import FileStore
+from standins.engines.vllm.deployment import Deployment
 
 COPY_BYTES = 4096
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from sealed_objects import World, facts, sealed
 
 from kvcustody.errors import SealError
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
@@ -25,6 +24,7 @@ from kvcustody.governance.tiers.seal.object_layout import (
     read_header,
 )
 from kvcustody.governance.tiers.seal.sealer import is_sound, open_enclosed, open_into, read_facts, seal_into
+from standins.governance.sealed_objects import World, facts, sealed
 
 NAME = hashlib.sha256(b"name").digest()
 

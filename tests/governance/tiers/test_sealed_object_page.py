@@ -12,13 +12,13 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFCMAC, CounterLocation, Mode
-from sealed_objects import facts, sealed
 
 from kvcustody.errors import SealError
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.tiers.seal.extended_nonce import ExtendedNonceKey
 from kvcustody.governance.tiers.seal.object_layout import ObjectFacts
 from kvcustody.governance.tiers.seal.sealer import open_into, read_facts
+from standins.governance.sealed_objects import facts, sealed
 
 PAGE = Path(__file__).parents[3] / "docs/build/sealed-object.md"
 CONTENT = b"what a tier may never read"

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from memory_scan import copies
 
 from kvcustody.governance.tiers.staging import Staging, StagingCounts
+from standins.governance.memory_scan import copies
 
 
 def canary() -> bytes:

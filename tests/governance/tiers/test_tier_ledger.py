@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import builders
 import pytest
 from sqlalchemy import Engine
-from test_tier import ABSOLUTE_US, Place
 
 from kvcustody.audit.copies.copy_coverage import CopyCoverageRow, copies_from_leaves, copy_coverage
 from kvcustody.audit.coverage.conservation import PoolCounts, TierCounts, conservation
@@ -23,6 +21,8 @@ from kvcustody.governance.orphans.ledger_join import WriterJoin
 from kvcustody.governance.orphans.scan_protocol import Held, TierCopies
 from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from standins import builders
+from standins.governance.tier_place import ABSOLUTE_US, Place
 
 SECOND = 1_000_000
 BLOCK_BYTES = 256

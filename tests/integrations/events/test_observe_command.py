@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import typer
-from kv_wires import some_removed, some_stored, wait_until
 from typer.testing import CliRunner
 
 from kvcustody.audit.coverage.summary import coverage
@@ -25,6 +24,7 @@ from kvcustody.console.plugins import GROUP, add_command
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.events.command import read_salts
 from kvcustody.integrations.events.publisher import EventPublisher
+from standins.integrations.kv_wires import some_removed, some_stored, wait_until
 
 LOCAL = "tcp://127.0.0.1:0"
 ENTRY = EntryPoint("observe", "kvcustody.integrations.events.command:observe", GROUP)

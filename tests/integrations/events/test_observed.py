@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import builders
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -35,6 +34,7 @@ from kvcustody.integrations.events.sequence_gaps import Delivered, Missed, Resta
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from standins import builders
 
 POLICY = """
 schema: kvcustody/policy@1

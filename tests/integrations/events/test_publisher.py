@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from kv_wires import (
+
+from kvcustody.errors import ConfigError, IsolationError
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.tokens.router_namespace import RouterNamespaces
+from kvcustody.governance.tokens.scope_token_secret import open_scope_key
+from kvcustody.integrations.events import vllm_wire
+from kvcustody.integrations.events.endpoint import at_rank, check_bind, check_endpoint
+from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits, open_publisher
+from standins.integrations.kv_wires import (
     ACME,
     BETA,
     SALT_CANARY,
@@ -23,14 +31,6 @@ from kv_wires import (
     some_stored,
     wait_until,
 )
-
-from kvcustody.errors import ConfigError, IsolationError
-from kvcustody.governance.settings import Settings
-from kvcustody.governance.tokens.router_namespace import RouterNamespaces
-from kvcustody.governance.tokens.scope_token_secret import open_scope_key
-from kvcustody.integrations.events import vllm_wire
-from kvcustody.integrations.events.endpoint import at_rank, check_bind, check_endpoint
-from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits, open_publisher
 
 LOCAL = "tcp://127.0.0.1:0"
 SMALL = PublisherLimits(waiting_batches=3, waiting_blocks=8)

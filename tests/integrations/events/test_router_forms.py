@@ -13,8 +13,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_wires import ACME as UNOWNED
-from kv_wires import TOKEN_CANARY, key, some_removed, some_stored
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.errors import ConfigError
@@ -27,6 +25,8 @@ from kvcustody.integrations.events.block_event import BlockEvent, EventScope, cl
 from kvcustody.integrations.events.dynamo_wire import DynamoWire, screen
 from kvcustody.integrations.events.mooncake_wire import MooncakeWire
 from kvcustody.integrations.events.publisher import EventPublisher
+from standins.integrations.kv_wires import ACME as UNOWNED
+from standins.integrations.kv_wires import TOKEN_CANARY, key, some_removed, some_stored
 
 ISSUER = "https://idp.example"
 ACME = EventScope("acme", "tenant", "internal", 3, 5, (ISSUER, "acme"))

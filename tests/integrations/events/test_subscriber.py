@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 import zmq
-from kv_wires import sockets, some_removed, some_stored, wait_until
 
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits
 from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered, Missed, Restarted
 from kvcustody.integrations.events.subscriber import Reading, Subscriber
+from standins.integrations.kv_wires import sockets, some_removed, some_stored, wait_until
 
 LOCAL = "tcp://127.0.0.1:0"
 QUICK = Reading(check_seconds=0.1, replay_seconds=0.5)

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_wires import ACME, SALT_CANARY, TOKEN_CANARY, key, keys, some_removed, some_stored
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.errors import IsolationError
@@ -26,6 +25,15 @@ from kvcustody.integrations.events.block_event import (
     stored,
 )
 from kvcustody.integrations.events.custody_field import CustodyField
+from standins.integrations.kv_wires import (
+    ACME,
+    SALT_CANARY,
+    TOKEN_CANARY,
+    key,
+    keys,
+    some_removed,
+    some_stored,
+)
 
 WIRES: dict[str, Any] = {"vllm": vllm_wire, "sglang": sglang_wire}
 EVENTS = [some_stored(), some_removed(), cleared(5, "start")]

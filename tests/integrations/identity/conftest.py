@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from door_world import Deployment, Signers, make_signers
+
+from standins.integrations.door_world import Deployment, Signers, make_signers
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from door_world import ISSUER, Deployment, ask, part, unsigned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.governance.tokens.verification_keys import read_verification_keys
 from kvcustody.integrations.identity import api_keys
 from kvcustody.integrations.identity.api_keys import add_key, key_digest, read_keys, revoke_key
+from standins.integrations.door_world import ISSUER, Deployment, ask, part, unsigned
 
 
 def who(deployment: Deployment, key: str) -> VerifiedToken | None:

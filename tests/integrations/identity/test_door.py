@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import structlog
-from door_world import DOCUMENT, Deployment, Signers, ask
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette._utils import get_route_path
 
@@ -17,6 +16,7 @@ from kvcustody.integrations.identity import authenticate_request as door_module
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED, route_path
 from kvcustody.integrations.vllm.refused_metric import counted
+from standins.integrations.door_world import DOCUMENT, Deployment, Signers, ask
 
 ADMINISTRATION = (
     *("/reset_prefix_cache", "/reset_mm_cache", "/sleep", "/wake_up", "/collective_rpc", "/server_info", "/load"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from door_world import DOCUMENT
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import Settings
@@ -14,6 +13,7 @@ from kvcustody.integrations.identity.from_settings import check_issuers
 from kvcustody.integrations.identity.identity_document import IdentityDocument
 from kvcustody.integrations.identity.yaml_models import parse_document
 from kvcustody.tenants import OWN
+from standins.integrations.door_world import DOCUMENT
 
 MISTAKES = [
     ("audience: kvcustody", "audience: 7", "9:5: `issuers.0.audience` input should be a valid string"),

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from door_world import Deployment, ask, secret
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from kvcustody.integrations.identity.request_body import (
 )
 from kvcustody.integrations.identity.routes import SCOPED, Body, Room
 from kvcustody.integrations.sglang.middleware import SERVER
+from standins.integrations.door_world import Deployment, ask, secret
 
 SCALARS = (
     st.none()

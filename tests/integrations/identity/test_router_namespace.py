@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from door_world import Deployment, Signers, ask, make_signers, secret
 
 from kvcustody.governance.tokens.router_namespace import RouterNamespaces
 from kvcustody.integrations.identity import authenticate_request
 from kvcustody.integrations.identity.request_headers import RequestHeaders
+from standins.integrations.door_world import Deployment, Signers, ask, make_signers, secret
 
 HEADER = "x-tenant-id"
 FORGED = [

@@ -14,7 +14,6 @@ import httpx
 import pytest
 import structlog
 import uvicorn
-from door_world import Deployment
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -27,6 +26,7 @@ from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.identity.from_settings import open_verifier
 from kvcustody.integrations.vllm.middleware import ScopeMiddleware
+from standins.integrations.door_world import Deployment
 
 CHUNKS = [
     b'data: {"text": "\xc3\xa9"}\n\n',

@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import chunk_site
 import pytest
-from chunk_site import CHUNK_BYTES, CHUNK_TOKENS, Chunk, ChunkSite, lives, until
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.database.engine import open_store
@@ -24,6 +22,8 @@ from kvcustody.governance.settings import load_settings
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
 from kvcustody.integrations.lmcache.kept_shape import FILE, ChunkShape, keep_shape, kept_shape
+from standins.integrations import chunk_site
+from standins.integrations.chunk_site import CHUNK_BYTES, CHUNK_TOKENS, Chunk, ChunkSite, lives, until
 
 
 @pytest.fixture

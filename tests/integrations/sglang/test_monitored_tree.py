@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from paged_engine import PagedEngine
 
 from kvcustody.audit.events import RequestMonitored
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.testkit.conformance.policy import policy
+from standins.integrations.paged_engine import PagedEngine
 
 PROMPT = list(range(1, 14))
 ANYBODY = ("anybody", "", "")

@@ -6,14 +6,13 @@ import random
 import time
 
 import pytest
-from paged_engine import PagedEngine
 
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.sglang.slot_request import SlotRequest
 from kvcustody.testkit.conformance.policy import IDLE_US, policy
-
-PROMPT = list(range(1, 14))
+from standins.integrations.paged_engine import PagedEngine
+from standins.integrations.slot_prompt import PROMPT
 
 
 def engine(size: int = 1, pages: int = 64, **named) -> PagedEngine:

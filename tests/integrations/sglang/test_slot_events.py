@@ -11,9 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from paged_engine import PagedEngine
-from test_slot_custody import PROMPT
-from test_slot_segments import COVERED, POLICY, SHARED, SegmentedEngine
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import IsolationError
@@ -33,6 +30,9 @@ from kvcustody.integrations.sglang import slot_events
 from kvcustody.integrations.sglang.page_tree import PageTree
 from kvcustody.integrations.sglang.slot_events import WatchedTree
 from kvcustody.testkit.conformance.policy import IDLE_US, policy
+from standins.integrations.paged_engine import PagedEngine
+from standins.integrations.segmented_engine import COVERED, POLICY, SHARED, SegmentedEngine
+from standins.integrations.slot_prompt import PROMPT
 
 
 class Told(NamedTuple):

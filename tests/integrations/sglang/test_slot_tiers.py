@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiered_engine import OBJECT_UNITS, TIER_POLICY, TieredEngine, prompt
 
 from kvcustody.allocator.prefix.key_chain import keys_of
 from kvcustody.audit.events import CopiesDestroyed, CopiesEnded, CopiesStored, TransferDecided
@@ -27,6 +26,7 @@ from kvcustody.integrations.sglang.slot_tiers import UNIT_TOKENS, SlotTiers, uni
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.testkit.conformance.policy import ABSOLUTE_US, IDLE_US, policy
+from standins.integrations.tiered_engine import OBJECT_UNITS, TIER_POLICY, TieredEngine, prompt
 
 MINE = prompt(1, 161)  # ten units and a token
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trtllm_world import TrtllmWorld
+
+from standins.integrations.trtllm_world import TrtllmWorld
 
 
 @pytest.fixture

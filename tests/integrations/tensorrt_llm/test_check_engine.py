@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from stand_in_engine import BLOCK_TOKENS, llm_args
-from trtllm_world import TrtllmWorld
 
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.tensorrt_llm.check_engine import REFUSED, check_options
 from kvcustody.integrations.tensorrt_llm.open_custody import model_identity, shared_custody
+from standins.integrations.stand_in_engine import BLOCK_TOKENS, llm_args
+from standins.integrations.trtllm_world import TrtllmWorld
 
 WRONG: dict[str, Any] = {
     "tensor_parallel_size": 2,

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_in_engine import BLOCK_TOKENS, StandInEngine
-from trtllm_world import PROMPT, WHOLE, TrtllmWorld, until
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.database.engine import open_store
@@ -23,6 +21,8 @@ from kvcustody.integrations.tensorrt_llm import scheduler_half, transfer_thread
 from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts
 from kvcustody.integrations.tensorrt_llm.scheduler_half import SchedulerHalf
 from kvcustody.integrations.tensorrt_llm.transfer_thread import TransferThread
+from standins.integrations.stand_in_engine import BLOCK_TOKENS, StandInEngine
+from standins.integrations.trtllm_world import PROMPT, WHOLE, TrtllmWorld, until
 
 pytestmark = pytest.mark.system
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from deployment import principal
-from stand_in_engine import BLOCK_TOKENS
-from trtllm_world import PROMPT, WHOLE, TrtllmWorld
-
 from kvcustody.governance.request import Hints
 from kvcustody.integrations.tensorrt_llm.derived_salt import DERIVED_CHARACTERS, DerivedSalts
+from standins.engines.vllm.deployment import principal
+from standins.integrations.stand_in_engine import BLOCK_TOKENS
+from standins.integrations.trtllm_world import PROMPT, WHOLE, TrtllmWorld
 
 
 def test_a_salt_is_of_one_domain_and_says_no_name(world: TrtllmWorld) -> None:

@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from trtllm_world import TrtllmWorld
 
 from kvcustody.integrations.tensorrt_llm.middleware import TrtllmScopeMiddleware
+from standins.integrations.trtllm_world import TrtllmWorld
 
 
 class Server:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from stand_in_engine import BLOCK_TOKENS
-from trtllm_world import PROMPT, WHOLE, TrtllmWorld
 
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.events.block_event import (
@@ -21,6 +19,8 @@ from kvcustody.integrations.events.block_event import (
     stored,
 )
 from kvcustody.integrations.tensorrt_llm.kv_events import EngineEventFeed, TensorRtLlmWire, WrittenStored
+from standins.integrations.stand_in_engine import BLOCK_TOKENS
+from standins.integrations.trtllm_world import PROMPT, WHOLE, TrtllmWorld
 
 BLOCKS = WHOLE // BLOCK_TOKENS
 

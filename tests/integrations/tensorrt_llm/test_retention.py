@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stand_in_engine import KvCacheRetentionConfig, modules, uninstall
 
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.tensorrt_llm.retention import (
@@ -24,6 +23,7 @@ from kvcustody.integrations.tensorrt_llm.retention import (
 )
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from standins.integrations.stand_in_engine import KvCacheRetentionConfig, modules, uninstall
 
 POLICY = """\
 schema: kvcustody/policy@1

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from test_tier import STEP, Place
 
 from kvcustody.governance.tiers.tier import PublishedRun
 from kvcustody.integrations.vllm.tiers.copy_plans import PlannedLoad, PlannedPart
 from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, CopiedGroup
+from standins.governance.tier_place import STEP, Place
 
 if TYPE_CHECKING:
     from kvcustody.allocator.pool.accounting import Domain

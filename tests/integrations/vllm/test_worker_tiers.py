@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from deployment import Deployment
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import SystemClock
@@ -20,6 +19,7 @@ from kvcustody.governance.tiers.open_tiers import tier_plan
 from kvcustody.integrations.vllm.tiers import worker_tiers
 from kvcustody.integrations.vllm.tiers.worker_tiers import WorkerKeys, WorkerTiers
 from kvcustody.kernels.segment import SegmentTable
+from standins.engines.vllm.deployment import Deployment
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from two_worlds import World, table
 
 from kvcustody.governance.request import Hints
 from kvcustody.policies.document.problems import PolicyRejected
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.workbench.validate import validate
+from standins.redteam.two_worlds import World, table
 
 HERE = Path(__file__).parents[1]
 HIGH = '  - {tenant: victim, as: high}\n  - {tenant: "*", route: /v1/hr/*, as: sealed}'

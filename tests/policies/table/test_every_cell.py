@@ -13,13 +13,13 @@ import random
 from collections import Counter
 
 import pytest
-from test_decide_reference import SCOPES, VIAS, WORDS, call, random_document, reference
 
 from kvcustody.policies.document.model import Action, Scope
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import places
 from kvcustody.policies.table.model import UNLISTED
+from standins.policies.decide_reference import SCOPES, VIAS, WORDS, call, random_document, reference
 
 NOON = 1_780_000_000_000_000
 OPEN = {"own": WORDS, "grant": ["reuse"], "segment": WORDS[1:5]}

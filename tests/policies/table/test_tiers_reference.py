@@ -11,7 +11,6 @@ import random
 from collections import Counter
 
 import pytest
-from test_decide_reference import random_document, reference
 
 from kvcustody.policies.document.model import Action, Scope, Tier, Via
 from kvcustody.policies.reading.load_policy import load_policy
@@ -19,6 +18,7 @@ from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.workbench.cedar import cedar_entity, cedar_request, to_cedar
 from kvcustody.policies.workbench.prove.prove import prove
 from kvcustody.policies.workbench.request import Request
+from standins.policies.decide_reference import random_document, reference
 
 SECOND, MINUTE = 10**6, 60 * 10**6
 LABELS = {"region": ["eu", "us"], "purpose": ["chat", "files"]}

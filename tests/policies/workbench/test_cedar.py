@@ -7,13 +7,13 @@ import random
 from collections import Counter
 
 import pytest
-from test_decide_reference import VIAS, WORDS, call, random_document, random_request
 
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.workbench.cedar import cedar_entity, cedar_request, to_cedar
 from kvcustody.policies.workbench.request import Request
+from standins.policies.decide_reference import VIAS, WORDS, call, random_document, random_request
 
 cedarpy = pytest.importorskip("cedarpy")
 

@@ -13,10 +13,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from builders import keyring_in_memory
-from mutants import HIGH, LEVELS, LOW, SEGMENT_TOKENS, Probe, cast, leaks, safe
-from test_decide_reference import random_document
-from two_worlds import BLOCK, ISSUER, MODEL, World
 
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission
@@ -32,6 +28,10 @@ from kvcustody.policies.table.obligations import Obligations
 from kvcustody.policies.workbench.prove.model import PROPERTIES
 from kvcustody.policies.workbench.prove.prove import Never, prove
 from kvcustody.policies.workbench.request import Request
+from standins.builders import keyring_in_memory
+from standins.policies.decide_reference import random_document
+from standins.policies.mutants import HIGH, LEVELS, LOW, SEGMENT_TOKENS, Probe, cast, leaks, safe
+from standins.redteam.two_worlds import BLOCK, ISSUER, MODEL, World
 
 pytestmark = pytest.mark.system
 

@@ -11,10 +11,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from two_worlds import AUC_GATE, BLOCK, World, auc, compare, strict, table, tokens
 
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.pools import Pools
+from standins.redteam.two_worlds import AUC_GATE, BLOCK, World, auc, compare, strict, table, tokens
 
 BLOCKS = 512
 HALF = BLOCKS // 2

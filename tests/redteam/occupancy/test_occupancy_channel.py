@@ -7,7 +7,8 @@ there.
 from __future__ import annotations
 
 import pytest
-from occupancy_channel import AMOUNTS, SETTINGS, WAYS, measure, mutual_information
+
+from standins.redteam.occupancy_channel import AMOUNTS, SETTINGS, WAYS, measure, mutual_information
 
 TOLD_TO_A_TENANT = tuple(way for way in WAYS if way != "numbers")
 

@@ -13,37 +13,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hostile_store import put
-from memory_scan import copies
-from sealed_objects import World
-from test_tier import Place
 
 from kvcustody.governance.decisions.access_plan import DomainLabel
-from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.tiers import seal_keys
+from standins.governance.memory_scan import copies
+from standins.governance.sealed_objects import World
+from standins.governance.tier_place import Place
+from standins.redteam.hostile_store import put
+from standins.redteam.key_ends import ENDS
 
 End = Callable[[Place, DomainLabel], None]
-
-
-def of_the_tenant(place: Place, label: DomainLabel) -> None:
-    assert label.spec is not None
-    place.world.keyring.destroy(label.spec.owner, 1)
-    place.tier.narrow()
-
-
-def of_the_subject(place: Place, label: DomainLabel) -> None:
-    place.tier.erase("e", Selector(label.tenant, label.subject), 0)
-
-
-def of_the_bucket(place: Place, label: DomainLabel) -> None:
-    for key in place.world.shred.living():
-        if key.kind == "bucket":
-            place.world.shred.destroy(key.id)
-    place.tier.expire()
-
-
-ENDS = {"tenant": of_the_tenant, "subject": of_the_subject, "bucket": of_the_bucket}
 
 
 @pytest.fixture(params=["host", "nvme"])
@@ -131,8 +111,8 @@ def test_nor_after_a_restart_over_a_folder_that_was_put_back(tmp_path: Path, end
 CHILD = """
 import gc, sys
 from pathlib import Path
-from test_destroyed_keys import ENDS
-from test_tier import Place
+from standins.redteam.key_ends import ENDS
+from standins.governance.tier_place import Place
 place = Place(Path(sys.argv[1]), sys.argv[2])
 label = place.label("acme", "ada")
 for number in range(20):

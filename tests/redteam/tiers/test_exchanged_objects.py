@@ -10,7 +10,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hostile_store import (
+
+from kvcustody.governance.observability.prefill_cost import DeclaredRate
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.tier import SealedTier
+from standins.governance.offload_world import World, prompt
+from standins.redteam.hostile_store import (
     ATTACKS,
     FILE_ATTACKS,
     WELL_FORMED,
@@ -21,11 +26,6 @@ from hostile_store import (
     unchecked,
     without_tag,
 )
-from offload_world import World, prompt
-
-from kvcustody.governance.observability.prefill_cost import DeclaredRate
-from kvcustody.governance.tiers.copy_event import CopyEvent
-from kvcustody.governance.tiers.tier import SealedTier
 
 FULL = pytest.param(50_000, marks=pytest.mark.soak)  # of each of two tiers
 

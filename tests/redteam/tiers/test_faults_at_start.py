@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from offload_world import World, prompt
-from sealed_objects import World as Keys
 
 from kvcustody.errors import ConfigError, KeyringError
 from kvcustody.governance.keys import shred_keys
 from kvcustody.governance.tiers import open_tiers as open_tiers_module
 from kvcustody.governance.tiers.stores.file_store import FileStore
+from standins.governance.offload_world import World, prompt
+from standins.governance.sealed_objects import World as Keys
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 Prepare = Callable[[Path], object]
@@ -174,7 +174,7 @@ def test_shred_keys_of_another_deployment_open_nothing(tmp_path: Path) -> None:
 LIMITED = """
 import ctypes, resource, sys
 from pathlib import Path
-from offload_world import World
+from standins.governance.offload_world import World
 from kvcustody.errors import ConfigError
 header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
 ctypes.CDLL(None).capget(header, data)

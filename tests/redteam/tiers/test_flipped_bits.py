@@ -13,15 +13,15 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from hostile_store import HostileStore, put, without_tag
-from sealed_objects import facts, sealed
-from test_tier import STEP
 
 from kvcustody.errors import SealError
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.tiers.seal.extended_nonce import TAG_BYTES, ExtendedNonceKey
 from kvcustody.governance.tiers.seal.object_layout import FACTS_BYTES, HEADER_BYTES, ObjectFacts
 from kvcustody.governance.tiers.seal.sealer import open_into, read_facts
+from standins.governance.sealed_objects import facts, sealed
+from standins.governance.tier_place import STEP
+from standins.redteam.hostile_store import HostileStore, put, without_tag
 
 PAGE, LARGE = 4096, 1 << 20
 IN_FACTS = range(HEADER_BYTES, HEADER_BYTES + FACTS_BYTES + TAG_BYTES)

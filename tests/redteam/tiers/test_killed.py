@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from killed_tiers import CANARY, LIFE_US, TENANTS, CanaryWorld
-from offload_world import prompt
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.governance.tiers.seal.object_layout import read_header
+from standins import PLACE
+from standins.governance.offload_world import prompt
+from standins.redteam.killed_tiers import CANARY, LIFE_US, TENANTS, CanaryWorld
 
 pytestmark = pytest.mark.system
 FORMS = {
@@ -64,7 +65,7 @@ def kill_often(folder: Path, kills: int) -> Killed:
         resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
 
     server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("killed_tiers.py"))],
+        [sys.executable, str(PLACE / "redteam" / "killed_tiers.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=folder,

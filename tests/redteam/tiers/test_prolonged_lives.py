@@ -10,10 +10,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from offload_world import TOKENS, World, prompt
 
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.tiers.tier import Restored, SealedTier
+from standins.governance.offload_world import TOKENS, World, prompt
 
 SECOND_US = 1_000_000
 ABSOLUTE_US = 3_600 * SECOND_US

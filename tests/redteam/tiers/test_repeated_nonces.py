@@ -9,7 +9,8 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
-from sealing_lives import lives
+
+from standins.redteam.sealing_lives import lives
 
 
 def in_a_process(folder: Path, restarts: int, seals: int, *, counts: bool = False) -> tuple[int, int]:

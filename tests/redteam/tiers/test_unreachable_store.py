@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from offload_world import POLICY, World, prompt
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.erasure.certificate import issue, new_opening
@@ -15,6 +14,7 @@ from kvcustody.errors import StoreError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
+from standins.governance.offload_world import POLICY, World, prompt
 
 ADA = Selector("acme", "ada")
 KEY = SigningKey.generate("example.com/ledger")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from control_plane_world import READS, ControlPlane, ask, glance, until
 from typer.testing import CliRunner
 
 from kvcustody.clock import SystemClock
@@ -19,6 +18,7 @@ from kvcustody.governance.release.record import ReleaseAction, ReleaseError, mak
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.release.trust import read_trust
+from standins.service.control_plane_world import READS, ControlPlane, ask, glance, until
 
 
 def grants(**owners: str) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_world import Worker, register, ship
 from sqlalchemy import select
 
 from kvcustody.audit.events import ResidencyOpened
@@ -16,6 +15,7 @@ from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.governance.service.service import Service
+from standins.service.service_world import Worker, register, ship
 
 ALICE = {"tenant": "acme", "subject": "alice"}
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane_world import APART, ControlPlane, ask
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import SYSTEM
@@ -21,6 +20,7 @@ from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.siem.cursor_reader import pull
 from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.errors import LedgerUnavailable, ServiceError
+from standins.service.control_plane_world import APART, ControlPlane, ask
 
 PERMITS = "rules:\n  - {id: people, effect: permit, action: [export, administer], when: {reader: owner}}\n"
 FORBID = "  - {id: ACTION-not, effect: forbid, action: ACTION, when: {owner: holder, classification: low}}\n"

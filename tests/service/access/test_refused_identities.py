@@ -6,8 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from control_plane_world import ControlPlane
-
 from kvcustody.clock import SystemClock
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages import health as health_page
@@ -15,6 +13,7 @@ from kvcustody.governance.service.service import Service
 from kvcustody.integrations.identity.api_keys import add_key
 from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
+from standins.service.control_plane_world import ControlPlane
 
 
 def test_refused_credentials_are_counted_recorded_and_shown(

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from builders import walled_postgres
-from service_world import OFFSET_US, Worker, register, ship
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.copies.transfers import transfers
@@ -25,6 +23,8 @@ from kvcustody.governance.api.operations import event_stream as stream_api
 from kvcustody.governance.api.operations import tiers as tiers_api
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from standins.builders import walled_postgres
+from standins.service.service_world import OFFSET_US, Worker, register, ship
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"  # of requests of both tenants
 FORGETFUL: dict[str, tuple[Any, str, Any]] = {}  # by path: what to replace, and by what

@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 import pytest
-from service_world import Batch, Worker, register, ship
 from sqlalchemy import select
 
 from kvcustody.audit.events import ErasureRequested
@@ -17,6 +16,7 @@ from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import committed_name, is_proved, session_names
 from kvcustody.governance.service.service import Service
+from standins.service.service_world import Batch, Worker, register, ship
 
 SESSIONS = tuple(f"chat-{number}" for number in range(6))
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from web_signers import Signer, ec_signer, ed25519_signer, rsa_signer
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError, IdentityError
@@ -24,6 +23,7 @@ from kvcustody.governance.service.access.oidc_token import OidcTokens
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import Issuer
 from kvcustody.governance.tokens.verification_keys import parse_verification_keys
+from standins.service.web_signers import Signer, ec_signer, ed25519_signer, rsa_signer
 
 ISSUER, AUDIENCE = "https://id.example", "kvcustody"
 RSA, EC, OTHER = rsa_signer("r1"), ec_signer("e1"), rsa_signer("r1")

@@ -6,7 +6,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from service_world import Worker, register, ship
 
 from kvcustody.audit.events import BARE, QUALIFIED, IssuerAssigned
 from kvcustody.console.web.page_request import PageRequest
@@ -17,6 +16,7 @@ from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from standins.service.service_world import Worker, register, ship
 
 CORP, PARTNER, LABS = "acme", "acme^partner", "labs"
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import httpx
 import pytest
-from control_plane_world import ControlPlane, opened
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -26,6 +25,7 @@ from kvcustody.errors import ConfigError, CustodyError, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_in
 from kvcustody.governance.service.problem_details import ProblemError
+from standins.service.control_plane_world import ControlPlane, opened
 
 DAY = datetime.timedelta(days=1)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from service_world import OFFSET_US, Worker, register, ship
 
 from kvcustody.audit.events import AccessRecorded
 from kvcustody.console.documentation import table
 from kvcustody.governance.api.app import create_api
 from kvcustody.governance.service.access.roles import OF_TENANTS, Permission, Reach, Role, reach
+from standins.service.service_world import OFFSET_US, Worker, register, ship
 
 PEOPLE = [role.value for role in Role if role not in OF_TENANTS]
 TENANT_PEOPLE = [f"{role}@acme" for role in sorted(OF_TENANTS)]

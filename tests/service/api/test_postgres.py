@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import postgres_server
-from service_world import Worker, register, ship
 from sqlalchemy import select
 
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service
+from standins.builders import postgres_server
+from standins.service.service_world import Worker, register, ship
 
 pytestmark = pytest.mark.system
 

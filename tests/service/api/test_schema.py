@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 import uvicorn
-from service_world import Worker, register, ship
 
 from kvcustody.governance.api.app import create_api, create_app
 from kvcustody.governance.service.access.roles import OF_TENANTS, PERMISSIONS, Permission, Role
+from standins.service.service_world import Worker, register, ship
 
 pytestmark = pytest.mark.system
 

@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 import pytest
-from service_world import Worker, register, ship
 from sqlalchemy import select
 
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.siem.commit_order_reader import START, read_in_commit_order
+from standins.service.service_world import Worker, register, ship
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from service_world import Worker, register, ship
+
+from standins.service.service_world import Worker, register, ship
 
 TRACE, OTHER, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "ab" * 16, "00f067aa0ba902b7"
 CARRIED = {"traceparent": f"00-{TRACE}-{SPAN}-01"}

@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 import pytest
-from control_plane_world import MODEL, PROMPT, ControlPlane, ask, known, until
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.retention.unlink_subject import unlink_subject
@@ -24,6 +23,7 @@ from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.release import worker_follow as feed
 from kvcustody.governance.worker.worker import Worker
+from standins.service.control_plane_world import MODEL, PROMPT, ControlPlane, ask, known, until
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane_world import MovedClock
-from service_world import settings_in
 from typer.testing import CliRunner
 
 from kvcustody.audit.database.engine import open_store
@@ -19,6 +17,8 @@ from kvcustody.console.main import app
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.service.service import Service, open_service
 from kvcustody.migrations.upgrade import upgrade
+from standins.service.control_plane_world import MovedClock
+from standins.service.service_world import settings_in
 
 DAY, YEAR = 86_400 * MICROSECONDS, 365 * 86_400 * MICROSECONDS
 

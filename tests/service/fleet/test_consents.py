@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from control_plane_world import READS, ControlPlane
 
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ServiceError
@@ -17,6 +16,7 @@ from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.release.record import ReleaseError
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.trust import read_trust
+from standins.service.control_plane_world import READS, ControlPlane
 
 HIDDEN = "secret-of-reader"
 BOTH = READS.replace(

@@ -14,7 +14,6 @@ import orjson
 import pytest
 from sqlalchemy import select
 from typer.testing import CliRunner
-from web_signers import rsa_signer
 
 from kvcustody.audit.schema.ledger import events
 from kvcustody.console.main import app
@@ -22,6 +21,7 @@ from kvcustody.governance.service.access.api_key import prefix_of
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from standins.service.web_signers import rsa_signer
 
 UNKNOWN = {"headers": {"Authorization": "Bearer kvcs_0"}}
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from service_world import OFFSET_US, Worker, register, ship
 from sqlalchemy import Engine, delete, event, select
 
 from kvcustody.audit.counters.fold import DELTAS_MAX
@@ -22,6 +21,7 @@ from kvcustody.governance.service.fleet import metrics_collector, metrics_sample
 from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
 from kvcustody.governance.service.fleet.metrics_collector import MetricsCollector
 from kvcustody.governance.service.service import Service
+from standins.service.service_world import OFFSET_US, Worker, register, ship
 
 EVIDENCE = ("events", "custody_ends", "receipts", "releases", "residencies", "decisions", "hit_counters")
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import orjson
 import pytest
-from control_plane_world import APART, MODEL, READS, ControlPlane, known, until
-from idle_engine import IdleEngine
 
 from kvcustody.governance.control_plane import agent, erasures
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.release import worker_follow as feed
 from kvcustody.governance.service.access.roles import Role
+from standins.release.idle_engine import IdleEngine
+from standins.service.control_plane_world import APART, MODEL, READS, ControlPlane, known, until
 
 HOLDER = tenant_owner("idp", "holder")
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import orjson
 import pytest
-from control_plane_world import ControlPlane, ask, until
-from service_world import Worker, register, ship
 from sqlalchemy import select
 
 from kvcustody.audit.retention.purge_and_legal_hold import lift_hold, place_hold
@@ -19,6 +17,8 @@ from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.service.access.roles import Role
+from standins.service.control_plane_world import ControlPlane, ask, until
+from standins.service.service_world import Worker, register, ship
 
 REASON = {"reason": "yearly"}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from service_world import Server, Worker
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
@@ -34,6 +33,7 @@ from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service
+from standins.service.service_world import Server, Worker
 
 SETTINGS = WriterSettings(interval_seconds=0.002, durable_seconds=3.0, retry_seconds=0.01)
 CLOCK = SystemClock()

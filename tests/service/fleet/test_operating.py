@@ -11,13 +11,13 @@ from typing import Any
 
 import orjson
 import pytest
-from service_world import Worker, register, ship
 
 from kvcustody.audit.events import ResidencyOpened
 from kvcustody.audit.siem.sink import check_webhook
 from kvcustody.audit.witness.status import UNWITNESSED
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.settings import Webhook
+from standins.service.service_world import Worker, register, ship
 
 KEY = b"0123456789abcdef0123456789abcdef"
 

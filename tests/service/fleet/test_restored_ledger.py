@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import postgres_server
-from service_world import Server, Worker
 from sqlalchemy import select
 from typer.testing import CliRunner
 
@@ -40,6 +38,8 @@ from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.fleet import key_custody
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from standins.builders import postgres_server
+from standins.service.service_world import Server, Worker
 
 pytestmark = pytest.mark.system
 
@@ -275,7 +275,7 @@ VICTIM = """
 import sys, time
 sys.path[:0] = sys.argv[4:]
 from pathlib import Path
-from service_world import Worker
+from standins.service.service_world import Worker
 from kvcustody.clock import SystemClock
 from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_worker import open_file_worker
 from typer.testing import CliRunner
 
 from kvcustody.audit.database.engine import open_store
@@ -28,6 +27,8 @@ from kvcustody.governance.worker import open_foundation
 from kvcustody.policies import library
 from kvcustody.policies.document.digest import digest
 from kvcustody.policies.reading.load_policy import load_policy
+from standins import PLACE
+from standins.service.file_worker import open_file_worker
 
 SOURCE = library.source("regulated-saas")
 DIGEST = digest(load_policy(SOURCE, name="policy"))
@@ -154,7 +155,7 @@ def test_after_a_clean_stop_nothing_is_in_effect(watcher: Watcher) -> None:
 
 
 def test_after_a_kill_it_is_told_until_its_end_is_on_record(watcher: Watcher) -> None:
-    script = Path(__file__).with_name("file_worker.py")
+    script = PLACE / "service" / "file_worker.py"
     process = subprocess.Popen(
         [sys.executable, str(script), str(watcher.folder)],
         stdin=subprocess.PIPE,

@@ -7,7 +7,6 @@ import uuid
 from typing import Any
 
 import pytest
-from service_world import MEDIA, Worker
 
 from kvcustody.audit.events import Context
 from kvcustody.clock import MICROSECONDS, SystemClock
@@ -15,6 +14,7 @@ from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import is_away
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from standins.service.service_world import MEDIA, Worker
 
 BOUND = 300 * MICROSECONDS
 _lives = (uuid.uuid4().hex for _ in itertools.count())

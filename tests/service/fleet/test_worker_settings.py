@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 import pytest
-from control_plane_world import APART, READS, ControlPlane, MovedClock, ask, glance, known, opened, until
 from sqlalchemy import select
 
 from kvcustody.audit.database.engine import open_store
@@ -21,6 +20,17 @@ from kvcustody.errors import ConfigError, CustodyError, ServiceError
 from kvcustody.governance.control_plane import agent, erasures, opening, remote_ledger
 from kvcustody.governance.release import worker_follow as feed
 from kvcustody.governance.settings import load_settings
+from standins.service.control_plane_world import (
+    APART,
+    READS,
+    ControlPlane,
+    MovedClock,
+    ask,
+    glance,
+    known,
+    opened,
+    until,
+)
 
 pytestmark = pytest.mark.system
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import orjson
 import pytest
-from service_world import OFFSET_US, Server, Worker, register, ship
 from sqlalchemy import select
 
 from kvcustody.audit.database.engine import WRITE, open_store
@@ -46,6 +45,8 @@ from kvcustody.governance.service.ingest import ingest
 from kvcustody.governance.service.ingest.check_leaves import Sender, read_batch, write_batch
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from standins import PLACE
+from standins.service.service_world import OFFSET_US, Server, Worker, register, ship
 
 KILLS = int(os.environ.get("KVCUSTODY_SERVICE_KILLS", "1"))
 MANY = 150  # leaves, and more than are read at a time
@@ -481,7 +482,7 @@ def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) 
     """kill -9 while two workers hand in; every batch that was answered is in the ledger, each leaf once."""
     folder = tmp_path / "service"
     folder.mkdir()
-    program = Path(__file__).parents[1] / "service_process.py"
+    program = PLACE / "service" / "service_process.py"
     acknowledged: dict[str, set[int]] = {}
     stop = threading.Event()
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import zstandard
-from service_world import MEDIA, Server, Worker, register
 from sqlalchemy import func, select
 
 from kvcustody.audit.schema.ledger import events
@@ -18,6 +17,7 @@ from kvcustody.compression import CompressionError, compress, decompress
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.service.access.roles import Role
+from standins.service.service_world import MEDIA, Server, Worker, register
 
 MAX = 16 << 20
 

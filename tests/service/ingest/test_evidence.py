@@ -9,12 +9,12 @@ from typing import Any
 
 import orjson
 import pytest
-from service_world import Worker, register, ship
 
 from kvcustody.audit.erasure.certificate import SelectorOpening
 from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.audit.verify.verify_certificate import verify
 from kvcustody.governance.service.render_protocol import JsonDocuments
+from standins.service.service_world import Worker, register, ship
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from typing import Any
 
 import orjson
 import pytest
-from service_world import OFFSET_US, Worker, register, ship
 
 from kvcustody.governance.service.ingest import ingest, reader_processes
 from kvcustody.governance.service.ingest.check_leaves import Received, Sender, read_batch
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
 from kvcustody.governance.service.problem_details import ProblemError
+from standins.service.service_world import OFFSET_US, Worker, register, ship
 
 WAIT_SECONDS = 60.0
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from service_world import OFFSET_US, Worker
 from sqlalchemy import Connection, Engine, select
 
 from kvcustody.audit.database.dialect import dialect_of
@@ -25,6 +24,7 @@ from kvcustody.governance.service.ingest.check_leaves import Sender, read_batch
 from kvcustody.governance.service.ingest.commit_turns import TURN, CommitTurns
 from kvcustody.governance.service.ingest.ingest import Ingest, WaitingBatch
 from kvcustody.governance.service.problem_details import ProblemError
+from standins.service.service_world import OFFSET_US, Worker
 
 HOT = "tenant/hot"
 

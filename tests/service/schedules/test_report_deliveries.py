@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schedules_world import KEY, LATER, made, move_back, on_record, reports, settled
-from service_world import Worker, register, ship
 from sqlalchemy import update
 
 from kvcustody.audit.database.engine import WRITE
@@ -34,6 +32,8 @@ from kvcustody.governance.service.schedules.s3_delivery import S3Delivery, S3Key
 from kvcustody.governance.service.schedules.webhook_delivery import WebhookDelivery
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ReportFolder, ReportStore, ReportWebhook
+from standins.service.schedules_world import KEY, LATER, made, move_back, on_record, reports, settled
+from standins.service.service_world import Worker, register, ship
 
 pytestmark = pytest.mark.system
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import orjson
 import pytest
-from schedules_world import LATER, made, move_back, on_record, reports, set_rows, settled
-from service_world import Worker, register, ship
 
 from kvcustody.audit.schema.service import service_reports
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.schedules import report_scheduler
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ReportFolder
+from standins.service.schedules_world import LATER, made, move_back, on_record, reports, set_rows, settled
+from standins.service.service_world import Worker, register, ship
 
 pytestmark = pytest.mark.system
 

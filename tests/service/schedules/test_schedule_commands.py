@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schedules_world import LATER, move_back, on_record, settled
-from service_world import Server, Worker, register, ship
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
@@ -17,6 +15,8 @@ from kvcustody.governance.service.access.local_administration import local_name
 from kvcustody.governance.service.schedules import report_scheduler
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ReportFolder
+from standins.service.schedules_world import LATER, move_back, on_record, settled
+from standins.service.service_world import Server, Worker, register, ship
 
 
 class Run:

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from web_world import World
 
 from kvcustody.audit.cases.read_cases import read_cases
+from standins.console.web_world import World
 
 SignIn = Callable[[str], httpx.Client]
 FORM = {"subject": "user-1", "right": "erasure", "channel": "mail"}

@@ -6,9 +6,9 @@ import re
 
 import httpx
 import pytest
-from web_world import World, policy_source
 
 from kvcustody.console.web.source_listing import DiffLine, text_diff
+from standins.console.web_world import World, policy_source
 
 CASES = """\
 schema: kvcustody/policy-tests@1

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from web_world import World
 
 from kvcustody.audit.query.events import EventFilter, every_event
 from kvcustody.governance.service.live_reads import PERIOD_US, LiveReads
 from kvcustody.times import HOUR_US
+from standins.console.web_world import World
 
 Client = Callable[[str], httpx.Client]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from web_world import World, running
 
 from kvcustody.audit.events import EnforcementChanged, RequestMonitored
 from kvcustody.governance.service.fleet import enforcement_orders
+from standins.console.web_world import World, running
 
 PAGES = {"operator": ("/console/health",), "auditor": ("/console/", "/console/policy")}
 SAID = "Not enforced for"

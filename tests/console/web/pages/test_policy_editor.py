@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
-from web_world import World, policy_source, write_draft
 
 from kvcustody.console.web.rendering import STATIC_FILES
 from kvcustody.policies.workbench.json_schema import schema
 from kvcustody.policies.workbench.validate import validate
+from standins.console.web_world import World, policy_source, write_draft
 
 pytestmark = pytest.mark.system
 

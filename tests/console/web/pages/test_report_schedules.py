@@ -11,8 +11,9 @@ import orjson
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
-from schedules_world import move_back
-from web_world import World
+
+from standins.console.web_world import World
+from standins.service.schedules_world import move_back
 
 SignIn = Callable[..., Any]
 

@@ -11,10 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from deployment import BRIEF_IDLE_SECONDS, POLICY
 from sglang.srt.disaggregation import kv_events as theirs
-from sglang_tiers import SMALL, clean, prompt
-from sglang_workload import requests, run
 
 from kvcustody.governance.tokens.router_namespace import RouterNamespaces
 from kvcustody.governance.tokens.scope_token_secret import open_scope_key
@@ -22,6 +19,9 @@ from kvcustody.integrations.events import sglang_wire
 from kvcustody.integrations.events.block_event import EventScope, cleared, removed, stored
 from kvcustody.integrations.events.sequence_gaps import Delivered
 from kvcustody.integrations.events.subscriber import Subscriber
+from standins.engines.sglang.sglang_tiers import SMALL, clean, prompt
+from standins.engines.sglang.sglang_workload import requests, run
+from standins.engines.vllm.deployment import BRIEF_IDLE_SECONDS, POLICY
 
 KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 _theirs = msgspec.msgpack.Decoder(theirs.KVEventBatch)

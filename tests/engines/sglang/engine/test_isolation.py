@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from deployment import BRIEF_IDLE_SECONDS
+from standins.engines.vllm.deployment import BRIEF_IDLE_SECONDS
 
 PROMPT = [16 + (7 * at) % 400 for at in range(300)]
 

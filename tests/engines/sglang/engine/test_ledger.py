@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sglang_workload import TENANTS, requests, run
 from sqlalchemy import select
 
 from kvcustody.audit.coverage.summary import coverage
@@ -11,6 +10,7 @@ from kvcustody.audit.events import PROCESS_DEATH
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import custody_ends, incarnations, releases, residencies
 from kvcustody.audit.verify.fsck_ledger import fsck
+from standins.engines.sglang.sglang_workload import TENANTS, requests, run
 
 SMALL = {"max_total_tokens": 1024, "chunked_prefill_size": 64, "max_running_requests": 6, "page_size": 4}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sglang_workload import requests, run
+
+from standins.engines.sglang.sglang_workload import requests, run
 
 SMALL = {"max_total_tokens": 1024, "chunked_prefill_size": 64, "max_running_requests": 6}
 RETRACTS = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
@@ -51,7 +52,7 @@ def test_same_tokens_over_many_requests(start, new_deployment, page_size):
 
 
 def test_the_order_of_eviction_is_the_policys(start, new_deployment):
-    from deployment import POLICY
+    from standins.engines.vllm.deployment import POLICY
 
     policy = POLICY.replace("eviction: {policy: lru}", RANKED)
     assert policy != POLICY

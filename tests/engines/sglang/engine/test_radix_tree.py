@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
-from both_caches import CacheSizes, GovernedBench, OwnBench, configure
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
 from kvcustody.integrations.sglang import slot_custody
 from kvcustody.integrations.sglang.page_tree import PageTree
 from kvcustody.integrations.sglang.radix_cache import GovernedRadixCache
+from standins.engines.sglang.both_caches import CacheSizes, GovernedBench, OwnBench, configure
 
 ACTS, SEEDS = 250, 6
 LARGE = {1: 6000, 16: 6000}  # nothing is evicted
@@ -79,7 +79,7 @@ class Seen(NamedTuple):
 
 @pytest.fixture(scope="module", autouse=True)
 def configured(model) -> Iterator[None]:
-    from sglang_engine import CPU_SETTINGS, environment
+    from standins.engines.sglang.sglang_engine import CPU_SETTINGS, environment
 
     with environment(CPU_SETTINGS):
         configure(model)

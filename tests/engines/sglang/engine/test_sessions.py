@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_tiers import clean
+from standins.engines.sglang.sglang_tiers import clean
 
 FIRST = [16 + (7 * at) % 400 for at in range(200)]
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 import time
 
 import pytest
-from deployment import BRIEF_IDLE_SECONDS
-from sglang_tiers import SMALL, TIER_POLICY, WHOLE, certificate, clean, displace, prompt, settings
+
+from standins.engines.sglang.sglang_tiers import (
+    SMALL,
+    TIER_POLICY,
+    WHOLE,
+    certificate,
+    clean,
+    displace,
+    prompt,
+    settings,
+)
+from standins.engines.vllm.deployment import BRIEF_IDLE_SECONDS
 
 
 @pytest.fixture(scope="module")
 def tiered(model, site, new_deployment):
     """One engine with both tiers, for tests with tenants of their own."""
-    from sglang_engine import SglangEngine
+    from standins.engines.sglang.sglang_engine import SglangEngine
 
     deployment = new_deployment(policy=TIER_POLICY)
     engine = SglangEngine(
@@ -93,7 +103,7 @@ def test_an_erased_subject_has_no_copy_and_the_certificate_says_so(tiered):
 
 
 def test_restores_are_on_record(tiered):
-    from deployment import Desk
+    from standins.engines.vllm.deployment import Desk
 
     site, mine = tiered.deployment, prompt(7)
     tiered.run(mine, site.token("acme"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sglang_tiers import WHOLE, clean, displace, prompt, tiered
+
+from standins.engines.sglang.sglang_tiers import WHOLE, clean, displace, prompt, tiered
 
 ANSWER, LIKELIEST = 6, 8
 

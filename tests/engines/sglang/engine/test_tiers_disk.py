@@ -8,14 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployment import BRIEF_IDLE_SECONDS, Desk
-from sglang_tiers import SMALL, TIER_POLICY, WHOLE, certificate, clean, displace, prompt, settings
+
+from standins.engines.sglang.sglang_tiers import (
+    SMALL,
+    TIER_POLICY,
+    WHOLE,
+    certificate,
+    clean,
+    displace,
+    prompt,
+    settings,
+)
+from standins.engines.vllm.deployment import BRIEF_IDLE_SECONDS, Desk
 
 
 @pytest.fixture(scope="module")
 def filed(model, site, new_deployment) -> Iterator[Any]:
     """One engine whose only tier is a folder, for tests with tenants of their own."""
-    from sglang_engine import SglangEngine
+    from standins.engines.sglang.sglang_engine import SglangEngine
 
     deployment = new_deployment(policy=TIER_POLICY)
     named = settings(deployment.folder, "nvme", tier_timeout_ms=1000)

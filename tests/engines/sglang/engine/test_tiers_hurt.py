@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_tiers import WHOLE, clean, displace, prompt, tiered
+from standins.engines.sglang.sglang_tiers import WHOLE, clean, displace, prompt, tiered
 
 
 def test_stores_give_misses_and_without_keys_a_tenant_would_be_given_copies(start, new_deployment):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from sglang_tiers import SMALL, clean, tiered
-from sglang_workload import requests, run
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
+from standins.engines.sglang.sglang_tiers import SMALL, clean, tiered
+from standins.engines.sglang.sglang_workload import requests, run
 
 
 def _same_tokens(start, new_deployment, work, tiers, page_size):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sglang_tiers import SMALL, WHOLE, clean, displace, prompt, tiered
 from sqlalchemy import select
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
@@ -11,6 +10,7 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.verify.fsck_ledger import fsck
+from standins.engines.sglang.sglang_tiers import SMALL, WHOLE, clean, displace, prompt, tiered
 
 
 def test_files_are_found_after_a_restart_and_after_a_kill(start, new_deployment):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sglang_tiers import SMALL, TIER_POLICY, clean, displace, prompt, settings
+
+from standins.engines.sglang.sglang_tiers import SMALL, TIER_POLICY, clean, displace, prompt, settings
 
 SHARED = prompt(50, 109)
 NAMED = "".join(

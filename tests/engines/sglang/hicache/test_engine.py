@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_engine import SglangEngine
+
+from standins.engines.sglang.sglang_engine import SglangEngine
 
 PAGE = 16
 PROMPT = [16 + at * 7 % 400 for at in range(200)]
@@ -45,11 +46,14 @@ def start(
     """Starts engines, one after the other, over the same keys and folders: what a device and a host kept is gone."""
     import json
 
-    from engine_site import add_distribution
+    from standins.engines.vllm.engine_site import add_distribution
 
     folder = tmp_path_factory.mktemp("copies")
     add_distribution(
-        folder, "hicache-copies", "0", "[sglang.srt.plugins]\ncopies = hicache_copies:register\n"
+        folder,
+        "hicache-copies",
+        "0",
+        "[sglang.srt.plugins]\ncopies = standins.engines.sglang.hicache_copies:register\n",
     )
     monkeypatch.syspath_prepend(str(folder))
     keys = {"ROOT_KEY": "root.key", "KEYRING": "keyring.json", "SHRED_KEYS": "shred.keys"}

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from deployment import IDENTITY, POLICY, Deployment, Desk
-from sglang_server import SglangServer
-from tiny_model import words
+
+from standins.engines.sglang.sglang_server import SglangServer
+from standins.engines.vllm.deployment import IDENTITY, POLICY, Deployment, Desk
+from standins.engines.vllm.tiny_model import words
 
 EVICTION = "eviction: {policy: priority, priority: 40, kinds: {system_prompt: 90, tool_result: 0}}"
 KINDS = "message_kinds: {system: system_prompt, tool: tool_result, tools: tool_schema}\n"

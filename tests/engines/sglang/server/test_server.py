@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from deployment import Deployment
-from sglang_server import SglangServer
 from sqlalchemy import select
-from tiny_model import words
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import incarnations
+from standins.engines.sglang.sglang_server import SglangServer
+from standins.engines.vllm.deployment import Deployment
+from standins.engines.vllm.tiny_model import words
 
 PROMPT = [16 + (7 * at) % 400 for at in range(200)]
 

@@ -6,7 +6,12 @@ import time
 from collections.abc import Iterable
 
 import pytest
-from continuous_world import (
+
+from kvcustody.errors import HandleError
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.integrations.transformers.batching.custody import BatchCustody
+from kvcustody.tenants import OWN
+from standins.engines.transformers.continuous_world import (
     ANYBODY,
     TENANTS,
     Driver,
@@ -19,11 +24,6 @@ from continuous_world import (
     policy,
     prompt,
 )
-
-from kvcustody.errors import HandleError
-from kvcustody.governance.governor.governor import Governor
-from kvcustody.integrations.transformers.batching.custody import BatchCustody
-from kvcustody.tenants import OWN
 
 HALVES = """\
   a: {quota: {guaranteed: 50%, cap: 50%}}

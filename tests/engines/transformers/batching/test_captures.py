@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import pytest
 import torch
-from continuous_world import governed
 from transformers.generation.continuous_batching import model_runner
 
 from kvcustody.errors import ConfigError
@@ -20,6 +19,7 @@ from kvcustody.integrations.transformers.batching import manager as manager_modu
 from kvcustody.integrations.transformers.batching.thread_turn import Turn
 from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory, SlabSize
 from kvcustody.kernels.streams import capturing, outside_captures
+from standins.engines.transformers.continuous_world import governed
 
 WAIT_SECONDS = 0.2
 CPU = torch.device("cpu")

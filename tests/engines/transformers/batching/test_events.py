@@ -9,7 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from continuous_world import (
+
+from kvcustody.allocator.prefix.tree import PrefixTree
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, check_event, split_keys
+from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
+from standins.engines.transformers.continuous_world import (
     ANYBODY,
     IDENTITY,
     IDLE_US,
@@ -24,11 +29,6 @@ from continuous_world import (
     prompt,
     settings,
 )
-
-from kvcustody.allocator.prefix.tree import PrefixTree
-from kvcustody.governance.erasure.selector import Selector
-from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, check_event, split_keys
-from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 
 
 class Router:

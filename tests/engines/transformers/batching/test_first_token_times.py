@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from continuous_world import Governed, generation, governed, person, prompt
-
 from kvcustody.clock import SystemClock
+from standins.engines.transformers.continuous_world import Governed, generation, governed, person, prompt
 
 REQUESTS = 6
 FORWARD_SECONDS = 0.05  # far longer than what a client's own thread takes to be told

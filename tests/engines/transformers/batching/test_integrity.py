@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from continuous_world import (
+
+from kvcustody.allocator.pool.block_state import QUARANTINED
+from kvcustody.audit.events import IntegrityMismatch
+from standins.engines.transformers.continuous_world import (
     PAGE,
     Governed,
     batching,
@@ -21,9 +24,6 @@ from continuous_world import (
     policy,
     prompt,
 )
-
-from kvcustody.allocator.pool.block_state import QUARANTINED
-from kvcustody.audit.events import IntegrityMismatch
 
 TOKENS = prompt(6 * PAGE + 3)
 INTEGRITY = "integrity: {default: {verify: all}}\n"

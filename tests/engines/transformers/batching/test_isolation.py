@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from continuous_world import (
+
+from kvcustody.errors import IdentityError
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.governor import erase_in_pools as erasure
+from kvcustody.integrations.transformers.batching.request_claims import RequestClaim, RequestClaims
+from kvcustody.tenants import OWN
+from standins.engines.transformers.continuous_world import (
     ANYBODY,
     PAGE,
     TENANTS,
@@ -15,12 +21,6 @@ from continuous_world import (
     policy,
     prompt,
 )
-
-from kvcustody.errors import IdentityError
-from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.governor import erase_in_pools as erasure
-from kvcustody.integrations.transformers.batching.request_claims import RequestClaim, RequestClaims
-from kvcustody.tenants import OWN
 
 PROMPT = prompt(50)
 HIT = (len(PROMPT) - 1) // PAGE * PAGE

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from continuous_world import IDENTITY, batching, generation, model, person, prompt, settings
-
 from kvcustody.audit.coverage.conservation import conservation
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
+from standins.engines.transformers.continuous_world import (
+    IDENTITY,
+    batching,
+    generation,
+    model,
+    person,
+    prompt,
+    settings,
+)
 
 
 def test_evidence_is_complete_after_hits_forks_pressure_erasure_and_cancellation(tmp_path: Path) -> None:

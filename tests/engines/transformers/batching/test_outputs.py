@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from continuous_world import (
+
+from standins.engines.transformers.continuous_world import (
     PAGE,
     Driver,
     batching,

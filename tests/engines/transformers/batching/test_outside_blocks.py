@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from allocations import compared, kept
+
+from standins.device.allocations import compared, kept
 
 
 def test_the_list_is_of_what_the_installed_release_makes() -> None:

@@ -7,18 +7,6 @@ from importlib import metadata
 from typing import Any
 
 import pytest
-from continuous_world import (
-    IDENTITY,
-    PAGE,
-    batching,
-    generation,
-    govern,
-    governed,
-    model,
-    person,
-    policy,
-    prompt,
-)
 from structlog.testing import CapturingLogger
 from transformers.generation.continuous_batching import cache as engine_cache
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
@@ -33,6 +21,18 @@ from kvcustody.errors import ConfigError, IsolationError
 from kvcustody.integrations.transformers.batching import check_engine as internals
 from kvcustody.integrations.transformers.batching.check_engine import check_ranks
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
+from standins.engines.transformers.continuous_world import (
+    IDENTITY,
+    PAGE,
+    batching,
+    generation,
+    govern,
+    governed,
+    model,
+    person,
+    policy,
+    prompt,
+)
 
 
 def open_one(kind: str = "llama", **values: Any) -> GovernedBatching:

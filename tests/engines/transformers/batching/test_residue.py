@@ -8,7 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from continuous_world import (
+
+from kvcustody.integrations.transformers.batching.custody import BatchCustody
+from kvcustody.kernels.host import HostRows
+from standins.engines.transformers.continuous_world import (
     IDLE_US,
     PAGE,
     Driver,
@@ -20,9 +23,6 @@ from continuous_world import (
     plain,
     prompt,
 )
-
-from kvcustody.integrations.transformers.batching.custody import BatchCustody
-from kvcustody.kernels.host import HostRows
 
 TICK_US = 20_000  # deadlines fall due in ticks of 16 ms
 SMALL = {"num_blocks": 20, "max_batch_tokens": 32}

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from continuous_world import (
+
+from kvcustody.governance.erasure.selector import Selector
+from standins.engines.transformers.continuous_world import (
     Governed,
     batching,
     generation,
@@ -18,8 +20,6 @@ from continuous_world import (
     policy,
     prompt,
 )
-
-from kvcustody.governance.erasure.selector import Selector
 
 POLICY = (
     policy()

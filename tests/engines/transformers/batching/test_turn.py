@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from continuous_world import governed, person
-from engine_traces import TRACES
-from fake_cuda import FakeCuda
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.integrations.transformers.batching.thread_turn import Turn
 from kvcustody.kernels.segment import SegmentTable
+from standins.device.engine_traces import TRACES
+from standins.device.fake_cuda import FakeCuda
+from standins.engines.transformers.continuous_world import governed, person
 
 
 class Loop:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from classic_world import POLICY, World, generate, llama, nonzero, open_world, person
 from sqlalchemy import select
 from transformers import DynamicCache
 
@@ -31,6 +30,15 @@ from kvcustody.integrations.transformers.classic.custodian import Custodian
 from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory, SlabSize
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from standins.engines.transformers.classic_world import (
+    POLICY,
+    World,
+    generate,
+    llama,
+    nonzero,
+    open_world,
+    person,
+)
 
 KINDS = ["dynamic", "static", "quantized", "offloaded"]
 CPU = torch.device("cpu")

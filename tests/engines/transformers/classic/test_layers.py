@@ -9,11 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from classic_world import MODEL, World, gemma, llama, nonzero, open_world, person, plain_cache
 from transformers import Cache, DynamicCache, StaticCache
 
 from kvcustody.errors import CapacityError, ConfigError
 from kvcustody.integrations.transformers.classic.governed_cache import governed_cache
+from standins.engines.transformers.classic_world import (
+    MODEL,
+    World,
+    gemma,
+    llama,
+    nonzero,
+    open_world,
+    person,
+    plain_cache,
+)
 
 TOKENS, HEADS, WIDTH, ROWS = 64, 2, 16, 4
 OPERATIONS = {

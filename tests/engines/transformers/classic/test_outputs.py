@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from classic_world import MODEL, World, gemma, generate, llama, nonzero, open_world, person, plain_cache
 from transformers import EncoderDecoderCache, T5Config, T5ForConditionalGeneration
 
 from kvcustody.integrations.transformers.classic.governed_cache import governed_cache
+from standins.engines.transformers.classic_world import (
+    MODEL,
+    World,
+    gemma,
+    generate,
+    llama,
+    nonzero,
+    open_world,
+    person,
+    plain_cache,
+)
 
 CASES = [
     (model, kind) for model in (llama, gemma) for kind in ("dynamic", "static", "quantized", "offloaded")

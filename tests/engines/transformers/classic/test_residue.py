@@ -16,8 +16,10 @@ from typing import BinaryIO
 
 import pytest
 import torch
-from classic_victim import HEADS, STEPS, WIDTH, kind_of, model_of
-from classic_world import plain_cache
+
+from standins import PLACE
+from standins.engines.transformers.classic_victim import HEADS, STEPS, WIDTH, kind_of, model_of
+from standins.engines.transformers.classic_world import plain_cache
 
 pytestmark = pytest.mark.system
 
@@ -34,7 +36,7 @@ class Victim:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "classic_victim.py")],
+            [sys.executable, str(PLACE / "engines" / "transformers" / "classic_victim.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

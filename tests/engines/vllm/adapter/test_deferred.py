@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scheduler_rig import Rig, prompt
 from vllm.v1.request import RequestStatus
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
+from standins.engines.vllm.scheduler_rig import Rig, prompt
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-import scheduler_rig
 import zmq
-from scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 from kvcustody.errors import IsolationError
 from kvcustody.governance.erasure.selector import Selector
@@ -25,6 +23,8 @@ from kvcustody.integrations.events.block_event import (
     split_keys,
 )
 from kvcustody.integrations.vllm.scheduler import kv_events as block_events
+from standins.engines.vllm import scheduler_rig
+from standins.engines.vllm.scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 
 class Router:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from eviction_kinds import KINDS, LOSES_HOT
-from scheduler_rig import Rig, prompt
+
+from standins.engines.vllm.eviction_kinds import KINDS, LOSES_HOT
+from standins.engines.vllm.scheduler_rig import Rig, prompt
 
 HOT_TOKENS = 128
 

@@ -12,11 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import engine_traces
 import numpy as np
 import pytest
 import torch
-from fake_cuda import FakeCuda
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.clock import VirtualClock
@@ -26,6 +24,8 @@ from kvcustody.integrations.vllm.connector import _shard
 from kvcustody.integrations.vllm.step_messages import StepOrder
 from kvcustody.integrations.vllm.worker.first_in_step import RUNNERS, order_in, wrap_runners
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
+from standins.device import engine_traces
+from standins.device.fake_cuda import FakeCuda
 
 V1, V2 = RUNNERS
 BLOCKS = 8

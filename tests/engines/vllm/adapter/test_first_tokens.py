@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from eviction_kinds import KINDS
-from scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 from kvcustody.governance.observability.histogram import Histogram
+from standins.engines.vllm.eviction_kinds import KINDS
+from standins.engines.vllm.scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 STEP_US = 100_000
 NOT_WAITED = 1e12  # an arrival that has yet to come: the wall clock adds nothing to the virtual one

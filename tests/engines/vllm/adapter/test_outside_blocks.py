@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from allocations import compared
+
+from standins.device.allocations import compared
 
 
 def test_the_list_is_of_what_the_installed_release_makes() -> None:

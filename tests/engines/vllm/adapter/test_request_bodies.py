@@ -13,7 +13,6 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vllm is not installed", allow_module_level=True)
 
 import vllm
-from door_world import Deployment, ask, make_signers
 from pydantic import TypeAdapter
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -26,6 +25,7 @@ from vllm.v1.request import Request
 from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED
+from standins.integrations.door_world import Deployment, ask, make_signers
 
 USER = [{"role": "user", "content": "hello"}]
 GENERATING: list[tuple[str, Any, dict[str, Any]]] = [

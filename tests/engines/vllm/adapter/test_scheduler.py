@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scheduler_rig import BLOCK_TOKENS, Rig, prompt
 from structlog.testing import CapturingLogger
 
 from kvcustody.audit.events import ResidencyOpened, ResidencyReleased
@@ -16,6 +15,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.vllm.scheduler import scheduler_side
 from kvcustody.integrations.vllm.scheduler.governed_request import governed_request
+from standins.engines.vllm.scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 
 @pytest.fixture

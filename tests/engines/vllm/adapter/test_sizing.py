@@ -16,7 +16,6 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from sizing_models import MODELS, folder_of
 from vllm import envs
 from vllm.config import get_layers_from_vllm_config, set_current_vllm_config
 from vllm.distributed import (
@@ -41,6 +40,8 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+
+from standins.engines.vllm.sizing_models import MODELS, folder_of
 
 try:
     from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups, get_kv_cache_groups

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_cuda import FakeCuda
-from scheduler_rig import Rig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -18,6 +16,8 @@ from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.clock import VirtualClock
 from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt, SumReply
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
+from standins.device.fake_cuda import FakeCuda
+from standins.engines.vllm.scheduler_rig import Rig
 
 BLOCKS = 24
 SEEDS = range(8)

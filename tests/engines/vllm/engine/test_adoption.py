@@ -13,10 +13,10 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from deployment import Deployment, Desk
-from local_engine import BLOCK, LocalEngine
 
 from kvcustody.audit.processes.enforcement import forecasts
+from standins.engines.vllm.deployment import Deployment, Desk
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 
 TENANTS = ("red", "green", "blue", "secret")  # `secret` is of a class of which nothing is reused
 AT_ONCE = 6

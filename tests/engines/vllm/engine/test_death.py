@@ -6,14 +6,14 @@ import os
 import signal
 import time
 
-from engine_probe import SOILED
-from local_engine import BLOCK, environment
 from sqlalchemy import select
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import PROCESS_DEATH
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import custody_ends, incarnations, releases, residencies
+from standins.engines.vllm.engine_probe import SOILED
+from standins.engines.vllm.local_engine import BLOCK, environment
 
 
 def test_a_killed_engine_is_closed_as_unproven_by_the_next(start, new_deployment):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from deployment import POLICY, Deployment
-from eviction_kinds import KINDS, LOSES_HOT
-from local_engine import BLOCK, BLOCKS, LocalEngine
+
+from standins.engines.vllm.deployment import POLICY, Deployment
+from standins.engines.vllm.eviction_kinds import KINDS, LOSES_HOT
+from standins.engines.vllm.local_engine import BLOCK, BLOCKS, LocalEngine
 
 HOT_TOKENS = 4 * BLOCK
 

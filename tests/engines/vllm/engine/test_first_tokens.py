@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from deployment import Deployment
-from local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.deployment import Deployment
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 
 REQUESTS = 6
 STEP_SECONDS = 0.1  # far longer than the way from the engine's process to the client

@@ -9,9 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import builders
-from deployment import Deployment
-from local_engine import BLOCK, LocalEngine
 from sqlalchemy import func, select
 
 from kvcustody.audit.database.engine import open_store
@@ -21,6 +18,9 @@ from kvcustody.audit.schema.ledger import events
 from kvcustody.clock import SystemClock
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
+from standins import builders
+from standins.engines.vllm.deployment import Deployment
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 
 CLOCK = SystemClock()
 PROMPT = [*range(20, 20 + 3 * BLOCK), 17]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from deployment import POLICY, Deployment
-from local_engine import BLOCK, LocalEngine, environment
 from sqlalchemy import select
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import events
+from standins.engines.vllm.deployment import POLICY, Deployment
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine, environment
 
 PROMPT = [*range(100, 100 + 4 * BLOCK), 17]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from local_engine import BLOCK, LocalEngine
+
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 
 PREFIX = 3  # whole blocks
 _places = iter(range(1000))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 
 VICTIM = list(range(100, 196))  # three whole blocks
 NEXT = [301]

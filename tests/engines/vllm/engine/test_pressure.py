@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deployment import SMALL_CAP
-from local_engine import BLOCK, BLOCKS, LocalEngine
+from standins.engines.vllm.deployment import SMALL_CAP
+from standins.engines.vllm.local_engine import BLOCK, BLOCKS, LocalEngine
 
 HOARDERS = 10
 HOARDED_TOKENS = 100

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from engine_probe import SOILED
-from local_engine import LocalEngine, environment
-from workload import churn, outgrow
+
+from standins.engines.vllm.engine_probe import SOILED
+from standins.engines.vllm.local_engine import LocalEngine, environment
+from standins.engines.vllm.workload import churn, outgrow
 
 
 def settled(engine: LocalEngine, seconds: float = 5.0) -> int:

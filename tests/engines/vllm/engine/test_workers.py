@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from local_engine import BLOCK, environment
 from sqlalchemy import func, select
-from workload import churn
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import receipts
+from standins.engines.vllm.local_engine import BLOCK, environment
+from standins.engines.vllm.workload import churn
 
 
 def test_both_halves_of_a_block_are_scrubbed_with_a_receipt_each(start, new_deployment):

@@ -11,14 +11,13 @@ import pytest
 
 pytest.importorskip("zmq")
 
-from local_engine import BLOCK, LocalEngine
-
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.query.observed_engines import observed_totals
 from kvcustody.integrations.events.observer import EngineObserver, WatchOptions, open_observer
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 
 POLICY = b"""
 schema: kvcustody/policy@1

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from deployment import IDENTITY, POLICY
-from http_server import HttpServer
-from local_engine import BLOCK, BLOCKS
-from tiny_model import words
 
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.vllm.message_kinds import mark_messages
+from standins.engines.vllm.deployment import IDENTITY, POLICY
+from standins.engines.vllm.http_server import HttpServer
+from standins.engines.vllm.local_engine import BLOCK, BLOCKS
+from standins.engines.vllm.tiny_model import words
 
 EVICTION = "eviction: {policy: priority, priority: 40, kinds: {system_prompt: 90, tool_result: 0}}"
 KINDS = "message_kinds: {system: system_prompt, tool: tool_result, tools: tool_schema}\n"

@@ -14,9 +14,10 @@ from random import Random
 from threading import Barrier
 
 import pytest
-from deployment import Deployment, Desk
-from http_server import HttpServer
-from local_engine import BLOCK
+
+from standins.engines.vllm.deployment import Deployment, Desk
+from standins.engines.vllm.http_server import HttpServer
+from standins.engines.vllm.local_engine import BLOCK
 
 TENANTS = ("red", "green", "blue", "secret")  # `secret` is of a class of which nothing is reused
 USERS = 4

@@ -9,9 +9,10 @@ import struct
 import time
 
 import pytest
-from http_server import HttpServer, Reply
-from local_engine import BLOCK
-from tiny_model import words
+
+from standins.engines.vllm.http_server import HttpServer, Reply
+from standins.engines.vllm.local_engine import BLOCK
+from standins.engines.vllm.tiny_model import words
 
 CANARY = [
     337,

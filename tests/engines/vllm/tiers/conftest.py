@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from local_engine import LocalEngine
+    from standins.engines.vllm.local_engine import LocalEngine
 
 
 @pytest.fixture(scope="session", params=["host", "nvme"])
@@ -18,7 +18,7 @@ def tiered(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> LocalEngine:
     """A governed engine whose pool holds two prompts, with sealed copies in host memory or in files."""
-    from tier_engines import deployment_with, nvme, options
+    from standins.engines.vllm.tier_engines import deployment_with, nvme, options
 
     folder = tmp_path_factory.mktemp("tiered")
     settings = nvme(folder / "tier") if request.param == "nvme" else {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from engine_site import enter_site
-from local_engine import BLOCK, LocalEngine, environment
-from tier_engines import BLOCKS, PREFIX, displace, prompt, tier
 from vllm.config import KVTransferConfig
+
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import BLOCKS, PREFIX, displace, prompt, tier
 
 
 def test_a_host_tier_of_vllms_own_holds_blocks_in_clear_and_keeps_them(start: Callable[..., LocalEngine]):
@@ -17,14 +17,12 @@ def test_a_host_tier_of_vllms_own_holds_blocks_in_clear_and_keeps_them(start: Ca
         kv_role="kv_both",
         kv_connector_extra_config={
             "spec_name": "ClearOffloadingSpec",
-            "spec_module_path": "clear_offload",
+            "spec_module_path": "standins.engines.vllm.clear_offload",
             "cpu_bytes_to_use": 64 << 20,
             "block_size": 4 * BLOCK,
         },
     )
-    enter_site([str(Path(__file__).parent)])
-    with environment({"PYTHONPATH": str(Path(__file__).parent)}):
-        engine = start(kv_transfer_config=transfer, num_gpu_blocks_override=BLOCKS)
+    engine = start(kv_transfer_config=transfer, num_gpu_blocks_override=BLOCKS)
     mine = prompt(1)
     engine.ask(mine, tenant="alpha")
     indexed = engine.probe("pool")["indexed"]

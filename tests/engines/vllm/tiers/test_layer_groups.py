@@ -11,8 +11,19 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from local_engine import BLOCK, LocalEngine, environment
-from tier_engines import BLOCKS, OBJECT, PREFIX, deployment_with, displace, options, prompt, tier, until
+
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine, environment
+from standins.engines.vllm.tier_engines import (
+    BLOCKS,
+    OBJECT,
+    PREFIX,
+    deployment_with,
+    displace,
+    options,
+    prompt,
+    tier,
+    until,
+)
 
 TENANTS = ("alpha", "beta", "gamma")
 WINDOW = 2  # blocks of it that a hit needs

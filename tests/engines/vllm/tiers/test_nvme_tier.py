@@ -8,9 +8,19 @@ from collections.abc import Callable
 from os import kill
 from pathlib import Path
 
-from local_engine import BLOCK, LocalEngine, environment
 from sqlalchemy import select
-from tier_engines import (
+
+from kvcustody.audit.copies.copy_coverage import copy_coverage
+from kvcustody.audit.copies.copy_rows import copy_totals
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.ledger import incarnations, releases, residencies
+from kvcustody.clock import SystemClock
+from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.root_key_wrapping import open_wrapping
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine, environment
+from standins.engines.vllm.tier_engines import (
     OBJECT,
     PREFIX,
     TIER_POLICY,
@@ -22,16 +32,6 @@ from tier_engines import (
     tier,
     until,
 )
-
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.copies.copy_rows import copy_totals
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import incarnations, releases, residencies
-from kvcustody.clock import SystemClock
-from kvcustody.governance.identity.domain_spec import tenant_owner
-from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.root_key_wrapping import open_wrapping
-from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 
 Start = Callable[..., LocalEngine]
 

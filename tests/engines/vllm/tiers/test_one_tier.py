@@ -10,8 +10,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from local_engine import BLOCK, LocalEngine
-from tier_engines import OBJECT, PREFIX, displace, fault, prompt, tier, tier_name, until
+
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import OBJECT, PREFIX, displace, fault, prompt, tier, tier_name, until
 
 TENANTS = ("alpha", "beta", "gamma")
 

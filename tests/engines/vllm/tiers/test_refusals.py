@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scheduler_rig import Rig
 
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.vllm.tiers.layer_groups import CopiedGroup, tier_groups
 from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers
+from standins.engines.vllm.scheduler_rig import Rig
 
 BLOCK_TOKENS = 16
 FULL, WINDOW, MAMBA = "FullAttentionManager", "SlidingWindowManager", "MambaManager"

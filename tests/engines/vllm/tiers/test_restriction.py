@@ -12,17 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import builders
 import orjson
-from local_engine import BLOCK, LocalEngine
 from sqlalchemy import select
-from tier_engines import OBJECT, PREFIX, displace, prompt, tier, until
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import CaseOpened, CaseStepped
 from kvcustody.audit.schema.ledger import events
 from kvcustody.clock import SystemClock
 from kvcustody.governance.restriction.restricted_subjects import RESTRICTED
+from standins import builders
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import OBJECT, PREFIX, displace, prompt, tier, until
 
 CLOCK = SystemClock()
 WHOLE = PREFIX * BLOCK

@@ -7,12 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from local_engine import BLOCK, LocalEngine
 from sqlalchemy import select
-from tier_engines import OBJECT, PREFIX, deployment_with, displace, options, prompt, tier, until
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import orphan_findings, orphan_scans
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import (
+    OBJECT,
+    PREFIX,
+    deployment_with,
+    displace,
+    options,
+    prompt,
+    tier,
+    until,
+)
 
 STRAY, LOST = "tier object without index", "index without tier object"
 

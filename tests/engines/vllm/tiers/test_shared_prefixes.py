@@ -7,8 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from local_engine import BLOCK, LocalEngine
-from tier_engines import TIER_POLICY, deployment_with, displace, options, prompt, tier, until
+
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import (
+    TIER_POLICY,
+    deployment_with,
+    displace,
+    options,
+    prompt,
+    tier,
+    until,
+)
 
 SHARED = prompt(1, 8)[:-1]
 NAMED = "".join(

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from local_engine import BLOCK, LocalEngine
 from sqlalchemy import select
-from tier_engines import PREFIX, deployment_with, displace, options, prompt, tier, until
 
 from kvcustody.audit.copies.transfers import RecordedTransfer, TransferFilter, transfers
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.governance.observability.prefill_cost import LEARNED_MIN
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import PREFIX, deployment_with, displace, options, prompt, tier, until
 
 SLOW = 0.4  # seconds that the store takes for each object; nothing of this model takes so long to compute
 

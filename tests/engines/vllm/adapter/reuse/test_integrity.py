@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.audit.events import CustodyEnded, IntegrityMismatch, ReceiptRecorded
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.testkit.conformance.deployment import table
+from standins.engines.vllm.scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 PROMPT = prompt(100)
 WHOLE = 96  # of its tokens lie in full blocks

@@ -1,0 +1,1 @@
+"""Pools and engines for tests of the allocator."""

@@ -1,0 +1,1 @@
+"""Ledgers, falsified histories and verifiers of their own."""

@@ -1,0 +1,1 @@
+"""A device without one: CUDA and Triton below our own code."""

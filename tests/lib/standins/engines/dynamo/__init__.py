@@ -1,0 +1,1 @@
+"""Dynamo's router behind a governed engine."""

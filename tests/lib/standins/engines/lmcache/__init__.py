@@ -1,0 +1,1 @@
+"""LMCache's server, its sites and store faults."""

@@ -1,0 +1,1 @@
+"""Releases of engines that a suite tries."""

@@ -1,0 +1,1 @@
+"""SGLang engines, and a probe inside their processes."""

@@ -1,0 +1,1 @@
+"""transformers with a tiny model."""

@@ -1,0 +1,1 @@
+"""vLLM engines, and a probe inside their processes."""

@@ -1,0 +1,1 @@
+"""Erasures, their certificates and histories."""

@@ -1,0 +1,1 @@
+"""Governors, tiers and sealed objects."""

@@ -1,0 +1,1 @@
+"""Doors, wires and stand-in engines of the integrations."""

@@ -1,0 +1,1 @@
+"""Attackers: two worlds, hostile stores, killed tiers."""

@@ -1,0 +1,1 @@
+"""Released policies and the workers that take them."""

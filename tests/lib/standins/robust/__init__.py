@@ -1,0 +1,1 @@
+"""Worlds that are broken on purpose."""

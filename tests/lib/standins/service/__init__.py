@@ -1,0 +1,1 @@
+"""The control plane in a test, its clients and its processes."""

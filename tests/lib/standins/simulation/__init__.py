@@ -1,0 +1,1 @@
+"""Seeded tenants, faults and a fake clock."""
