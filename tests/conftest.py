@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import uuid
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-PATIENT = (
-    "&options=-c%20statement_timeout%3D20000"  # a slow machine is no outage; a lock still is, after 0.3 s
-)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,52 +51,21 @@ def store(tmp_path: Path, migrated: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    from standins.builders import postgres_server
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the run's PostgreSQL server."""
+    from standins.postgres import shared_server
 
-    with postgres_server() as server:
-        yield server.get_uri()
-
-
-@pytest.fixture(scope="session")
-def postgres_migrated(postgres: str) -> str:
-    """A database with this program's schema: the template of every other one."""
-    import psycopg
-
-    from kvcustody.audit.database.engine import open_store
-    from kvcustody.migrations.upgrade import upgrade
-
-    name = "ledger_migrated"
-    with psycopg.connect(postgres, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    engine = open_store(postgres.replace("/postgres?", f"/{name}?") + PATIENT)
-    upgrade(engine)
-    engine.dispose()
-    return name
+    folder = tmp_path_factory.getbasetemp()
+    with shared_server(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) as address:
+        yield address
 
 
 @pytest.fixture
-def postgres_store(postgres: str, postgres_migrated: str) -> Iterator[Any]:
-    import psycopg
-    from sqlalchemy import event
+def postgres_store(postgres: str) -> Iterator[Any]:
+    from standins.postgres import new_ledger
 
-    from kvcustody.audit.database.engine import open_store
-
-    name = f"ledger_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_migrated}")
-    url = postgres.replace("/postgres?", f"/{name}?") + PATIENT
-    engine = open_store(url, timeout_seconds=0.3)
-    event.listen(engine, "do_connect", _connect_patiently)
-    yield engine
-    engine.dispose()
-
-
-def _connect_patiently(
-    _dialect: object, _record: object, _arguments: object, options: dict[str, Any]
-) -> None:
-    """A slow machine is no outage here either."""
-    options["connect_timeout"] = 60
+    with new_ledger(postgres, timeout_seconds=0.3) as engine:
+        yield engine
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

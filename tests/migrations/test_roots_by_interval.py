@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from kvcustody.audit.database.engine import SCHEMA_REVISION, WRITE, open_store
-from kvcustody.audit.database.postgres_roles import WRITER, set_up_roles
+from kvcustody.audit.database.postgres_roles import WRITER
 from kvcustody.audit.events import Context, KeyEvent, leaves
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
@@ -25,6 +25,7 @@ from kvcustody.audit.writer.append_leaves import Appender, register
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
 from standins import builders
+from standins.postgres import set_up_roles_in_turn
 
 LIFE = "ab" * 16
 KEPT = ("events", "tree_nodes", "root_leaves", "checkpoints", "root_log", "signed_checkpoints", "logs")
@@ -76,7 +77,7 @@ def test_a_populated_ledger_goes_on_and_verifies(engine: Engine, tmp_path: Path)
     old = signer.sign_once()
     assert old is not None
     if engine.dialect.name == "postgresql":
-        set_up_roles(engine)
+        set_up_roles_in_turn(engine)
     with engine.begin() as connection:
         figures = ("counter_deltas", "counters", "coverage_hours", "coverage_pass", "sequence_spans")
         for table in ("unsealed_heads", *figures):

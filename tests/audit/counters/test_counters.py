@@ -37,7 +37,6 @@ from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.bulk_insert import Inserts
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
-from kvcustody.audit.database.postgres_roles import set_up_roles
 from kvcustody.audit.events import (
     CustodyEnded,
     DecisionRecorded,
@@ -66,6 +65,7 @@ from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.times import HOUR_US
 from standins import builders
+from standins.postgres import set_up_roles_in_turn
 
 
 def more(world: Any) -> list[Event]:
@@ -581,7 +581,7 @@ def test_a_migration_counts_what_is_there(any_store: Engine, make_writer: Any, w
             ]
 
     if dialect_of(any_store).roles:
-        set_up_roles(any_store)
+        set_up_roles_in_turn(any_store)
         assert len(rights()[0]) > 20 and len(rights()[1]) == 3
     before, expected, granted = state(), sums(any_store), rights()
     with any_store.connect().execution_options(**WRITE) as connection, connection.begin():

@@ -25,7 +25,7 @@ from kvcustody.audit.database.monthly_partitions import (
     partitioned,
     partitions,
 )
-from kvcustody.audit.database.postgres_roles import READER, RETENTION, WRITER, set_up_roles
+from kvcustody.audit.database.postgres_roles import READER, RETENTION, WRITER
 from kvcustody.audit.events import ResidencyOpened, WorkerStarted, WorkerStopped
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
@@ -56,6 +56,7 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.migrations.upgrade import upgrade
+from standins.postgres import set_up_roles_in_turn
 
 KEY = SigningKey.generate("ledger.example/months")
 DAY_US = 86_400 * 1_000_000
@@ -342,7 +343,7 @@ def test_the_rest_takes_what_has_no_month_and_gives_it_back(lived: Engine) -> No
 @pytest.mark.parametrize("table", MONTHLY)
 def test_a_partition_is_walled_off(lived: Engine, table: str) -> None:
     """Rights and policies are the table's; nothing reaches a month beside it, the owner's TRUNCATE included."""
-    set_up_roles(lived)
+    set_up_roles_in_turn(lived)
     month = f"{table}_2026_03"
 
     def refused(statement: str, role: str = "") -> bool:

@@ -17,7 +17,7 @@ from kvcustody.audit.counters.fold import fold
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.postgres_roles import RETENTION, set_up_roles
+from kvcustody.audit.database.postgres_roles import RETENTION
 from kvcustody.audit.events import Event, ResidencyOpened, WorkerStarted, WorkerStopped, log_of
 from kvcustody.audit.exports import export_writer
 from kvcustody.audit.exports.export_writer import write_export
@@ -52,6 +52,7 @@ from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
+from standins.postgres import set_up_roles_in_turn
 
 pytestmark = pytest.mark.system
 
@@ -664,7 +665,7 @@ def test_the_role_of_retention_may_drop_and_thin(
     aged = age(postgres_store, make_writer, tmp_path)
     ask(aged, tmp_path)
     keep_all(aged)
-    set_up_roles(postgres_store)
+    set_up_roles_in_turn(postgres_store)
     url = postgres_store.url.render_as_string(False)
     acting = open_store(url + ("&" if "?" in url else "?") + f"options=-c%20role%3D{RETENTION}")
     try:

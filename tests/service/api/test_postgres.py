@@ -16,7 +16,7 @@ from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service
-from standins.builders import postgres_server
+from standins.postgres import durable_server
 from standins.service.service_world import Worker, register, ship
 
 pytestmark = pytest.mark.system
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Any]:
-    with postgres_server() as server:  # of its own: it is restarted
+    with durable_server() as server:  # of its own: it is restarted
         yield server
 
 

@@ -38,7 +38,7 @@ from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.fleet import key_custody
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
-from standins.builders import postgres_server
+from standins.postgres import durable_server
 from standins.service.service_world import Server, Worker
 
 pytestmark = pytest.mark.system
@@ -172,7 +172,7 @@ def make_world(
     if request.param == "sqlite":
         yield make
     else:
-        with postgres_server() as server:
+        with durable_server() as server:
             import psycopg
 
             with psycopg.connect(server.get_uri(), autocommit=True) as connection:

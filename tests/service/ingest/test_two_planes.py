@@ -180,7 +180,8 @@ def test_a_batch_that_was_cut_by_a_failure_is_there_once_when_it_comes_again(
         ended: Any = None
         while not ended:
             ended = writer.exec_driver_sql(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE wait_event_type = 'Lock' AND datname = current_database()"
             ).all()
         assert decided.wait(60)
         with pytest.raises(ProblemError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,14 +62,8 @@ def world(open_world: Callable[..., World]) -> World:
 def on_both(request: pytest.FixtureRequest, open_world: Callable[..., World], tmp_path: Path) -> World:
     if request.param == "sqlite":
         return with_custody(open_world())
-    import psycopg
-
-    uri, name = request.getfixturevalue("postgres"), f"schedules_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(uri, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    people = f"sqlite:///{tmp_path}/people.db"
-    url = uri.replace("/postgres?", f"/{name}?")
-    return with_custody(open_world(database_url=url, subject_keys_url=people))
+    url = request.getfixturevalue("postgres_store").url.render_as_string(hide_password=False)
+    return with_custody(open_world(database_url=url, subject_keys_url=f"sqlite:///{tmp_path}/people.db"))
 
 
 def with_custody(opened: World) -> World:
