@@ -78,6 +78,7 @@ def test_size_ledger_is_what_the_ledger_holds(tmp_path: Path) -> None:
     assert document["per_day"]["gigabytes"] == pytest.approx(size / 40 * 10 * 86_400 / 1e9)
 
 
+@pytest.mark.system("`size --ledger` misreads a replay")
 def test_size_ledger_measures_a_replay() -> None:
     document = json.loads(run("size", "ledger", "--limit", "40", "--json").stdout)
     assert document["requests"] == 40 and document["by_kind"]["residency-opened"]["leaves"] == 40
@@ -140,6 +141,7 @@ def test_a_bad_line_prints_what_ran_then_the_error(tmp_path: Path, monkeypatch: 
     assert result.stderr.startswith("error: KVC120: t.jsonl:2:")
 
 
+@pytest.mark.system("an interrupted command leaves something open")
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_exits_130_with_everything_closed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvcustody.console.main", "replay", "--json"]

@@ -76,6 +76,7 @@ def test_a_whole_install_lists_everything() -> None:
     assert NEEDS.keys() <= listed(told.stdout) and "Not installed" not in told.stdout
 
 
+@pytest.mark.system("a missing extra is not named")
 @pytest.mark.parametrize("name", ["up", "serve", "replay"])
 def test_what_is_asked_for_all_the_same_says_its_extra_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     places = {"up": ["--folder", str(tmp_path / "demo")], "serve": ["--ledger", f"sqlite:///{tmp_path}/x.db"]}
@@ -87,6 +88,7 @@ def test_what_is_asked_for_all_the_same_says_its_extra_and_leaves_nothing(name: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.system("a base install cannot do its first job")
 def test_the_first_job_of_a_base_install_works(tmp_path: Path) -> None:
     policy = str(tmp_path / "policy.yaml")
     assert without("policy", "init", policy, "--from", "single-org", "--name", "x").returncode == 0

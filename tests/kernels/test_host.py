@@ -108,6 +108,7 @@ print(int(memory[3].sum()), int(memory[2].sum()))
 """
 
 
+@pytest.mark.system("a machine without Triton cannot import the kernels")
 def test_without_triton_every_module_is_there_and_host_memory_is_scrubbed():
     """As `kvcustody[engine]` installs it; the tests' own environment has Triton."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, check=False)

@@ -168,6 +168,7 @@ def test_with_a_bound_of_0_nobody_is_closed_for_silence(world: World) -> None:
     assert world.end(worker) is None
 
 
+@pytest.mark.system("two control planes close one dead worker twice")
 def test_several_control_planes_close_it_once(world: World) -> None:
     dead = world.worker()
     other = world.open(name="second", state_path=world.folder / "state-2", listen=f"unix:{world.folder}/2.sock",

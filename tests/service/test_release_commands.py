@@ -38,6 +38,7 @@ def _policy(plane: ControlPlane, who: str, *words: str, code: int = 0) -> Any:
     return json.loads(ran.stdout) if code == 0 else ran.output
 
 
+@pytest.mark.system("a release needs more than the commands")
 def test_a_release_goes_through_a_control_plane_by_commands_alone(plane: ControlPlane) -> None:
     (plane.folder / "apart.yaml").write_text(APART)
     assert "two releases" in _policy(plane, "grace", "history", "--store", "elsewhere", code=2)

@@ -110,6 +110,7 @@ def run(*arguments: str, code: int = 0) -> str:
     return found.output
 
 
+@pytest.mark.system("the commands from a key to a verified report break")
 def test_the_commands_from_a_key_to_a_report_that_was_changed(
     store: Engine, make_writer: Callable[..., Any], world: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def ledger(tmp_path: Path) -> str:
     return url
 
 
+@pytest.mark.system("`db move` moves a ledger twice")
 def test_a_ledger_is_moved_once(ledger: str, tmp_path: Path) -> None:
     """Between two files, which the library allows as well; tests/audit/retention/test_move.py moves into PostgreSQL."""
     target = f"sqlite:///{tmp_path / 'other.db'}"

@@ -187,6 +187,7 @@ def test_one_that_is_interrupted_is_signed_as_far_as_it_came(tmp_path: Path) -> 
     engine.dispose()
 
 
+@pytest.mark.system("a killed replay is closed before its last leaf")
 def test_what_a_killed_replay_left_ends_after_all_that_it_wrote(tmp_path: Path) -> None:
     replay(small(tmp_path))
     engine = open_store(tmp_path / "ledger.db")
@@ -305,6 +306,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
+@pytest.mark.system("a command shows generated history as if it were real")
 def test_every_command_that_shows_the_ledger_says_what_is_generated(here: Path, tmp_path: Path) -> None:
     """One that is new is in neither list, and fails here until it says so or shows nothing."""
     arguments = shown(here, tmp_path)

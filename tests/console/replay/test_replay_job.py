@@ -93,6 +93,7 @@ def test_a_replay_accounts_for_every_block(options: EnvironmentOptions) -> None:
     assert dict(report.coverage.bytes_by_level)["full"] == totals.scrubbed_blocks * 16 * 2048
 
 
+@pytest.mark.system("a second replay reports the first")
 def test_a_second_replay_appends_and_reports_itself_alone(options: EnvironmentOptions) -> None:
     first, second = replay(options, small(10)), replay(options, small(10))
     assert_conserved(second)

@@ -30,6 +30,7 @@ def test_a_seed_is_a_workload() -> None:
     assert generate(replace(spec, seed=6)).labels != one.labels
 
 
+@pytest.mark.system("a generated workload lacks the statistics that it promises")
 @pytest.mark.parametrize(
     "spec",
     [LARGE, WorkloadSpec(seed=2, conversations=12_000, branch_share=0.6, turns_mean=5, house_prompt_share=0)],

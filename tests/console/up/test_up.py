@@ -166,6 +166,7 @@ def failed(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.system("`up` that fails leaves something")
 def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         told = failed(tmp_path, "--port", str(taken.getsockname()[1]), "--folder", str(tmp_path / "demo"))
@@ -173,6 +174,7 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.system("`up` writes into somebody's folder")
 def test_a_folder_of_somebody_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     told = failed(tmp_path, "--folder", str(tmp_path))
@@ -180,6 +182,7 @@ def test_a_folder_of_somebody_is_not_touched(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.system("`up` interrupted at its start leaves something")
 def test_ctrl_c_while_it_starts_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [PROGRAM, "up", "--folder", str(tmp_path / "demo")], stderr=subprocess.PIPE, text=True, cwd=tmp_path

@@ -79,6 +79,7 @@ def off_by(load: str, blocks: int, at_once: int) -> tuple[float, ReferenceEngine
     return off, watched, enforced
 
 
+@pytest.mark.system("a forecast drifts in a pool of an engine that always evicts")
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize(("blocks", "at_once"), [(80, 2), (120, 4), (256, 4)])
 def test_the_forecast_holds_in_a_pool_that_evicts_all_the_time(
@@ -92,6 +93,7 @@ def test_the_forecast_holds_in_a_pool_that_evicts_all_the_time(
         one.close()
 
 
+@pytest.mark.system("a forecast of an engine forgets who waits for a quota")
 @pytest.mark.parametrize("blocks", [120, 256])
 def test_requests_that_would_wait_for_their_tenants_quota_wait_in_the_forecast(
     blocks: int, monkeypatch: pytest.MonkeyPatch

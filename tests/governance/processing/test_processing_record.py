@@ -236,6 +236,7 @@ def test_every_field_that_is_changed_is_found_with_the_log_key_alone(ledger: Led
     assert [path for path, data in every.items() if ledger.check(data, is_compared=False).ok] == []
 
 
+@pytest.mark.system("a key holder signs a false field that nothing contradicts")
 @pytest.mark.parametrize("source", ["ledger", "export"])
 def test_who_holds_the_key_is_found_by_what_it_is_made_of(ledger: Ledger, source: str) -> None:
     """Signed anew, so that the signature holds: what the ledger contradicts is found, what is stated is unchecked."""

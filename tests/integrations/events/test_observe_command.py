@@ -58,6 +58,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.system("`observe` does not end cleanly")
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_it_watches_records_and_ends_cleanly(tmp_path: Path, ending: int) -> None:
     policy, salts, ledger = tmp_path / "short.yaml", tmp_path / "salts.yaml", tmp_path / "ledger.db"

@@ -102,6 +102,7 @@ def test_without_what_is_kept_a_restart_waits_for_an_object(
     assert lives(site.deployment.ledger_url) == [None]
 
 
+@pytest.mark.system("a worker without files is not closed by its next start")
 def test_a_worker_in_memory_alone_is_closed_by_its_next_start_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[..., CustodyThread]
 ) -> None:

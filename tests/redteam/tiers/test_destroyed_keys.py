@@ -146,6 +146,7 @@ def secrets_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes
     return found
 
 
+@pytest.mark.system("a copy of a destroyed key stays in memory")
 @pytest.mark.parametrize("end", ENDS)
 def test_no_copy_of_it_is_left_in_memory(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tier has stored and restored under it; the scan finds each secret before, so it would after."""

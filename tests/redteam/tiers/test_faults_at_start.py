@@ -189,6 +189,7 @@ except ConfigError as error:
 """
 
 
+@pytest.mark.system("a limit of locked memory stops a start without a word")
 @pytest.mark.parametrize(
     ("limit", "says"),
     [(8192, "setting `tier_staging_buffers`: "), (8 << 20, "started")],

@@ -130,6 +130,7 @@ def logs_of(rows: Sequence[EventRow]) -> bytes:
     return json.dumps([row.log for row in rows]).encode()
 
 
+@pytest.mark.system("a webhook carries a leaf that may not leave")
 def test_a_webhook_is_given_no_leaf_that_may_not_leave(plane: ControlPlane, tmp_path: Path) -> None:
     plane.release(policy("export"))
     with plane.worker() as worker:

@@ -151,6 +151,7 @@ def viewer(opened: Opened) -> str:
     return opened.people["tenant-viewer@acme"]
 
 
+@pytest.mark.system("the wall between tenants' rows changes an answer")
 def test_answers_are_the_same_with_and_without_the_wall(opened: Opened, viewer: str, monkeypatch) -> None:
     """The wall takes nothing from a tenant that is its own."""
     erasure = opened.client("GET", "/v1/erasures", viewer).json()["items"][0]["erasure"]

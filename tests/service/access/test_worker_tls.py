@@ -27,6 +27,8 @@ from kvcustody.governance.service.access.certificate_thumbprint import thumbprin
 from kvcustody.governance.service.problem_details import ProblemError
 from standins.service.control_plane_world import ControlPlane, opened
 
+pytestmark = pytest.mark.system("a worker without a certificate of ours is served")
+
 DAY = datetime.timedelta(days=1)
 
 

@@ -81,6 +81,7 @@ def _paths(api: Any) -> Iterator[str]:
                     yield f"{re.sub(r'{[a-z_]+}', '1' * 32, route.path)}?{urlencode({name: value})}"
 
 
+@pytest.mark.system("a route reads or refuses a parameter otherwise than the framework would")
 def test_what_is_read_and_refused_is_the_frameworks(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = made(service, monkeypatch)
     gets = [route for route in quick.app.routes if route.methods == {"GET"}]

@@ -17,5 +17,6 @@ def test_turns_are_as_long_as_before_afterwards() -> None:
     assert sys.getswitchinterval() == pytest.approx(before)
 
 
+@pytest.mark.system("a serving process keeps long thread switches")
 def test_a_process_that_serves_has_short_ones(plane: Any) -> None:
     assert sys.getswitchinterval() == pytest.approx(0.0005)

@@ -92,6 +92,7 @@ def test_a_span_is_current_while_its_request_is_answered(
     assert get_current_span().get_span_context().span_id == 0
 
 
+@pytest.mark.system("tracing is imported although it is off")
 def test_off_imports_nothing_and_the_missing_extra_is_named(make_service, monkeypatch) -> None:
     code = "import sys, kvcustody.governance.api.http.server; sys.exit('opentelemetry.sdk' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -140,6 +140,7 @@ def _shown(plane: ControlPlane, worker: Worker, *words: str) -> str:
         return ran.stdout.read()
 
 
+@pytest.mark.system("`top` misreads a worker's status")
 def test_top_shows_workers_and_tenants_as_they_said(plane: ControlPlane) -> None:
     """From a control plane and from its ledger; a tenant that thrashes stands first."""
     with plane.worker() as worker:
@@ -171,6 +172,7 @@ def test_top_shows_workers_and_tenants_as_they_said(plane: ControlPlane) -> None
         worker.governor.release(("reader", "r"))
 
 
+@pytest.mark.system("`advise` misreads a worker's status")
 def test_advise_answers_from_what_a_worker_said(plane: ControlPlane) -> None:
     """From a control plane and from its ledger, which alone knows of orphans and coverage."""
     with plane.worker() as worker:

@@ -29,6 +29,7 @@ def bodies(service: Any, kind: str) -> list[dict[str, Any]]:
         return [orjson.loads(bytes(leaf)) for leaf in connection.scalars(query)]
 
 
+@pytest.mark.system("a new signing key needs a restart")
 def test_the_signing_key_changes_hands_under_a_running_service(
     service: Any, client: Any, people: Any
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_subjects_link_is_destroyed_on_record(service: Any, client: Any, peopl
     assert (leaf["actor"], leaf["reason"]) == ("key-custodian", "request 12") and "user-1" not in str(leaf)
 
 
+@pytest.mark.system("a worker keeps a tenant's destroyed key")
 def test_tenants_keys_are_rotated_and_destroyed_on_every_worker(plane: ControlPlane) -> None:
     """It hits before (control); an order; both workers begin an epoch and miss; another tenant's keys stay."""
     service = plane._service

@@ -352,6 +352,7 @@ def test_what_a_dead_process_left_in_its_spill_is_handed_in_by_its_successor(wor
     until(lambda: world.end(dead) == "died", successor)
 
 
+@pytest.mark.system("a replayed spill keeps live batches waiting")
 def test_live_batches_go_before_what_was_spilled(world: World) -> None:
     writer = world.open(SETTINGS._replace(replay_share=0.05, capacity=1 << 20))
     writer.submit([started(world)])

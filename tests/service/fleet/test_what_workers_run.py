@@ -154,6 +154,7 @@ def test_after_a_clean_stop_nothing_is_in_effect(watcher: Watcher) -> None:
     says_nothing_is_in_effect(watcher, was=True)
 
 
+@pytest.mark.system("a killed worker's policy counts as no longer in effect")
 def test_after_a_kill_it_is_told_until_its_end_is_on_record(watcher: Watcher) -> None:
     script = PLACE / "service" / "file_worker.py"
     process = subprocess.Popen(
@@ -205,6 +206,7 @@ def only_the_digest_is_known(watcher: Watcher) -> None:
     assert not record["recipients"] and not record["time_limits"], "nothing is claimed of what is not known"
 
 
+@pytest.mark.system("a replayed policy counts as in effect")
 @pytest.mark.parametrize("origin", ["", REPLAYED, GENERATED])
 def test_what_a_replay_runs_is_in_effect_nowhere(watcher: Watcher, tmp_path: Path, origin: str) -> None:
     clock = SystemClock()

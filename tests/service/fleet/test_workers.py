@@ -478,6 +478,7 @@ def test_erasures_reach_a_waiting_worker_at_once_and_until_it_answers(
 # -- a server that dies under load ------------------------------------------------------------------------------------
 
 
+@pytest.mark.system("a killed service loses a batch that it acknowledged")
 def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) -> None:
     """kill -9 while two workers hand in; every batch that was answered is in the ledger, each leaf once."""
     folder = tmp_path / "service"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from kvcustody.governance.service.gc_tuning import gc_seldom
 
 
+@pytest.mark.system("the garbage collector stays off after a batch")
 def test_the_collector_is_as_it_was_afterwards() -> None:
     before = gc.get_threshold()
     with gc_seldom():

@@ -112,6 +112,7 @@ def test_one_that_was_killed_costs_no_batch_and_is_begun_again(readers: BatchRea
     assert process_of(readers).pid != process.pid
 
 
+@pytest.mark.system("a reader process that hangs stalls the service")
 @pytest.mark.parametrize("requests", [40, 1500])  # the larger batch does not fit into the pipe
 def test_one_that_is_silent_is_not_waited_for(
     readers: BatchReaders, monkeypatch: pytest.MonkeyPatch, requests: int

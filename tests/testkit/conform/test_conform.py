@@ -249,6 +249,7 @@ def test_names_of_tenants_and_namespaces_without_a_frame_are_found(monkeypatch: 
     assert kvcustody_tier.main("namespace-alias")["found"] is True
 
 
+@pytest.mark.system("the kit's command cannot run our target")
 def test_the_command_runs_our_target_in_a_process_of_its_own(tmp_path: Path) -> None:
     where = [str(tmp_path / name) for name in ("a.html", "a.sarif", "a.json")]
     written = ("--html", where[0], "--sarif", where[1], "--out", where[2])

@@ -52,6 +52,7 @@ def corrupt(engine: Governed, blocks: list[int] | None = None) -> None:
     rows[at] = torch.from_numpy(values).view(torch.uint8).view(len(at), -1).view(rows.dtype)
 
 
+@pytest.mark.system("random values in a cache change an answer")
 @pytest.mark.parametrize("values", [{}, {"max_batch_tokens": 16}], ids=["one step", "chunked prefill"])
 def test_random_values_over_the_cache_are_recomputed(values: dict[str, Any]) -> None:
     with governed(text=policy() + INTEGRITY, config=batching(**values)) as engine:

@@ -104,6 +104,7 @@ def test_logits_are_equal_bit_for_bit_after_a_restore(tmp_path: Path) -> None:
         assert torch.equal(*found)
 
 
+@pytest.mark.system("a long run with tiers changes an answer")
 @pytest.mark.parametrize("requests", [120, pytest.param(600, marks=pytest.mark.soak)])
 def test_no_output_changes_over_many_requests(requests: int, tmp_path: Path) -> None:
     """Two tenants that come back to a few beginnings, in batches; a third of all blocks come from the tier."""
