@@ -10,7 +10,7 @@ FAST := tests/allocator tests/policies/table tests/policies/document tests/gover
 
 unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
 
-.PHONY: setup run test durations test-fast test-system test-engines test-newest test-oscal check docs editor bench soak clean
+.PHONY: setup run test test-loaded durations test-fast test-system test-engines test-newest test-oscal check docs editor bench soak clean
 
 $(READY): pyproject.toml packaging/testkit/pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,9 @@ run: $(READY) ## replay a multi-tenant workload through the Governor on real ten
 
 test: $(READY) ## unit, property, simulation and architecture tests
 	$(BIN)/python -m pytest -q -n 2 -m "not soak and not system"
+
+test-loaded: $(READY) ## the tests beside two busy loops, in five orders: what fails depends on the clock
+	$(BIN)/python tests/loaded.py
 
 durations: $(READY) ## write tests/DURATIONS.md: which tests take the time of `make test`, and what each buys
 	$(BIN)/python -m pytest -q -n 2 -m "not soak and not system" --junitxml=.cache/durations.xml

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,6 +20,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
         settings.register_profile("repeatable", derandomize=True, deadline=None)
         settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`KVCUSTODY_TEST_ORDER=SEED`: another order of the files, and of the tests in each (`tests/loaded.py`)."""
+    seed = os.environ.get("KVCUSTODY_TEST_ORDER")
+    if seed is None:
+        return
+    by_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        by_file.setdefault(item.path, []).append(item)
+    chance = random.Random(int(seed))
+    files = list(by_file.values())
+    chance.shuffle(files)
+    for tests in files:
+        chance.shuffle(tests)
+    items[:] = [item for tests in files for item in tests]
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from kvcustody.audit.database.dialect import dialect_of
+from kvcustody.audit.database.sqlite_write_queue import queue_writes
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
@@ -106,6 +107,9 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, k
         connection.execute("PRAGMA cache_size=-16384")
         if mapped:
             connection.execute(f"PRAGMA mmap_size={MAPPED_BYTES}")
+
+    if not read_only:
+        queue_writes(engine, path, timeout_seconds)  # before the next: a turn comes first
 
     @event.listens_for(engine, "begin")
     def _begun(connection: Connection) -> None:

@@ -61,7 +61,6 @@ from kvcustody.governance.service.idempotency import IdempotencyStore
 from kvcustody.governance.service.inbox.delivery import InboxDelivery
 from kvcustody.governance.service.inbox.read_inbox import InboxContents, InboxReader
 from kvcustody.governance.service.ingest.ingest import Ingest
-from kvcustody.governance.service.ingest.sqlite_write_queue import queue_writes
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.jobs import JobRunner
 from kvcustody.governance.service.live_reads import LiveReads
@@ -81,7 +80,6 @@ _log = structlog.get_logger(__name__)
 _MINUTE = 60
 _MARKED_SECONDS = 1.0
 _DATABASE_SECONDS = 5.0
-_PATIENCE_SECONDS = 20.0
 _COVER_SECONDS = 5.0
 
 
@@ -103,7 +101,6 @@ class Service:
         self.clock = clock = settings.open_clock(clock, stack)
         self.secret = open_secret(folder / "service.key")
         self.engine = _engine(settings, stack)
-        queue_writes(self.engine, patience_seconds=_PATIENCE_SECONDS)
         self.reader = _engine(settings, stack, read_only=True)
         self.row_walls = has_row_level_security(self.reader)
         if not self.row_walls and dialect_of(self.reader).roles:

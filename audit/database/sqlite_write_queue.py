@@ -3,7 +3,8 @@
 1. SQLite lets whoever asks at the right moment write, so a busy writer can keep the others out until they give up.
    Here each waits its turn before it asks.
 2. A turn ends after the commit or the rollback, whatever became of it, and at the latest with the connection.
-3. Who has waited too long asks SQLite all the same: a turn that was lost costs time, never an answer.
+3. A wait ends after `LINE` times the engine's timeout, and the transaction asks SQLite all the same: a turn that was
+   lost costs time, never an answer. SQLite then waits for that timeout, and refuses with `database is locked`.
 """
 
 from __future__ import annotations
@@ -11,25 +12,26 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection, Engine, event
 
-from kvcustody.audit.database.dialect import dialect_of
-
+LINE = 4  # a line of writers takes longer than the one transaction that a timeout is meant for
 _KEY = "kvcustody_turn"
 
 
 class WriteQueue:
     """A first-come, first-served lock that may be released by another thread than the one that took it."""
 
-    def __init__(self, *, patience_seconds: float) -> None:
-        self._patience_seconds = patience_seconds
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken = False
         self._waiting: deque[threading.Event] = deque()
 
-    def take(self) -> bool:
+    def take(self, patience_seconds: float) -> bool:
         """Wait for the turn; False where patience ran out."""
         with self._lock:
             if not self._taken:
@@ -37,7 +39,7 @@ class WriteQueue:
                 return True
             mine = threading.Event()
             self._waiting.append(mine)
-        if mine.wait(self._patience_seconds):
+        if mine.wait(patience_seconds):
             return True
         with self._lock:
             if mine.is_set():  # it came in the last moment
@@ -54,19 +56,25 @@ class WriteQueue:
                 self._taken = False
 
 
-def queue_writes(engine: Engine, *, patience_seconds: float) -> None:
-    """Have the writing transactions of an SQLite engine take turns; of others nothing is changed."""
-    if not dialect_of(engine).one_writer:
-        return
-    turns = WriteQueue(patience_seconds=patience_seconds)
+_queues: WeakValueDictionary[Path, WriteQueue] = WeakValueDictionary()
+_queues_lock = threading.Lock()
+
+
+def queue_writes(engine: Engine, path: Path, timeout_seconds: float) -> None:
+    """Have all writing transactions of this process on one SQLite file take turns, whichever engine they use."""
+    with _queues_lock:
+        turns = _queues.setdefault(path.absolute(), WriteQueue())
+
+    patience_seconds = LINE * timeout_seconds
 
     def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get("kvcustody_write", False) and turns.take():
+        if connection.get_execution_options().get("kvcustody_write", False) and turns.take(patience_seconds):
             connection.info[_KEY] = True
 
     def end(connection: Any) -> None:
-        if connection is not None and connection.info.pop(_KEY, False):
-            turns.give()
+        with suppress(NotImplementedError):  # the dialect's own first connection, which takes no turn
+            if connection is not None and connection.info.pop(_KEY, False):
+                turns.give()
 
     def ending(act: Callable[[Any], None]) -> Callable[[Any], None]:
         """The dialect's commit or rollback, and the end of the turn whatever comes of it."""
@@ -82,5 +90,5 @@ def queue_writes(engine: Engine, *, patience_seconds: float) -> None:
     dialect: Any = engine.dialect  # events tell that a commit is about to run, not that it has
     dialect.do_commit = ending(dialect.do_commit)
     dialect.do_rollback = ending(dialect.do_rollback)
-    event.listen(engine, "begin", begin, insert=True)
+    event.listen(engine, "begin", begin)
     event.listen(engine, "checkin", lambda _, record: end(record))

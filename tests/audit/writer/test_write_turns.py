@@ -1,0 +1,94 @@
+"""Writing transactions of one process on one SQLite file take turns, in the order in which they asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from kvcustody.audit.database import sqlite_write_queue
+from kvcustody.audit.database.engine import WRITE, open_store
+from kvcustody.audit.database.sqlite_write_queue import WriteQueue
+
+
+@pytest.fixture
+def engines(tmp_path: Path, migrated: Path) -> Iterator[list[Engine]]:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(migrated.read_bytes())
+    opened = [open_store(path, timeout_seconds=0.05) for _ in range(4)]
+    yield opened
+    for engine in opened:
+        engine.dispose()
+
+
+def test_engines_write_in_the_order_in_which_they_asked(
+    engines: list[Engine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(WriteQueue, "take", _patient(WriteQueue.take))
+    order: list[int] = []
+    queue = sqlite_write_queue._queues[(tmp_path / "ledger.db").absolute()]
+
+    def write(number: int) -> None:
+        with engines[number].connect().execution_options(**WRITE) as connection, connection.begin():
+            order.append(number)
+
+    holder = engines[0].connect().execution_options(**WRITE)
+    held = holder.begin()
+    threads = []
+    for place, number in enumerate((2, 1, 3), start=1):
+        threads.append(threading.Thread(target=write, args=(number,)))
+        threads[-1].start()
+        until = time.monotonic() + 30
+        while len(queue._waiting) < place and time.monotonic() < until:
+            time.sleep(0.001)
+    held.rollback()
+    holder.close()
+    for thread in threads:
+        thread.join(30)
+    assert order == [2, 1, 3]
+
+
+def _patient(take: object) -> object:
+    def taken(queue: WriteQueue, _seconds: float) -> bool:
+        return take(queue, 30.0)  # type: ignore[operator]
+
+    return taken
+
+
+def test_a_wait_is_bounded_and_ends_with_what_sqlite_says(engines: list[Engine]) -> None:
+    holder = engines[0].connect().execution_options(**WRITE)
+    with (
+        holder,
+        holder.begin(),
+        engines[1].connect().execution_options(**WRITE) as other,
+        pytest.raises(OperationalError, match="database is locked"),
+    ):
+        other.begin()
+    with engines[1].connect().execution_options(**WRITE) as other, other.begin():
+        pass  # a turn that was given up blocks nobody
+
+
+def test_control_without_turns_whoever_asks_during_a_write_is_refused(
+    engines: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WriteQueue, "take", lambda _queue, _seconds: False)
+    holder = engines[0].connect().execution_options(**WRITE)
+    refused: list[bool] = []
+
+    def write() -> None:
+        try:
+            with engines[1].connect().execution_options(**WRITE) as connection, connection.begin():
+                refused.append(False)
+        except OperationalError:
+            refused.append(True)
+
+    with holder, holder.begin():
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join(30)
+    assert refused == [True]
