@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from kvcustody.console import command as console_command
 from kvcustody.console.api.generate_commands import generated
-from kvcustody.console.command import FORMER_NAMES, progress_bar
+from kvcustody.console.command import progress_bar
 from kvcustody.console.command_table import ANSWERS, commands_table, every_command, rows
 from kvcustody.console.documentation import render
 from kvcustody.console.main import app
@@ -78,14 +78,6 @@ def test_the_table_says_which_commands_answer_with_one() -> None:
         if _exits_with_no(functions[function.__name__], functions):
             found.add(name)
     assert found == ANSWERS.keys()
-
-
-def test_former_names_are_still_taken(tmp_path: Path) -> None:
-    for former in FORMER_NAMES:
-        for words in ([former, str(tmp_path / "none.db")], [f"{former}={tmp_path / 'none.db'}"]):
-            told = CliRunner().invoke(app, ["coverage", "show", *words])
-            assert told.exit_code == 2 and "none.db" in told.stderr
-    assert "no such option" in CliRunner().invoke(app, ["coverage", "show", "--dbx", "x"]).stderr.lower()
 
 
 def test_short_help_version_and_what_may_have_been_meant() -> None:

@@ -46,7 +46,6 @@ BASE = (
     "zmq",
     "reportlab",
     "pyarrow",
-    "argon2",
     "jwt",
     "psycopg",
 )
