@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -121,19 +120,3 @@ def test_man_reads_the_page() -> None:
     if "not included" in done.stdout + done.stderr or "minimized" in done.stdout + done.stderr:
         pytest.skip("this machine's man shows nothing")
     assert done.returncode == 0 and "KVCUSTODY(1)" in done.stdout and "warning" not in done.stderr
-
-
-def test_the_changelog_has_every_fragment_up_to_the_one_it_names() -> None:
-    spec = spec_from_file_location("changelog", ROOT / "packaging" / "changelog.py")
-    assert spec is not None and spec.loader is not None
-    maker = module_from_spec(spec)
-    spec.loader.exec_module(maker)
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    named = re.match(r"<!-- packaging/changelog.py: fragments up to (\S+) -->", text)
-    assert named is not None
-    fragments = {name: body for name, body in maker.read_fragments().items() if name <= named[1]}
-    assert len(fragments) > 100
-    lacking = [
-        name for name, body in fragments.items() for said in maker.sections(body).values() if said not in text
-    ]
-    assert lacking == [], "python packaging/changelog.py"
