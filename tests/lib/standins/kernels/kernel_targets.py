@@ -1,6 +1,6 @@
 """Ahead-of-time compilation of the kernels for devices that are not here, and what the machine code says.
 
-`python -m kvcustody.kernels.targets` prints, for each kernel and target, the width of its memory accesses,
+`python tests/lib/standins/kernels/kernel_targets.py` prints, for each kernel and target, the width of its memory accesses,
 its registers and its spills; it needs Triton but no GPU. Tests hold the same figures.
 
 - With 16-byte alignment every bulk store and load of a kernel is 16 bytes wide, on every target.
@@ -138,7 +138,7 @@ def _resources(cubin: bytes) -> tuple[int, int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(  # noqa: S603 - our own file, the tool in triton's package
+        text = subprocess.run(
             [str(tool), "--dump-resource-usage", file.name], check=True, capture_output=True, text=True
         ).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", text)
