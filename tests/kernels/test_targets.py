@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from standins.kernels.kernel_targets import CUDA_TARGETS, HIP_TARGETS, KERNELS, compile_kernel
-
 pytest.importorskip("triton")
 
 
 from kvcustody.kernels.launch import INTERPRETED
+from standins.kernels.kernel_targets import CUDA_TARGETS, HIP_TARGETS, KERNELS, compile_kernel
 
 pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing"),

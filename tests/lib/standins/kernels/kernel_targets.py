@@ -1,7 +1,7 @@
 """Ahead-of-time compilation of the kernels for devices that are not here, and what the machine code says.
 
-`python tests/lib/standins/kernels/kernel_targets.py` prints, for each kernel and target, the width of its memory accesses,
-its registers and its spills; it needs Triton but no GPU. Tests hold the same figures.
+`python tests/lib/standins/kernels/kernel_targets.py` prints, for each kernel and target, the width of its memory
+accesses, its registers and its spills; it needs Triton but no GPU. Tests hold the same figures.
 
 - With 16-byte alignment every bulk store and load of a kernel is 16 bytes wide, on every target.
 - No kernel spills a register to local memory.
