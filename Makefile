@@ -19,6 +19,7 @@ $(READY): pyproject.toml packaging/testkit/pyproject.toml constraints.txt requir
 	@$(PIP_INSTALL) --no-deps --require-hashes -r requirements.lock
 	@$(PIP_INSTALL) --no-deps -e . -e packaging/testkit
 	@$(BIN)/python -m pip check --quiet --disable-pip-version-check
+	@$(BIN)/python -m kvcustody.console.api.generate_commands
 	@touch $(READY)
 
 setup: $(READY) ## create the development environment

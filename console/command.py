@@ -74,19 +74,8 @@ def _one_line(error: Exception) -> str:
     return text[:1].lower() + text[1:]
 
 
-FORMER_NAMES = {"--db": "--ledger", "--database": "--ledger"}  # of options: still taken, no longer shown
-
-
 class CustodyGroup(typer.core.TyperGroup):
-    """The command group: turns our errors into one line and an exit code, and takes options by their former names."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments, each option by its name of today."""
-        end = args.index("--") if "--" in args else len(args)
-        for place, word in enumerate(args[:end]):
-            name, equals, value = word.partition("=")
-            args[place] = FORMER_NAMES.get(name, name) + equals + value
-        return super().parse_args(ctx, args)
+    """The command group: turns our errors into one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command under rule 1 and rule 2."""

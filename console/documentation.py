@@ -22,7 +22,6 @@ from kvcustody.extensions import POINTS
 from kvcustody.governance.api.app import create_api
 from kvcustody.governance.api.http.operation import Operations
 from kvcustody.governance.observability.metrics import metrics_table
-from kvcustody.governance.observability.requirement_table import requirements_table
 from kvcustody.governance.service.access.roles import PERMISSIONS, Permission, Reach
 from kvcustody.governance.service.problem_details import problems_table
 from kvcustody.governance.service.settings import service_settings_table
@@ -123,7 +122,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "service-settings": service_settings_table,
     "metrics": metrics_table,
-    "requirements": requirements_table,
     "problems": problems_table,
     "roles": _roles,
     "api": _api,

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kvcustody.console.api.generate_commands import generated
+from kvcustody.console.shell.generate import shell_files
 from standins.packaged import ROOT, run
 
 pytestmark = pytest.mark.system
@@ -44,6 +46,28 @@ def test_wheel_holds_every_room_once_under_one_namespace(wheel: Path) -> None:
     ):
         assert needed in names, needed
     assert not [name for name in names if "tests/" in name or "benchmarks/" in name or name.endswith(".db")]
+
+
+def test_what_is_made_of_the_commands_is_in_the_wheel(wheel: Path) -> None:
+    """The commands of the API, the manual page and the completions are not committed: the build makes them."""
+    held = zipfile.ZipFile(wheel)
+    assert held.read("kvcustody/console/api/commands.json") == generated()
+    [share] = {name.partition("/share/")[0] for name in held.namelist() if ".data/data/share/" in name}
+    files = shell_files()
+    for shell, place in (
+        ("bash", "bash-completion/completions/kvcustody"),
+        ("zsh", "zsh/site-functions/_kvcustody"),
+    ):
+        name = {"bash": "bash/kvcustody", "zsh": "zsh/_kvcustody"}[shell]
+        assert held.read(f"{share}/share/{place}").decode() == files[name]
+    page = held.read(f"{share}/share/man/man1/kvcustody.1").decode()
+    sections = {line for line in files["kvcustody.1"].splitlines() if line.startswith(".SS")}
+    of_testkit = tuple(f".SS kvcustody {name}" for name in ("conform", "demo"))
+    assert {line for line in page.splitlines() if line.startswith(".SS")} == {
+        line for line in sections if not line.startswith(of_testkit)
+    }
+    tracked = run("git", "ls-files", "console/api/commands.json", "packaging/share", cwd=ROOT)
+    assert tracked == ""
 
 
 def imported(source: bytes) -> set[str]:

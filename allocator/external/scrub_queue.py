@@ -217,10 +217,6 @@ class ScrubQueue:
         """Something waits for its fence."""
         return bool(self._fenced)
 
-    def oldest_order(self) -> int | None:
-        """The oldest order that some shard has not answered."""
-        return next(iter(self._orders), None)
-
     def pending_blocks(self) -> int:
         """Blocks whose custody ended on record and that are not CLEAN yet."""
         waiting = [custody for custody in self._dirty if custody.domain is not None]

@@ -138,12 +138,6 @@ def copy_totals(connection: Connection, life: int, as_of: AsOf | None = None) ->
     return dict(made)
 
 
-def steps_of_copies(connection: Connection, life: int) -> Iterator[dict[str, Any]]:
-    """The bodies of every leaf about an incarnation's own copies."""
-    column = copy_steps.c
-    return _bodies(connection, column.incarnation == life, column.high > 0)
-
-
 def open_copies(
     connection: Connection, life: int, after: tuple[str, int]
 ) -> tuple[list[OpenCopies], tuple[str, int] | None]:

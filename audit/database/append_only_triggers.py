@@ -1,10 +1,12 @@
 """Leaves and trees are only ever inserted: the database itself refuses to change or delete them.
 
-1. On both databases a trigger (migrations 0010, 0012, 0023) refuses every UPDATE and DELETE of leaves, nodes, root
-   leaves and checkpoints (and TRUNCATE, which SQLite has not), and every change of a log but its growth. Nobody is
-   exempt, the owner included, short of dropping the trigger, which leaves the trees to tell.
+1. On both databases a trigger refuses every UPDATE and DELETE of leaves, nodes, root leaves and checkpoints (and
+   TRUNCATE, which SQLite has not), and every change of a log but its growth. Nobody is exempt, the owner included. Who
+   drops the trigger still leaves the trees to tell.
 2. Retention alone deletes leaves, and the hashes inside tiles whose leaves are gone, inside `triggers_lifted`, for one
-   transaction; on PostgreSQL its role needs the right to it, and no other level of a tree is let go (migration 0024).
+   transaction. On PostgreSQL its role needs the right to it, and no other level of a tree is let go.
+3. On PostgreSQL a trigger keeps each log gapless too (`monthly_partitions`, rule 2), and sets the frontier that the
+   writer hands over in the same UPDATE. SQLite has a unique key for it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,118 @@ from contextlib import contextmanager
 from sqlalchemy import Connection
 
 from kvcustody.audit.database.dialect import dialect_of
+from kvcustody.audit.schema.all_tables import MONTHLY
+
+_INSERT_ONLY = ("events", "tree_nodes", "root_leaves", "checkpoints", "signed_checkpoints")
+
+_SQLITE_LOGS = (
+    "CREATE TRIGGER logs_grow BEFORE UPDATE ON logs"
+    " WHEN NEW.size < OLD.size OR NEW.name != OLD.name OR NEW.id != OLD.id"
+    " BEGIN SELECT RAISE(ABORT, 'a log only grows'); END",
+    "CREATE TRIGGER logs_stay BEFORE DELETE ON logs BEGIN SELECT RAISE(ABORT, 'a log is never deleted'); END",
+)
+
+_APPEND_ONLY = """
+CREATE FUNCTION kvcustody_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('kvcustody.retention', true) = 'on'
+       AND (TG_OP = 'DELETE' AND TG_TABLE_NAME LIKE 'events%'
+            OR TG_OP = 'TRUNCATE' AND (SELECT relispartition FROM pg_class WHERE oid = TG_RELID)) THEN
+        RETURN OLD;
+    END IF;
+    RAISE EXCEPTION 'rows of % are never changed or deleted', TG_TABLE_NAME
+        USING ERRCODE = 'integrity_constraint_violation';
+END $$
+"""
+_NODES_APPEND_ONLY = """
+CREATE FUNCTION kvcustody_nodes_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' AND current_setting('kvcustody.retention', true) = 'on' AND OLD.level IN (0, 16) THEN
+        RETURN OLD;
+    END IF;
+    RAISE EXCEPTION 'rows of % are never changed or deleted', TG_TABLE_NAME
+        USING ERRCODE = 'integrity_constraint_violation';
+END $$
+"""
+_LOGS_GROW = """
+CREATE FUNCTION kvcustody_logs_grow() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'UPDATE' AND NEW.size >= OLD.size AND NEW.name = OLD.name AND NEW.id = OLD.id THEN
+        RETURN NEW;
+    END IF;
+    RAISE EXCEPTION 'a log only grows' USING ERRCODE = 'integrity_constraint_violation';
+END $$
+"""
+_PLACES = """
+CREATE FUNCTION kvcustody_places() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    wrong text;
+    handed json := coalesce(nullif(current_setting('kvcustody.frontiers', true), ''), '{}')::json;
+BEGIN
+    WITH touched AS (
+        SELECT log, min(idx) AS first, max(idx) + 1 AS past, count(*) AS leaves, count(DISTINCT idx) AS places
+        FROM added GROUP BY log
+    ), longer AS (
+        SELECT key::int AS log, decode(value, 'base64') AS frontier FROM json_each_text(handed)
+    ), grown AS (
+        UPDATE logs SET size = past, frontier = coalesce(longer.frontier, logs.frontier)
+        FROM touched LEFT JOIN longer ON longer.log = touched.log
+        WHERE logs.id = touched.log AND size = first AND leaves = past - first AND places = leaves
+        RETURNING touched.log
+    )
+    SELECT min(format('log %s, leaves %s to %s', log, first, past - 1)) INTO wrong
+    FROM touched WHERE log NOT IN (SELECT log FROM grown);
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'leaves are appended at the end of their log, each at its own place: %', wrong
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN NULL;
+END $$
+"""
+
+
+def create_triggers(connection: Connection) -> None:
+    """Put the triggers (rules 1 and 3) on tables that have none yet."""
+    if dialect_of(connection).in_file:
+        for statement in _sqlite_triggers():
+            connection.exec_driver_sql(statement)
+    else:
+        for statement in _postgres_triggers():
+            connection.exec_driver_sql(statement.replace("%", "%%"))  # no placeholder of the driver
+
+
+def no_truncate(table: str) -> str:
+    """The statement by which PostgreSQL refuses TRUNCATE of a table."""
+    return (
+        f"CREATE TRIGGER no_truncate BEFORE TRUNCATE ON {table}"
+        " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_append_only()"
+    )
+
+
+def _sqlite_triggers() -> Iterator[str]:
+    for table in _INSERT_ONLY:
+        for act in ("update", "delete"):
+            refusal = f"SELECT RAISE(ABORT, 'rows of {table} are never changed or deleted')"
+            yield f"CREATE TRIGGER {table}_no_{act} BEFORE {act.upper()} ON {table} BEGIN {refusal}; END"
+    yield from _SQLITE_LOGS
+
+
+def _postgres_triggers() -> Iterator[str]:
+    yield from (_APPEND_ONLY, _NODES_APPEND_ONLY, _LOGS_GROW, _PLACES)
+    for table in _INSERT_ONLY:
+        function = "kvcustody_nodes_append_only" if table == "tree_nodes" else "kvcustody_append_only"
+        yield (
+            f"CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {function}()"
+        )
+    for table in dict.fromkeys((*_INSERT_ONLY, *MONTHLY)):
+        yield no_truncate(table)
+    yield (
+        "CREATE TRIGGER logs_grow BEFORE UPDATE OR DELETE ON logs FOR EACH ROW EXECUTE FUNCTION kvcustody_logs_grow()"
+    )
+    yield (
+        "CREATE TRIGGER places AFTER INSERT ON events REFERENCING NEW TABLE AS added"
+        " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_places()"
+    )
 
 
 @contextmanager

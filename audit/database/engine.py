@@ -5,7 +5,7 @@
 2. A writing transaction begins IMMEDIATE, so two writers queue up at its start and never fail in its middle.
 3. Every wait is bounded: a locked or silent database becomes an error within the timeout, so the writer can spill. So
    is a reader's statement, by a longer one: no question keeps a server busy for good.
-4. A ledger of another schema revision is refused, naming both.
+4. A ledger of another schema revision is refused, naming both, or what reads it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
 SCHEMA_REVISION = "0041"
+FIRST_REVISION = "0041"  # older ledgers are of commits before any release
+READS_OLDER = "commit f6818e1f"  # it upgrades them to the first revision
 VERSION_TABLE = "kvcustody_schema"
 STATEMENT_SECONDS = 300.0  # of a reader's statement, unless the opener says otherwise
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
@@ -248,12 +250,20 @@ def check_store(engine: Engine) -> None:
         return
     if found is None:
         raise LedgerError("the database holds no kvcustody schema; upgrade it first", found=None)
-    age = "newer" if str(found) > SCHEMA_REVISION else "older"
-    raise LedgerError(
-        f"the ledger's schema `{found}` is {age} than this program's `{SCHEMA_REVISION}`",
-        found=found,
-        expected=SCHEMA_REVISION,
-    )
+    raise other_schema(str(found))
+
+
+def other_schema(found: str) -> LedgerError:
+    """Why a ledger of another revision is refused."""
+    if found < FIRST_REVISION:
+        sentence = (
+            f"the ledger's schema `{found}` is older than `{FIRST_REVISION}`, the first that this program reads; "
+            f"upgrade the ledger with {READS_OLDER} of kvcustody first"
+        )
+    else:
+        age = "newer" if found > SCHEMA_REVISION else "older"
+        sentence = f"the ledger's schema `{found}` is {age} than this program's `{SCHEMA_REVISION}`"
+    return LedgerError(sentence, found=found, expected=SCHEMA_REVISION)
 
 
 class StoreGoneError(LedgerError):

@@ -2,7 +2,7 @@
 
 1. A leaf lies in the UTC month of its `at_us`, and the rows that it gave lie in the same month of their tables: each
    table has the same months. What no month takes lies in the `rest`: none is refused for its time. `first` is what is
-   older than the oldest month: what retention left of months that went (`fold_month`), or what was there before.
+   older than the oldest month: what retention left of months that went (`fold_month`).
 2. A unique index of a partitioned table has to contain the time, so it no longer keeps (log, idx) by itself. The
    trigger `places` does for leaves, and keeps it gapless too: an insert has to begin at the `logs.size` of each log
    that it touches, go on without a hole or a double, and moves that size, whose row stays locked until the commit. A
@@ -13,8 +13,8 @@
 5. No role has rights on a partition by itself; row-level security without a policy stands behind that, and triggers
    refuse TRUNCATE of it outside retention.
 
-Migration 0012 makes the partitioned table of leaves and its triggers, 0023 the others; docs/build/adr/0008 and 0011
-have the measurements and what else was considered. A SQLite ledger has no months.
+`create_schema` makes the partitioned tables; docs/build/adr/0008 and 0011 have the measurements and what else was
+considered. A SQLite ledger has no months.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from kvcustody.audit.database.append_only_triggers import triggers_lifted
+from kvcustody.audit.database.append_only_triggers import no_truncate, triggers_lifted
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.schema.all_tables import MONTHLY
@@ -55,14 +55,8 @@ class MonthPartition(NamedTuple):
 
 
 def partitioned(connection: Connection) -> tuple[str, ...]:
-    """The tables that are partitioned: none on SQLite, `events` from revision 0012 on, all from 0023 on."""
-    if not dialect_of(connection).partitions:
-        return ()
-    query = (
-        "SELECT relname FROM pg_class WHERE relkind = 'p' AND relnamespace = current_schema()::regnamespace"
-    )
-    found = set(connection.exec_driver_sql(query).scalars())
-    return tuple(table for table in MONTHLY if table in found)
+    """The tables that are partitioned: all of `MONTHLY` on PostgreSQL, none on SQLite."""
+    return tuple(MONTHLY) if dialect_of(connection).partitions else ()
 
 
 def partitions(connection: Connection) -> tuple[MonthPartition, ...]:
@@ -99,6 +93,13 @@ def months_from(at_us: int, count: int) -> tuple[MonthPartition, ...]:
     return tuple(_month(number // 12, number % 12 + 1) for number in range(start, start + count))
 
 
+def create_rest(connection: Connection, table: str) -> None:
+    """Make the partition of a new table that takes what no month takes."""
+    _create_like(connection, table, f"{table}_{REST}")
+    connection.exec_driver_sql(f"ALTER TABLE {table} ATTACH PARTITION {table}_{REST} DEFAULT")
+    _wall_off(connection, f"{table}_{REST}")
+
+
 def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_AHEAD) -> tuple[str, ...]:
     """Make this month and `months` after it where they are missing; their names (rule 4).
 
@@ -114,7 +115,7 @@ def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_
     ]
     for month in missing:
         for table in tables:
-            connection.exec_driver_sql(f"CREATE TABLE {month.of(table)} (LIKE {table})")
+            _create_like(connection, table, month.of(table))
             _attach(connection, table, month)
             _wall_off(connection, month.of(table))
     return tuple(month.name for month in missing)
@@ -147,7 +148,7 @@ def _fold(connection: Connection, month: MonthPartition) -> None:
         if is_there:
             run(f"ALTER TABLE {table} DETACH PARTITION {first.of(table)}")
         else:
-            run(f"CREATE TABLE {first.of(table)} (LIKE {table})")
+            _create_like(connection, table, first.of(table))
         run(f"ALTER TABLE {table} DETACH PARTITION {month.of(table)}")
         run(f"INSERT INTO {first.of(table)} SELECT * FROM {month.of(table)}")  # noqa: S608 - our own names
         run(f"DROP TABLE {month.of(table)}")
@@ -168,6 +169,10 @@ def ensure_partitions(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -
         return ()
 
 
+def _create_like(connection: Connection, table: str, name: str) -> None:
+    connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE {table} INCLUDING DEFAULTS)")
+
+
 def _attach(connection: Connection, table: str, month: MonthPartition) -> None:
     """A table becomes a month of another, with what the rest holds of it; beside that first, for rule 4."""
     run, column = connection.exec_driver_sql, MONTHLY[table]
@@ -184,12 +189,8 @@ def _attach(connection: Connection, table: str, month: MonthPartition) -> None:
 
 def _wall_off(connection: Connection, name: str) -> None:
     """Rule 5."""
-    run = connection.exec_driver_sql
-    run(
-        f"CREATE TRIGGER no_truncate BEFORE TRUNCATE ON {name}"
-        " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_append_only()"
-    )
-    run(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
+    connection.exec_driver_sql(no_truncate(name))
+    connection.exec_driver_sql(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
 
 
 def owns_tables(connection: Connection) -> bool:

@@ -24,7 +24,6 @@ COLUMNS = (
     "action", "effect", "outcome", "cause", "actor", "classification", "revision", "residency", "blocks", "reasons",
     "trace", "leaf",
 )  # fmt: skip
-_EARLIER = tuple(name for name in COLUMNS if name != "trace")  # of exports that were made before traces
 _NUMBERS = frozenset(
     {"idx", "at_us", "sequence", "part", "parts", "revision", "residency", "blocks"},
 )
@@ -81,7 +80,7 @@ def _csv_leaves(path: Path) -> Iterator[bytes]:
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file, strict=True)
         try:
-            if next(reader, None) not in (list(COLUMNS), list(_EARLIER)):
+            if next(reader, None) != list(COLUMNS):
                 raise ExportError(f"`{path.name}` does not have the columns of an export", path=path)
             for row in reader:
                 yield row[-1].encode()

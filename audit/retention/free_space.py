@@ -37,7 +37,7 @@ def free_space(engine: Engine, before_us: int) -> None:
 
 
 def _fold_months(engine: Engine, before_us: int) -> None:
-    """The oldest months, up to one that a tenant has leaves in (`first` may be: it is what migration 0012 found)."""
+    """The oldest months, up to one that a tenant has leaves in (a purge may have left some in `first`)."""
     with engine.connect() as connection:
         months = [part for part in partitions(connection) if part.name != REST]
         if not months or not owns_tables(connection):

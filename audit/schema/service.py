@@ -1,7 +1,7 @@
 """The tables of the control plane, beside the ledger's: who may ask, what was answered, what runs for whom.
 
 1. Nothing here is evidence: what an act meant is in the ledger's leaves, and these rows can be lost without a gap.
-2. No secret is stored. Keys and sessions are digests (keys from before argon2id hashes), kept answers are sealed.
+2. No secret is stored. Keys and sessions are digests, kept answers are sealed.
 3. Times named `*_us` are UTC.
 """
 

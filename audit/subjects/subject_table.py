@@ -5,7 +5,6 @@
    From a subject's secret come the pseudonyms of those of its sessions that have no row.
 2. With subject keys a row holds tags instead of names, and a secret only sealed under the subject's key: without it
    no guess can be compared with either. Rows whose secret is sealed are proved where somebody has key and name.
-3. Pseudonyms of 24 digits are of a release before they committed to anything: no leaf proves their rows.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ Row = tuple[str, str, str, str, str | None]  # pseudonym, tenant, subject, sessi
 SESSIONS = "session-names"  # the tag that is a subject's secret where there are subject keys
 PROVED_CHARACTERS = 32
 _COMMITMENT = b"kvcustody/pseudonym@2\0"
-_EARLIER_CHARACTERS = 24
 LOOKUP_ROWS = 100
 _UNLINKINGS = select(subject_unlinkings.c.count)
 
 
 def row_of(values: Sequence[Any]) -> Row:
-    """A row as a spill has it: one from before there were secrets has none."""
-    pseudonym, tenant, subject, session, *secret = values
-    return (pseudonym, tenant, subject, session, secret[0] if secret else None)
+    """A row as a database gives it."""
+    pseudonym, tenant, subject, session, secret = values
+    return (pseudonym, tenant, subject, session, secret)
 
 
 def tags_of(keys: SubjectKeys, who: Who) -> Who:
@@ -107,15 +105,11 @@ def session_names(
         elif secret and not of_session:
             opened = _secret_in(secret, pseudonym, owner, keys)
             if opened:
-                found |= {
-                    _earlier_session_name(opened, session),
-                    committed_name(opened, tenant, subject, session),
-                }
+                found.add(committed_name(opened, tenant, subject, session))
     if keys is not None and tag is not None:
-        secret, earlier = keys.kept_tag(owner, SESSIONS, ""), keys.kept_tag(owner, "sessions", "")
-        person = keys.kept_tag(owner, "subject", subject)
-        if secret and earlier and person:
-            found |= {_earlier_session_name(earlier, session), committed_name(secret, tenant, person, tag)}
+        secret, person = keys.kept_tag(owner, SESSIONS, ""), keys.kept_tag(owner, "subject", subject)
+        if secret and person:
+            found.add(committed_name(secret, tenant, person, tag))
     return sorted(found)
 
 
@@ -188,9 +182,9 @@ def committed_name(secret: str, tenant: str, subject: str, session: str) -> str:
 
 
 def is_proved(row: Row) -> bool | None:
-    """Whether a row is the one that its pseudonym was made for; None where the row alone cannot tell (rules 2, 3)."""
+    """Whether a row is the one that its pseudonym was made for; None where the row alone cannot tell (rule 2)."""
     pseudonym, tenant, subject, session, secret = row
-    if len(pseudonym) == _EARLIER_CHARACTERS or (is_sealed(secret or "") and is_tag(subject or session)):
+    if is_sealed(secret or "") and is_tag(subject or session):
         return None
     return secret is not None and committed_name(secret, tenant, subject, session) == pseudonym
 
@@ -217,11 +211,6 @@ def _rows(connection: Connection, tenant: str, subject: str, keys: SubjectKeys |
         check_row(made if opened is None or session else (pseudonym, tenant, subject, "", opened))
         found.append(made)
     return found
-
-
-def _earlier_session_name(secret: str, session: str) -> str:
-    """The pseudonym of a session as it was made before it committed to more (rule 3)."""
-    return hmac.digest(secret.encode(), session.encode(), "sha256").hex()[:_EARLIER_CHARACTERS]
 
 
 def _secret_in(stored: str, pseudonym: str, owner: Owner, keys: SubjectKeys | None) -> str | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
@@ -90,13 +90,6 @@ class FsckReport:
         """The first bad leaf, or the first other problem where every leaf is sound."""
         of_leaves = [problem for problem in self.problems if problem.idx is not None]
         return next(iter(of_leaves or self.problems), None)
-
-
-class _Seal(NamedTuple):
-    idx: int
-    log: int
-    size: int
-    root: bytes
 
 
 def fsck(

@@ -69,11 +69,15 @@ def _may_read(connection: Connection, table: str) -> bool:
     )
 
 
-def _said(connection: Connection, kind: str) -> Iterator[Mapping[str, Any]]:
-    """The bodies of the system log's leaves of one kind, in order, but for those that were withdrawn."""
-    mine = select(logs.c.id).where(logs.c.name == SYSTEM).scalar_subquery()
+def _said(connection: Connection, kind: str, *, of_tenants: bool = False) -> Iterator[Mapping[str, Any]]:
+    """The bodies of one kind of leaf, in order, without those that were withdrawn.
+
+    They are read from the system log; with `of_tenants`, from all tenants' logs.
+    """
+    system = select(logs.c.id).where(logs.c.name == SYSTEM).scalar_subquery()
     column = events.c
-    query = select(column.leaf).where(column.log == mine).order_by(column.idx)
+    log = column.log != system if of_tenants else column.log == system
+    query = select(column.leaf).where(log).order_by(column.log, column.idx)
     gone = {
         (body["incarnation"], int(body["of_sequence"]))
         for body in map(orjson.loads, connection.scalars(query.where(column.kind == "withdrawn")))
@@ -117,7 +121,7 @@ def _check_subjects(connection: Connection, found: RegisterFindings) -> None:
             "unlinks one (docs/audit/ledger.md#redaction)"
         )
     unlinked: dict[str, int] = {}
-    for body in _said(connection, "subject-unlinked"):
+    for body in _said(connection, "subject-unlinked", of_tenants=True):
         unlinked[body["tenant"]] = unlinked.get(body["tenant"], 0) + int(body["pseudonyms"])
     for tenant, gone in sorted(_nobody(connection).items()):
         if gone > unlinked.get(tenant, 0):

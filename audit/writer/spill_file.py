@@ -3,7 +3,7 @@
 1. `append` returned means fsynced; it keeps all of its records or none. Records are compressed together, in frames that
    need no other to be read.
 2. A frame is read back only if its length and CRC-32 agree; the tail that a crash tore is counted, and its file kept
-   beside the others as `.torn`. What an earlier release wrote, a record a frame and plain, is read too.
+   beside the others as `.torn`.
 3. The segments together never exceed the limit: past it `append` raises `SpillFullError` and changes nothing.
 4. A segment is deleted only after the caller has made all of it durable elsewhere, or is kept as `.kept`; one of which
    a record was refused is set aside as `.refused`. A live process holds a lock on its own, so another never replays it.
@@ -30,7 +30,6 @@ from kvcustody.files import sync_path
 
 SPILL, KEPT = ".spill", ".kept"
 _MAGIC = b"KVCSPILL2\n"
-_MAGIC_PLAIN = b"KVCSPILL1\n"
 _HEAD = struct.Struct("<II")  # length, CRC-32 of the payload
 _FRAME_BYTES, _FRAME_BYTES_MAX = 4 << 20, 64 << 20  # of records: when a frame is full, and what one may hold
 _SEGMENT_BYTES = 16 << 20
@@ -58,8 +57,7 @@ class SpillSegment:
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
             size = os.fstat(file.fileno()).st_size
-            magic = file.read(len(_MAGIC))
-            if magic not in (_MAGIC, _MAGIC_PLAIN):
+            if file.read(len(_MAGIC)) != _MAGIC:
                 self.torn_bytes = size
                 return
             while head := file.read(_HEAD.size):
@@ -68,7 +66,7 @@ class SpillSegment:
                 payload = file.read(length) if length <= size else b""
                 whole = length and len(payload) == length and zlib.crc32(payload) == checksum
                 try:
-                    records = _unpacked(payload) if whole and magic == _MAGIC else [payload]
+                    records = _unpacked(payload) if whole else []
                 except CompressionError:
                     whole = False
                 if not whole:

@@ -24,7 +24,7 @@ from kvcustody.console.command import Json, Yes, confirm
 from kvcustody.console.options import Authority, Config, KeyFile, Server, SettledLedger
 from kvcustody.errors import ConfigError
 
-FILE = "commands.json"  # `python -m kvcustody.console.api.generate_commands` writes it
+FILE = "commands.json"  # made by the build and by `make setup`, not committed
 _ERASING = "requestErasure"
 _TYPES: dict[str, type] = {"integer": int, "number": float, "boolean": bool, "string": str}
 As = Annotated[
@@ -64,12 +64,6 @@ class Command(NamedTuple):
     job: bool
     raw: str  # the media type of a body that is not JSON
     parts: tuple[Part, ...]
-
-
-def read_commands() -> list[Command]:
-    """The command of every operation, from the file that this version was made with."""
-    content = orjson.loads((Path(__file__).parent / FILE).read_bytes())
-    return [Command(**{**item, "parts": tuple(Part(**part) for part in item["parts"])}) for item in content]
 
 
 def function_of(command: Command) -> Callable[..., None]:

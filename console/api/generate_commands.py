@@ -1,6 +1,7 @@
 """Writes what `kvcustody api` needs of the API document into `commands.json`: reading the document would cost a second.
 
-Run `python -m kvcustody.console.api.generate_commands` after a change of the API; a test holds the file to be current.
+The build runs `python -m kvcustody.console.api.generate_commands` (packaging/build_backend.py); `make setup` does too.
+Run it after a change of the API; without the file the commands are made from the document each time.
 """
 
 from __future__ import annotations

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import orjson
 import typer
 import typer.main
 
-from kvcustody.console.api.api_commands import Command, function_of, read_commands
+from kvcustody.console.api.api_commands import FILE, Command, Part, function_of
 from kvcustody.console.lazy import LazyGroup
 
 HELP = (
     "Every operation of the API: of a control plane with --server, else of the ledger that the settings name. "
     "docs/build/api.md has them all."
 )
+
+
+def read_commands() -> list[Command]:
+    """The command of every operation, from the file that this version was built with; a checkout may lack it."""
+    try:
+        written = (Path(__file__).parent / FILE).read_bytes()
+    except FileNotFoundError:
+        from kvcustody.console.api.generate_commands import generated
+
+        written = generated()
+    content = orjson.loads(written)
+    return [Command(**{**item, "parts": tuple(Part(**part) for part in item["parts"])}) for item in content]
 
 
 @cache

@@ -149,7 +149,7 @@ def _replay(policy: Path, choice: Choice) -> ReplayReport:
     try:
         from kvcustody.console.replay.run.job import run_job
     except ModuleNotFoundError as error:
-        message = f"a replay needs `{error.name}`: install kvcustody with the extra `torch`"
+        message = f"a replay needs `{error.name}`: install kvcustody with the extra `engine`"
         raise ConfigError(message, missing=error.name) from None
     name = load_table(policy).policy.name
     size = block_tokens_of(choice, None)

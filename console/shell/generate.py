@@ -1,7 +1,8 @@
 """Makes the manual page and the completions that the wheel installs, from the commands themselves.
 
-    python -m kvcustody.console.shell.generate            # writes packaging/share
+    python -m kvcustody.console.shell.generate            # writes packaging/share; the build runs it
 
+The page has every command of this distribution, whichever extras are installed where it is made.
 The commands of `api` are one a path of the API: the page names them, and `kvcustody api --help` shows each.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from kvcustody._version import __version__
 from kvcustody.console.command_table import every_command
-from kvcustody.console.main import COMMANDS, app
+from kvcustody.console.main import COMMANDS, Kvcustody, app
 from kvcustody.files import write_file
 
 PLACE = Path(__file__).resolve().parents[2] / "packaging" / "share"
@@ -81,6 +82,7 @@ def _text(text: str) -> str:
 
 def main() -> None:
     """Write the files."""
+    Kvcustody.needs = {}
     for path, text in shell_files().items():
         target = PLACE / path
         target.parent.mkdir(parents=True, exist_ok=True)

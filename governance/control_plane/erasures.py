@@ -53,7 +53,7 @@ class RemoteInbox(ErasureInbox):
         self._kept_orders: frozenset[RestrictedSubject] | None = None  # in that file, as far as is known
         self._connection = connection
         self._key_answer: tuple[OrderedKeys, ...] = ()
-        self._newest_key_order: int | None = None
+        self._newest_key_order = 0
         self._enforcement_answer: Enforcement | None = None
         self._restriction_answer = NOBODY_RESTRICTED
 
@@ -111,21 +111,17 @@ class RemoteInbox(ErasureInbox):
             wait=wait,
             known=known or None,
             keys=self._newest_key_order,
-            enforcement=None if self._newest_key_order is None else heard.order if heard is not None else -1,
-            restrictions=None if self._newest_key_order is None else self._restriction_answer.digest(),
+            enforcement=heard.order if heard is not None else -1,
+            restrictions=self._restriction_answer.digest(),
         )
-        if "restrictions" in found:  # a control plane from before has none
-            self._keep(restricted_from(found["restrictions"]))
-        ordered = found.get("enforcement")  # a control plane from before has none
+        self._keep(restricted_from(found["restrictions"]))
+        ordered = found["enforcement"]
         if ordered is not None:
             order = EnforcementOrder(**{**ordered, "tenants": tuple(ordered["tenants"])})
             self._enforcement_answer = followed(order)
-        if "keys" in found:  # a control plane from before has none, and is not asked about them
-            keys = found["keys"]
-            self._newest_key_order = max((item["order"] for item in keys), default=0)
-            self._key_answer = newest(
-                OrderedKeys(item["tenant"], item["action"], item["at_us"]) for item in keys
-            )
+        keys = found["keys"]
+        self._newest_key_order = max((item["order"] for item in keys), default=0)
+        self._key_answer = newest(OrderedKeys(item["tenant"], item["action"], item["at_us"]) for item in keys)
         made: list[tuple[Requested, SelectorNames | None]] = []
         for item in found["items"]:
             named = (

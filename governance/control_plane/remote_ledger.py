@@ -9,7 +9,7 @@
 5. What was acknowledged stays in this worker's files (`kept_batches`) until the control plane has it under a signed
    checkpoint, by a key that is trusted here where one is. Leaves that turn out to be missing there (a database that
    failed over, or was restored, to an earlier state) are handed in again with everything else that was kept; the
-   ledger skips what it has. A control plane that does not tell what is covered gets nothing kept for it.
+   ledger skips what it has.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from kvcustody.tenants import Issuers, issuers_of
 
 _log = structlog.get_logger(__name__)
 _MEDIA = "application/x-ndjson"
-_MISREAD = frozenset({"refused-leaf", "malformed", "unsupported-media-type"})
 _WAIT_SECONDS, _WAIT_SECONDS_MAX = 0.5, 30.0
 _BATCH_LEAVES, _NAMES = 5000, 5000
 
@@ -67,13 +66,12 @@ class ControlPlaneSink:
         self._registered: set[str] = set()  # incarnations
         self._life: Life | None = None  # this process, once it is on record
         self.kept = kept
-        self.keeps = False
+        self.keeps = True
         self._trusted = trusted
         self._lost = ""  # why everything that was kept is to be handed in again
         self._signed_size = 0
         self._refused = ""
         self.unverified = ""  # why no checkpoint counts
-        self._encoding = ""  # of batches' bodies: what the control plane said last that it takes
         self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (rule 3)
 
     def register(self, life: Life) -> None:
@@ -94,8 +92,7 @@ class ControlPlaneSink:
     def commit(self, names: Sequence[Row], batch: LeafBatch, *, again: bool = False) -> int:
         """One request."""
         added = self._put(batch.incarnations[0], batch.sequences[0], names, batch.data)
-        if self.keeps:
-            self.kept.keep(names, batch.data)
+        self.kept.keep(names, batch.data)
         return added
 
     def replay(self, names: Sequence[Row], data: Sequence[bytes]) -> int:
@@ -131,7 +128,7 @@ class ControlPlaneSink:
     def check_kept(self) -> None:
         """Ask what is covered by a signed checkpoint, and let go of it (rule 5); on any thread but the writer's."""
         life = self._life  # the writer's thread may take it back
-        if not self.keeps or self._lost or life is None:
+        if self._lost or life is None:
             return
         segments = self.kept.closed()
         runs = [run for segment in segments for run in segment.runs]
@@ -211,8 +208,6 @@ class ControlPlaneSink:
                 f"worker_name `{self._worker}`: the control plane knows the key's holder as `{answer['worker']}`"
             )
             raise SinkAwayError(wrong.message, wrong)
-        self.keeps = bool(answer.get("tells_covered", False))
-        self._encoding = ENCODING if ENCODING in answer.get("encodings", ()) else ""
         self._registered.add(incarnation)
         return issuers_of(tuple(answer["issuers"]))
 
@@ -220,24 +215,9 @@ class ControlPlaneSink:
         path = f"/v1/worker/incarnations/{incarnation}/batches/{sequence}"
         body = write_batch(names, data)
         with self._asking():
-            stored = self._send(path, body)
+            stored = self._connection.put_bytes(path, compress(body), _MEDIA, encoding=ENCODING)
         self.note_unlinkings(int(stored["unlinkings"]))
         return int(stored["added"])
-
-    def _send(self, path: str, body: bytes) -> Any:
-        """The batch as the control plane said that it takes it; refused so, it is sent plain before that counts.
-
-        An earlier release that took the control plane's place would take a frame for leaves, and refuse them.
-        """
-        if self._encoding:
-            try:
-                return self._connection.put_bytes(path, compress(body), _MEDIA, encoding=self._encoding)
-            except ServiceError as error:
-                if error.operands.get("problem") not in _MISREAD:
-                    raise
-        stored = self._connection.put_bytes(path, body, _MEDIA)
-        self._encoding = ""
-        return stored
 
     def _forget(self) -> None:
         """Ask which pseudonyms in memory nobody is behind any more, and forget them (rule 3)."""

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from kvcustody.audit.report.model import Report
 from kvcustody.governance.service.problem_details import ProblemError
 
-REPORT_FORMATS = ("json", "html", "pdf", "oscal")
-
 
 class DocumentRenderer(Protocol):
     """Renders reports, certificates and letters for people."""

@@ -27,11 +27,6 @@ class VllmVersion(NamedTuple):
     text: str
 
     @property
-    def binds_manager(self) -> bool:
-        """The scheduler hands the connector its cache manager; before, only the block pool."""
-        return (self.major, self.minor) >= (0, 32)
-
-    @property
     def counts_hashes(self) -> bool:
         """Blocks enter the index only as far as the request has hashes by then; before, as far as it has tokens."""
         return (self.major, self.minor) >= (0, 33)

@@ -40,7 +40,6 @@ from kvcustody.policies.table.obligations import Obligations, ended, obligations
 from kvcustody.policies.table.rule_match import NO_RULING, RuleIndex, Ruling, Rulings
 
 _DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
-_PRIVATE_SCOPES = (Scope.SESSION, Scope.SUBJECT, Scope.TENANT)
 
 
 class SourcePeriod(NamedTuple):

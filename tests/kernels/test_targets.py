@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+
 from kvcustody.kernels.launch import INTERPRETED
-from kvcustody.kernels.targets import CUDA_TARGETS, HIP_TARGETS, KERNELS, compile_kernel
+from standins.kernels.kernel_targets import CUDA_TARGETS, HIP_TARGETS, KERNELS, compile_kernel
 
 pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing"),

@@ -24,8 +24,6 @@ from kvcustody.kernels.segment import Layout
 _VALUES = 1024
 """Values 1 to 1024 are exact in float16."""
 
-MAX_TENANTS = _VALUES
-
 
 @dataclass(frozen=True, slots=True)
 class ReplayCacheShape:

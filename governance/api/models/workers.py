@@ -152,21 +152,13 @@ class IncarnationModel(Model):
 
 
 class Registered(Model):
-    """Whether the incarnation was new, whose it is, and whose tenants the ledger names: first whose ids stand alone.
+    """Whether the incarnation was new, whose it is, and whose tenants the ledger names: first whose ids stand alone."""
 
-    `encodings`: how else than plain `shipBatch` takes bodies, as `Content-Encoding`. A zstd body is one frame that
-    states its size. `tells_covered`: `checkKept` says what a signed checkpoint covers.
-    """
-
-    model_config = example(
-        {"new": True, "worker": "gpu-0", "issuers": ["corp"], "encodings": ["zstd"], "tells_covered": True}
-    )
+    model_config = example({"new": True, "worker": "gpu-0", "issuers": ["corp"]})
 
     new: bool
     worker: str
     issuers: list[str]
-    encodings: list[str]
-    tells_covered: bool
 
 
 class RefusedAttempts(Model):

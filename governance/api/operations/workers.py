@@ -178,8 +178,6 @@ def register(
         "new": new,
         "worker": caller.name,
         "issuers": issuers,
-        "encodings": [ENCODING],
-        "tells_covered": True,
     }
 
 

@@ -4,9 +4,7 @@
    scanners of source code can check offline. Only a BLAKE2b digest of the whole is stored: there are too many keys
    for anybody to try, so a digest that is dear to compute would slow down those alone who are asked to verify.
 2. A well-formed key that is unknown costs one comparison of digests, as a known one with a wrong secret does.
-3. Keys from before have an argon2id hash, which is a digest from their first use on. Until then those that fail under
-   one prefix are bounded, and so is what they cost; others' keys do not notice.
-4. A key that was verified is remembered for a while under a digest of itself, keyed for this process alone; what its
+3. A key that was verified is remembered for a while under a digest of itself, keyed for this process alone; what its
    row says (revoked, expired, replaced) is read at every request all the same.
 """
 
@@ -22,7 +20,6 @@ import zlib
 from collections import OrderedDict
 from typing import NamedTuple
 
-from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.service_secret import keyed_digest
 
 MARK = "kvcs"
@@ -31,9 +28,7 @@ _SECRET_CHARACTERS = 43  # 62**43 > 2**256
 _FORM = re.compile(rf"{MARK}_([0-9a-f]{{12}})_([0-9A-Za-z]{{{_SECRET_CHARACTERS}}})_([0-9a-f]{{8}})")
 _CACHED_MAX = 4096
 _CACHED_SECONDS = 300.0
-_AT_ONCE = 2  # verifications of argon2id: each takes 19 MiB and a core
 _DIGEST, _DIGEST_BYTES = "$blake2b$", 32
-_STRETCHED_BURST, _STRETCHED_PER_SECOND = 20, 1.0  # argon2id verifications that fail under one hash
 
 
 class NewKey(NamedTuple):
@@ -52,8 +47,6 @@ class KeyHasher:
         self._process_key = secrets.token_bytes(32)
         self._verified: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._lock = threading.Lock()
-        self._stretched = RateLimiter(_STRETCHED_PER_SECOND, _STRETCHED_BURST)
-        self._slots = threading.BoundedSemaphore(_AT_ONCE)
         self.verifications = 0
 
     def make(self) -> NewKey:
@@ -69,11 +62,7 @@ class KeyHasher:
         if stored is not None and self._remembers(digest, stored):
             return True
         self.verifications += 1
-        wanted = stored or self._unknown
-        if wanted.startswith(_DIGEST):
-            matches = hmac.compare_digest(digest_of(key), wanted)
-        else:
-            matches = self._stretched_matches(key, wanted)
+        matches = hmac.compare_digest(digest_of(key), stored or self._unknown)
         if not matches or stored is None:
             return False
         with self._lock:
@@ -81,20 +70,6 @@ class KeyHasher:
             while len(self._verified) > _CACHED_MAX:
                 self._verified.popitem(last=False)
         return True
-
-    def _stretched_matches(self, key: str, stored: str) -> bool:
-        """Whether a key has an argon2id hash (rule 3)."""
-        from argon2 import PasswordHasher
-        from argon2.exceptions import VerificationError
-
-        if self._stretched.wait(stored):
-            return False
-        with self._slots:
-            try:
-                return PasswordHasher().verify(stored, key)
-            except VerificationError:
-                self._stretched.take(stored)
-                return False
 
     def remembers(self, key: str, stored: str) -> bool:
         """Whether `key` was verified against this hash minutes ago; no more than a keyed digest."""
@@ -126,8 +101,3 @@ def digest_of(key: str) -> str:
         _DIGEST
         + hashlib.blake2b(key.encode(), digest_size=_DIGEST_BYTES, person=b"kvcustody-key").hexdigest()
     )
-
-
-def is_stretched(stored: str) -> bool:
-    """Whether this is the hash of a key from before (rule 3)."""
-    return not stored.startswith(_DIGEST)

@@ -18,7 +18,7 @@ from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.query.issuers import named_tenant
 from kvcustody.audit.schema.service import service_keys, service_principals
 from kvcustody.clock import MICROSECONDS, Clock
-from kvcustody.governance.service.access.api_key import KeyHasher, digest_of, is_stretched
+from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
     ApiKeyRecord,
@@ -111,8 +111,8 @@ class PrincipalLookup:
         if not self._hasher.verify(key, row.hash if row is not None and counts else None):
             return None
         assert row is not None and prefix is not None
-        if is_stretched(row.hash) or row.used_us is None or now_us - row.used_us >= _USED_EVERY_US:
-            self._used(prefix, now_us, key if is_stretched(row.hash) else None)
+        if row.used_us is None or now_us - row.used_us >= _USED_EVERY_US:
+            self._used(prefix, now_us)
         if len(known) >= _KNOWN_MAX:
             known.clear()
         principal = principal_of(row)
@@ -152,16 +152,12 @@ class PrincipalLookup:
                 select(service_keys.c.certificate).where(service_keys.c.prefix == prefix)
             )
 
-    def _used(self, prefix: str, now_us: int, key: str | None) -> None:
-        """Note a key's use, and the digest of `key` in place of what was stored of it.
-
-        Not where the database is busy: the next use will be noted.
-        """
+    def _used(self, prefix: str, now_us: int) -> None:
+        """Note a key's use. Not where the database is busy: the next use will be noted."""
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 where = service_keys.c.prefix == prefix
-                digest = {} if key is None else {"hash": digest_of(key)}
-                connection.execute(update(service_keys).where(where).values(used_us=now_us, **digest))
+                connection.execute(update(service_keys).where(where).values(used_us=now_us))
         except Exception:
             _log.info("last use of an API key not noted", exc_info=True)
 

@@ -84,10 +84,6 @@ class PolicyReleases:
             self._verified = records, fold(records, self.trust)
         return self._verified[1]
 
-    def released_table(self) -> DecisionTable | None:
-        """What the release has activated, for everybody or a stage; None where nothing is released here."""
-        return self._current()[1]
-
     def _current(self) -> tuple[int, DecisionTable | None]:
         """How many steps the release has, and what they put in effect: read anew where there are more."""
         found = self._table

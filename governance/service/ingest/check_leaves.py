@@ -175,10 +175,9 @@ def _names(line: bytes) -> list[Name]:
 
 
 def _are_rows(rows: list[Any]) -> bool:
-    """Each with a secret or null, or all without: from a worker of a release before there were secrets."""
-    if set(map(type, rows)) != {list} or set(map(len, rows)) not in ({4}, {5}):
+    if set(map(type, rows)) != {list} or set(map(len, rows)) != {5}:
         return False
-    names, *who, secrets = [*zip(*rows, strict=True), [None] * len(rows)][:5]
+    names, *who, secrets = zip(*rows, strict=True)
     lengths = list(map(len, names)) if set(map(type, names)) == {str} else [0]
     return (
         16 <= min(lengths) <= max(lengths) <= 32

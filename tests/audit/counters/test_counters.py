@@ -36,7 +36,7 @@ from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.bulk_insert import Inserts
 from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
+from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.events import (
     CustodyEnded,
     DecisionRecorded,
@@ -60,12 +60,8 @@ from kvcustody.audit.schema.ledger import (
     residencies,
 )
 from kvcustody.audit.schema.retention import retention_purges
-from kvcustody.audit.schema.trees import checkpoints, root_leaves, tree_nodes
 from kvcustody.audit.verify.fsck_ledger import fsck
-from kvcustody.migrations.upgrade import upgrade
 from kvcustody.times import HOUR_US
-from standins import builders
-from standins.postgres import set_up_roles_in_turn
 
 
 def more(world: Any) -> list[Event]:
@@ -553,50 +549,6 @@ def test_an_edited_figure_is_found(any_store: Engine, make_writer: Any, world: A
             found = [problem.what for problem in fsck(connection).problems]
             connection.rollback()
         assert bool(found) == (edit in edits) and all("counter" in what for what in found), (edit, found)
-
-
-def test_a_migration_counts_what_is_there(any_store: Engine, make_writer: Any, world: Any) -> None:
-    """0022 on a populated ledger: the same sums as the writers', no leaf and no node another."""
-    writer = written(any_store, make_writer, world)
-    writer.close(5)
-    while fold(any_store):
-        pass
-    kept = (events, logs, tree_nodes, root_leaves, checkpoints)
-
-    def state() -> list[Any]:
-        with any_store.connect() as connection:
-            return [sorted(map(tuple, connection.execute(select(table))), key=repr) for table in kept]
-
-    def rights() -> list[Any]:
-        """Who may do what with the tables, where there are roles, and whose rows a reader sees."""
-        if not dialect_of(any_store).roles:
-            return []
-        names = "('counters', 'counter_deltas', 'coverage_hours', 'coverage_pass', 'sequence_spans')"
-        grants = "SELECT table_name, grantee, privilege_type FROM information_schema.role_table_grants"
-        walls = "SELECT tablename, policyname, roles::text, qual FROM pg_policies"
-        with any_store.connect() as connection:
-            return [
-                sorted(map(tuple, connection.exec_driver_sql(f"{query} WHERE {column} IN {names}")))
-                for query, column in ((grants, "table_name"), (walls, "tablename"))
-            ]
-
-    if dialect_of(any_store).roles:
-        set_up_roles_in_turn(any_store)
-        assert len(rights()[0]) > 20 and len(rights()[1]) == 3
-    before, expected, granted = state(), sums(any_store), rights()
-    with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
-        for name in ("counters", "counter_deltas", "coverage_hours", "coverage_pass", "sequence_spans"):
-            connection.exec_driver_sql(f"DROP TABLE {name}")
-        connection.exec_driver_sql("ALTER TABLE service_workers DROP COLUMN tenants")
-        builders.without_months(connection)
-        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0021'")
-    told: list[tuple[str, int, int]] = []
-    assert upgrade(any_store, progress=lambda *counts: told.append(counts)) == SCHEMA_REVISION
-    assert len(expected) > 10 and sums(any_store) == expected and state() == before
-    assert rights() == granted
-    counted = [counts for what, *counts in told if what.startswith("figures")]
-    assert counted and counted[-1][0] == counted[-1][1] > 100
-    agree(any_store)
 
 
 def test_a_readers_statement_ends(postgres_store: Engine) -> None:

@@ -343,7 +343,7 @@ def test_spreadsheet_formulas_are_disarmed(make_source: Callable[..., Any], tmp_
 
 
 @pytest.mark.parametrize("form", [LeafFormat.CSV, LeafFormat.PARQUET])
-def test_traces_have_a_column_and_tables_from_before_it_are_read(form: LeafFormat, tmp_path: Path) -> None:
+def test_traces_have_a_column(form: LeafFormat, tmp_path: Path) -> None:
     said = [
         {"log": "tenant/acme", "at_us": 1, "kind": "receipt"} | more for more in ({}, {"trace": "ab" * 16})
     ]
@@ -355,10 +355,6 @@ def test_traces_have_a_column_and_tables_from_before_it_are_read(form: LeafForma
         rows = list(csv.reader(path.read_text().splitlines()))
         place = rows[0].index("trace")
         assert [row[place] for row in rows[1:]] == ["", "ab" * 16]
-        before = tmp_path / "before.csv"
-        with before.open("w", newline="") as file:
-            csv.writer(file).writerows([*row[:place], *row[place + 1 :]] for row in rows)
-        assert list(chunks.leaves_of(form, before)) == leaves
 
 
 def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, key: SigningKey, tmp_path: Path) -> None:

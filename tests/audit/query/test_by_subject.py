@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, insert, select
 
-from kvcustody.audit.database.engine import WRITE, open_store
+from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.schema.ledger import SPAN_LEAVES, logs, residencies
 from kvcustody.audit.subjects import subject_filter as by_subject
 from kvcustody.audit.subjects.subject_filter import of_subjects, of_tenant
-from kvcustody.migrations.upgrade import upgrade
 
 SIZE = 3 * SPAN_LEAVES + 5
 PLACES = (0, 1, SPAN_LEAVES - 1, SPAN_LEAVES, 2 * SPAN_LEAVES + 7, 3 * SPAN_LEAVES, SIZE - 1)  # alice's
@@ -116,27 +115,3 @@ def test_openings_of_many_subjects_change_the_last_spans_alone(store: Engine) ->
     subjects = pages()
     connection.close()
     assert 2 * spans < subjects
-
-
-def test_an_upgrade_orders_the_index_anew(any_store: Engine, tmp_path: Any) -> None:
-    if any_store.dialect.name == "sqlite":
-        engine = open_store(tmp_path / "earlier.db")
-    else:
-        engine = any_store
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DROP SCHEMA public CASCADE")
-            connection.exec_driver_sql("CREATE SCHEMA public")
-    listed = "SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = 'residencies'"
-    if engine.dialect.name == "postgresql":
-        listed = "SELECT indexname FROM pg_indexes WHERE tablename = 'residencies'"
-
-    def names() -> set[str]:
-        with engine.connect() as connection:
-            found = set(connection.exec_driver_sql(listed).scalars())
-        return {name for name in found if name.startswith("ix_")}
-
-    upgrade(engine, "0015")
-    assert names() == {"ix_residencies_tenant_subject"}
-    upgrade(engine)
-    assert names() == {"ix_residencies_log_subject"}
-    engine.dispose()

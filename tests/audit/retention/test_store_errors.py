@@ -55,7 +55,9 @@ def newer_schema(tmp_path: Path) -> Engine:
 
 def older_schema(tmp_path: Path) -> Engine:
     engine = open_store(tmp_path / "ledger.db")
-    upgrade(engine, "0001")
+    upgrade(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0001'")
     return engine
 
 
@@ -79,7 +81,7 @@ CONDITIONS = {
     read_only: "read-only",
     no_schema: "no kvcustody schema",
     newer_schema: "schema `9999` is newer than this program's",
-    older_schema: "schema `0001` is older than this program's",
+    older_schema: "schema `0001` is older than .* upgrade the ledger with commit f6818e1f",
     truncated: "damaged",
     nobody_listens: "connection",
 }

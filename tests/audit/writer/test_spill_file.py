@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +53,6 @@ def test_a_torn_tail_loses_the_last_frame_alone(tmp_path: Path) -> None:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         found, torn = read(path)
         assert found == [*records(0), *records(1)] and torn == ends[3] - ends[2]
-
-
-def test_what_an_earlier_release_spilled_is_read(tmp_path: Path) -> None:
-    path = tmp_path / f"{'cd' * 16}-000001.spill"
-    head = struct.Struct("<II")
-    frames = [head.pack(len(one), zlib.crc32(one)) + one for one in records(0)]
-    path.write_bytes(b"KVCSPILL1\n" + b"".join(frames))
-    assert read(path) == (records(0), 0)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert read(path) == (records(0)[:-1], len(frames[-1]) - 1)
 
 
 def test_the_rate_is_that_of_the_last_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

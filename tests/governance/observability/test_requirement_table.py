@@ -1,17 +1,50 @@
-"""The table of requirements names what is there: modules, metrics, tests; and it leaves no worker's metric out."""
+"""The table of docs/build/requirements.md names what is there, and it leaves no worker's metric out.
+
+A row is a requirement, or one measure of it. A verdict is `yes`, or `absent: ` and why.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from kvcustody.governance.observability.metrics import BY_NAME, MEASURES
-from kvcustody.governance.observability.requirement_table import ROWS, RequirementRow, requirements_table
 
 ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "build" / "requirements.md"
+
+
+class RequirementRow(NamedTuple):
+    """One row; tests are below `tests/`, metrics without `kvcustody_`."""
+
+    requirement: str
+    what: str
+    lives: tuple[str, ...]
+    metrics: tuple[str, ...]
+    tests: tuple[str, ...]
+    own_pool: str
+    transformers: str
+    vllm: str
+
+
+def rows_of(page: str) -> tuple[RequirementRow, ...]:
+    """The rows of the page's table, without its two lines of heading."""
+    lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    cells = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
+    return tuple(
+        RequirementRow(
+            requirement, what, *(tuple(re.findall("`([^`]+)`", cell)) for cell in names), *verdicts
+        )
+        for requirement, what, *names, one, two, three in cells
+        for verdicts in [(one, two, three)]
+    )
+
+
+ROWS = rows_of(PAGE.read_text(encoding="utf-8"))
 
 
 def faults(row: RequirementRow) -> list[str]:
@@ -60,9 +93,6 @@ def test_every_metric_of_a_worker_is_in_a_row() -> None:
     assert [one.name for one in MEASURES if "worker" in one.labels and one.name not in shown] == []
 
 
-def test_a_row_is_shown_once_with_all_that_it_names() -> None:
+def test_a_row_is_shown_once() -> None:
     assert len({(row.requirement, row.what) for row in ROWS}) == len(ROWS)
-    lines = requirements_table().splitlines()[2:]
-    for row, line in zip(ROWS, lines, strict=True):
-        assert line.count(" | ") == 7 and line.startswith(f"| {row.requirement} | {row.what} |")
-        assert all(f"`{name}`" in line for name in (*row.lives, *row.metrics, *row.tests))
+    assert len(ROWS) > 40

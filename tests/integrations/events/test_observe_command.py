@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.query.observed_engines import observed_totals
 from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.console.command import CustodyGroup
 from kvcustody.console.plugins import GROUP, add_command
@@ -25,6 +24,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.integrations.events.command import read_salts
 from kvcustody.integrations.events.publisher import EventPublisher
 from standins.integrations.kv_wires import some_removed, some_stored, wait_until
+from standins.integrations.observed_totals import observed_totals
 
 LOCAL = "tcp://127.0.0.1:0"
 ENTRY = EntryPoint("observe", "kvcustody.integrations.events.command:observe", GROUP)

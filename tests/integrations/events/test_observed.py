@@ -23,7 +23,6 @@ from kvcustody.audit.events import (
     ObservedRemoved,
     ObservedStored,
 )
-from kvcustody.audit.query.observed_engines import observed_totals
 from kvcustody.audit.schema.ledger import events as leaves_table
 from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.writer.event_writer import EventWriter
@@ -35,6 +34,7 @@ from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from standins import builders
+from standins.integrations.observed_totals import observed_totals
 
 POLICY = """
 schema: kvcustody/policy@1

@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.memory_protocol import Memory, UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Event
-from kvcustody.audit.schema.all_tables import MONTHLY
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock, SystemClock, VirtualClock
@@ -84,30 +83,6 @@ def record(store: Engine, spill: Path, events: Sequence[Event], **how: Any) -> N
 
 
 # -- the policy ---------------------------------------------------------------------------------------------------
-
-
-def without_months(connection: Connection) -> None:
-    """The tables of rows as they were before revision 0023, with what is in them."""
-    run = connection.exec_driver_sql
-    later = {"copy_steps", "transfer_decisions"}  # 0026
-    afterwards = (
-        "service_report_deliveries",
-        "service_reports",
-        "service_report_schedules",
-        "cases",
-        "case_steps",
-    )
-    for name in (*later, *afterwards):  # 0031, 0032
-        run(f"DROP TABLE {name}")
-    run("ALTER TABLE legal_holds DROP COLUMN subject")
-    for name in MONTHLY.keys() - later - {"events"}:
-        if connection.dialect.name == "postgresql":
-            run(f"CREATE TABLE plain (LIKE {name})")
-            run(f"INSERT INTO plain SELECT * FROM {name}")
-            run(f"DROP TABLE {name}")
-            run(f"ALTER TABLE plain RENAME TO {name}")
-        if name in ("attachments", "releases", "custody_ends", "receipts"):
-            run(f"ALTER TABLE {name} DROP COLUMN at_us")
 
 
 def policy(

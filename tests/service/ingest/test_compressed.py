@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
-from sqlalchemy import func, select
 
-from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.writer.event_writer import WriterSettings
-from kvcustody.clock import SystemClock
 from kvcustody.compression import CompressionError, compress, decompress
-from kvcustody.governance.control_plane.connection import ControlPlaneConnection
-from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
-from kvcustody.governance.service.access.roles import Role
-from standins.service.service_world import MEDIA, Server, Worker, register
+from standins.service.service_world import MEDIA, Worker, register
 
 MAX = 16 << 20
 
@@ -110,53 +102,3 @@ def test_a_frame_holds_what_was_put_in() -> None:
     with pytest.raises(CompressionError) as told:
         decompress(compress(data), bytes_max=len(data) - 1)
     assert told.value.over
-
-
-class Older(ControlPlaneConnection):
-    """To a control plane of a release before there were encodings: it says none, and refuses what it cannot read."""
-
-    old = True
-    sent: list[str]
-
-    def put(self, path: str, body: Any) -> Any:
-        answer = super().put(path, body)
-        new = ("encodings", "tells_covered") if self.old else ()
-        return {key: value for key, value in answer.items() if key not in new}
-
-    def put_bytes(self, path: str, body: bytes, media: str, *, encoding: str = "") -> Any:
-        self.sent.append(encoding)
-        return super().put_bytes(path, body, media, encoding="" if self.old else encoding)
-
-
-def test_a_worker_speaks_as_the_control_plane_does_also_when_that_changes(
-    make_service: Any, make_people: Any, tmp_path: Path
-) -> None:
-    service = make_service()
-    key = make_people(service).add("gpu-0", Role.WORKER)
-    server = Server(service)
-    connection = Older(server.address, key)
-    connection.sent = []
-    settings = WriterSettings(interval_seconds=0.002, retry_seconds=0.01)
-    clock = SystemClock()
-    made = {"worker": "gpu-0", "clock": clock, "spill_directory": tmp_path / "spill", "settings": settings}
-    world = Worker("gpu-0")
-    with RemoteLedger(connection, **made) as ledger:
-        ledger.submit([world.started()])
-        assert ledger.flush(20) and set(connection.sent) == {""}
-        ledger.check_kept()
-    assert not list((tmp_path / "spill").glob("*.kept")), "nobody would say when it may go"
-    connection.old = False
-    with RemoteLedger(connection, **made) as ledger:
-        connection.sent.clear()
-        ledger.submit(world.request("acme"))
-        assert ledger.flush(20) and set(connection.sent) == {"zstd"}
-        connection.old = True  # taken back to the older release under a running worker
-        ledger.submit(world.request("acme"))
-        assert ledger.flush(20)
-        ledger.submit(world.request("acme"))
-    assert connection.sent[-1] == "" and list((tmp_path / "spill").glob("*.kept")), "control"
-    with service.reading() as connection_:
-        kinds = select(func.count()).where(events.c.kind == "residency-opened")
-        assert connection_.scalar(kinds) == 3
-    connection.close()
-    server.close()

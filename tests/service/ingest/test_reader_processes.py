@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
+from kvcustody.audit.subjects.subject_table import committed_name
 from kvcustody.governance.service.ingest import ingest, reader_processes
 from kvcustody.governance.service.ingest.check_leaves import Received, Sender, read_batch
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
@@ -80,7 +81,8 @@ def test_what_another_process_reads_is_what_is_read_here(readers: BatchReaders, 
 
 
 def test_a_batch_of_names_alone_is_read_too(readers: BatchReaders) -> None:
-    body = orjson.dumps([["ab" * 12, "acme", "user-1", ""]])
+    secret = "ab" * 16
+    body = orjson.dumps([[committed_name(secret, "acme", "user-1", ""), "acme", "user-1", "", secret]])
     found = readers.read(body, made(1)[1])
     assert found is not None and len(found.names) == 1
     assert as_told(found) == as_told(read_batch(body, made(1)[1]))

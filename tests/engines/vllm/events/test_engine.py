@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from standins.integrations.observed_totals import observed_totals
+
 pytest.importorskip("zmq")
 
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.query.observed_engines import observed_totals
 from kvcustody.integrations.events.observer import EngineObserver, WatchOptions, open_observer
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy

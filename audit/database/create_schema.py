@@ -1,0 +1,46 @@
+"""Make the schema of an empty database, from the tables that `audit.schema` declares.
+
+A new ledger gets the newest schema at once; revisions of `migrations` are for ledgers that are there already. So the
+tables are said in one place, and a revision says only what changes.
+
+1. On PostgreSQL each table that grows with traffic (`MONTHLY`) is partitioned by its leaves' time. PostgreSQL asks that
+   every unique key of such a table contains that time, so it is added to the declared keys.
+2. Months come afterwards (`monthly_partitions`): each table begins with the rest, which takes every time.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, MetaData, PrimaryKeyConstraint, UniqueConstraint, insert
+
+from kvcustody.audit.database.append_only_triggers import create_triggers
+from kvcustody.audit.database.dialect import dialect_of
+from kvcustody.audit.database.monthly_partitions import create_rest, partitioned
+from kvcustody.audit.schema.all_tables import MONTHLY, every_table
+from kvcustody.audit.schema.ledger import metadata
+from kvcustody.audit.schema.trees import root_log
+from kvcustody.audit.tlog.merkle import EMPTY
+
+
+def create_schema(connection: Connection) -> None:
+    """Make every table, index, trigger and function of a ledger, and the root log's one row."""
+    tables = _partitioned() if dialect_of(connection).partitions else metadata
+    tables.create_all(connection, checkfirst=False)
+    create_triggers(connection)
+    for table in partitioned(connection):
+        create_rest(connection, table)
+    connection.execute(insert(root_log), {"id": 1, "frontier": EMPTY.to_bytes()})
+
+
+def _partitioned() -> MetaData:
+    """The declared tables as PostgreSQL has them (rule 1)."""
+    tables = MetaData(naming_convention=metadata.naming_convention)
+    for declared in every_table():
+        table = declared.to_metadata(tables)
+        if time := MONTHLY.get(table.name):
+            table.dialect_options["postgresql"]["partition_by"] = f"RANGE ({time})"
+            table.c[time].primary_key = True
+            for key in [*table.constraints]:
+                if isinstance(key, (PrimaryKeyConstraint, UniqueConstraint)):
+                    table.constraints.discard(key)
+                    table.append_constraint(type(key)(*key.columns.keys(), time))
+    return tables

@@ -1,1 +1,0 @@
-complete --command kvcustody --no-files --arguments "(env _KVCUSTODY_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) kvcustody)" --condition "env _KVCUSTODY_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) kvcustody"

@@ -1,0 +1,1 @@
+"""The ledger that commit f6818e1f wrote, and a database's whole catalog."""

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from kvcustody.audit.database.engine import open_store
+from standins.migrations import first_schema
+from standins.postgres import address_of
+
+
+@pytest.fixture(params=first_schema.DATABASES)
+def database(request: pytest.FixtureRequest) -> str:
+    """Both databases, one after the other."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def empty(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> Iterator[Engine]:
+    """A database with nothing in it."""
+    if database == "sqlite":
+        with _opened(f"sqlite:///{tmp_path / 'ledger.db'}") as engine:
+            yield engine
+        return
+    with _copied(request.getfixturevalue("postgres"), "template1") as url, _opened(url) as engine:
+        yield engine
+
+
+@pytest.fixture
+def recorded(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> Iterator[tuple[Engine, str]]:
+    """The ledger that commit f6818e1f wrote, before any upgrade, and its URL."""
+    if database == "sqlite":
+        url = first_schema.restore_sqlite(tmp_path / "recorded.db")
+        with _opened(url) as engine:
+            yield engine, url
+        return
+    template = request.getfixturevalue("recorded_template")
+    with _copied(request.getfixturevalue("postgres"), template) as url, _opened(url) as engine:
+        yield engine, url
+
+
+@pytest.fixture(scope="session")
+def recorded_template(postgres: str) -> Iterator[str]:
+    """A database of that ledger, to be copied."""
+    name = f"recorded_{uuid.uuid4().hex[:12]}"
+    first_schema.restore_postgres(postgres, name)
+    yield name
+    _run(postgres, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Engine]:
+    engine = open_store(url, timeout_seconds=20)
+    yield engine
+    engine.dispose()
+
+
+@contextmanager
+def _copied(server: str, template: str) -> Iterator[str]:
+    """The URL of a new database like the template, which is dropped at the end."""
+    name = f"migrate_{uuid.uuid4().hex[:12]}"
+    _run(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield address_of(server, name)
+    _run(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _run(server: str, statement: str) -> None:
+    import psycopg
+
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(statement)  # type: ignore[arg-type]
