@@ -1,6 +1,6 @@
 """Whether this tree is slower than a commit: both run the same benchmarks, in turns, and their ratios are compared.
 
-    python benchmarks/in_turns.py main~1                          # everything that needs no engine
+    python benchmarks/in_turns.py main~1                          # all that needs no engine: 15 minutes
     python benchmarks/in_turns.py f6818e1f admission --pairs 20   # one benchmark, with narrower intervals
     python benchmarks/in_turns.py HEAD --within 3                 # exit 1 unless each figure is at most 3 % worse
     python benchmarks/in_turns.py HEAD                            # in an unchanged tree: this machine's noise
@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
@@ -37,7 +38,8 @@ from bench import Bench, table, turned
 from spread import PAIRS_MIN, exact_paired
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMIT, TREE = "base", "this"  # folders of one length: a longer path is a larger environment
+COMMIT, TREE = "commit", "tree"  # the sides
+FOLDERS = "base", "this"  # of one length: a longer path is a larger environment
 PAIRS = 12
 Figures = dict[str, float]
 
@@ -136,7 +138,7 @@ BENCHMARKS = {
     ),
     "ingest": Benchmark(
         "leaves of workers, over HTTP, into the service's ledger",
-        *("service.py", ("--ingest", "--runs", "1", "--workers", "8", "--batches", "4"), _ingest),
+        *("service.py", ("--ingest", "--runs", "1", "--workers", "4", "--batches", "4"), _ingest),
     ),
     "startup": Benchmark(
         "a command before it does anything",
@@ -236,14 +238,19 @@ class Side(NamedTuple):
         result = self.folder.parent / f"{self.folder.name}.json"
         result.unlink(missing_ok=True)
         script = self.folder / "benchmarks" / benchmark.script
-        words = [interpreter(benchmark.environment), script, *benchmark.arguments, "--json", result]
-        done = self.run(words, seed)
+        python = interpreter(benchmark.environment)
+        done = self.run([python, script, *benchmark.arguments, "--json", result], seed)
         if done.returncode or not result.exists():
             raise RunError(
                 f"`{name}` fails on {self.name}: {last_line(done.stderr)}\n"
                 "This tree's scripts measure both sides; --own-scripts lets each side use its own."
             )
-        return benchmark.figures(json.loads(result.read_text(encoding="utf-8")))
+        try:
+            return benchmark.figures(json.loads(result.read_text(encoding="utf-8")))
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"the result of `{name}` on {self.name} has another form: {error!r} fails"
+            ) from error
 
 
 def last_line(text: str) -> str:
@@ -302,8 +309,7 @@ def compared(taken: Turns) -> Iterator[Line]:
     for name, figures in taken.items():
         for figure, values in figures.items():
             commit, tree = values[COMMIT], values[TREE]
-            middle = [sorted(side)[len(side) // 2] for side in (commit, tree)]
-            yield Line(name, figure, *middle, *exact_paired(tree, commit))
+            yield Line(name, figure, median(commit), median(tree), *exact_paired(tree, commit))
 
 
 def markdown(lines: Sequence[Line], commit: str, within: float | None) -> str:
@@ -324,7 +330,7 @@ def compare(
     """Copy both sides into a temporary folder, and let them take turns."""
     with tempfile.TemporaryDirectory(prefix="kvcustody-turns-") as temporary:
         folder = Path(temporary).resolve()
-        base, tree = Side(folder / COMMIT, commit[:12]), Side(folder / TREE, "this tree")
+        base, tree = Side(folder / FOLDERS[0], commit[:12]), Side(folder / FOLDERS[1], "this tree")
         unpack(commit, base.folder)
         snapshot(tree.folder)
         if not own_scripts:
@@ -333,10 +339,11 @@ def compare(
         for python in {interpreter(BENCHMARKS[name].environment) for name in names}:
             for side in (base, tree):
                 side.verify(python)
-        sides: dict[str, Turn] = {
-            side.folder.name: lambda name, pair, side=side: side.turn(name, BENCHMARKS[name], pair)  # type: ignore[misc]
-            for side in (base, tree)
-        }
+
+        def turns_of(side: Side) -> Turn:
+            return lambda name, pair: side.turn(name, BENCHMARKS[name], pair)
+
+        sides = {COMMIT: turns_of(base), TREE: turns_of(tree)}
         return take_turns(names, sides, pairs, show)
 
 

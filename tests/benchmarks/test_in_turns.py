@@ -74,8 +74,8 @@ def test_sides_take_turns_and_the_first_pair_does_not_count() -> None:
         for named in turns
     ]
     assert taken == {name: {"figure": {COMMIT: [1.0, 2.0], TREE: [1.0, 2.0]}} for name in ("a", "b")}
-    assert shown[0] == "pair 0 of 2: a on base (does not count)" and len(shown) == len(order)
-    assert shown[-1].startswith("pair 2 of 2: b on this, about ")
+    assert shown[0] == "pair 0 of 2: a on commit (does not count)" and len(shown) == len(order)
+    assert shown[-1].startswith("pair 2 of 2: b on tree, about ")
 
 
 def test_a_verdict_is_that_of_the_interval() -> None:
@@ -142,7 +142,7 @@ def test_the_command_prints_and_keeps_what_it_found(
     assert run(monkeypatch, *words) == 0 and run(monkeypatch, *words, "--within", "30") == 0
     printed = capsys.readouterr()
     assert "| cost | cost | 40 | 50 | 1.250 [1.250, 1.250] | yes |" in printed.out
-    assert "pair 6 of 6: cost on this" in printed.err
+    assert "pair 6 of 6: cost on tree" in printed.err
     found = json.loads(kept.read_text())
     assert found["settings"]["compared_with"] == in_turns.resolve("HEAD")
     assert found["turns"]["cost"]["cost"] == {COMMIT: [40.0] * 6, TREE: [50.0] * 6}
@@ -158,6 +158,7 @@ def test_the_command_prints_and_keeps_what_it_found(
         (["HEAD", "cost", "--pairs", "5"], "--pairs 5: an interval of 95 % needs 6 pairs or more"),
         (["HEAD", "vllm-admission"], "there is no `.venv-vllm`: make it with benchmarks/vllm_env.sh"),
         (["HEAD", "failing"], "`failing` fails on "),
+        (["HEAD", "other"], "the result of `other` on "),
     ],
 )
 def test_an_error_says_what_to_do(
@@ -168,7 +169,10 @@ def test_an_error_says_what_to_do(
     message: str,
 ) -> None:
     (repository / "benchmarks" / "failing.py").write_text("raise SystemExit('no such module')")
-    monkeypatch.setitem(BENCHMARKS, "failing", Benchmark("nothing", "failing.py", (), lambda _: {}))
+    monkeypatch.setitem(BENCHMARKS, "failing", Benchmark("nothing", "failing.py", (), dict))
+    monkeypatch.setitem(
+        BENCHMARKS, "other", Benchmark("nothing", "cost.py", (), lambda result: {"price": result["price"]})
+    )
     assert run(monkeypatch, *words) == 2
     complaint = capsys.readouterr().err
     assert f"error: {message}" in complaint
