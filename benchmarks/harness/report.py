@@ -15,6 +15,8 @@ def markdown(result: dict[str, Any]) -> str:
         parts += [requests(result["requests"]), reported(result["requests"])]
     if result["decode"]:
         parts.append(decode(result["decode"]))
+    if result["requests"] and all("governed" in record["ratios"] for record in result["requests"]):
+        parts += [claim(result["requests"]), goals(result["requests"])]
     return "\n\n".join(filter(None, parts))
 
 
@@ -70,6 +72,46 @@ def reported(records: list[dict[str, Any]]) -> str:
         for record in records
     ]
     return table(header, rows)
+
+
+def claim(records: list[dict[str, Any]]) -> str:
+    """README.md's figure: the span of the ratio at each size, without the writer's thread and with it."""
+    names = {1024: "1K", 8192: "8K", 32768: "32K"}
+    by_size: dict[int, list[dict[str, Any]]] = {}
+    for record in records:
+        by_size.setdefault(record["tokens"], []).append(record)
+    leaves = [
+        record["peers"]["governed"]["leaves"]["us_per_request"]
+        for record in records
+        if record["tokens"] == 1024
+    ]
+    alone = ", ".join(
+        f"{span([record['ratios']['governed']['cpu']['value'] for record in some])} at {names[tokens]}"
+        for tokens, some in by_size.items()
+    )
+    both = ", ".join(
+        f"{span([record['ratios']['governed']['with_leaves'] for record in some])} at {names[tokens]}"
+        for tokens, some in by_size.items()
+    )
+    cost = f" ({span(leaves, 0)} µs a request at 1K)" if leaves else ""
+    return f"Share of its time: {alone} tokens; with the audit leaves that another thread makes{cost}: {both}"
+
+
+def span(values: list[float], digits: int = 2) -> str:
+    """The least and the greatest."""
+    return f"{min(values):.{digits}f}–{max(values):.{digits}f}"
+
+
+def goals(records: list[dict[str, Any]]) -> str:
+    """How many points meet their goal, and which do not."""
+    missed = [
+        f"{record['tokens']:,}/{record['hit_percent']}/{record['pool']} "
+        f"({record['ratios']['governed']['cpu']['value']:.2f})"
+        for record in records
+        if not record["ratios"]["governed"]["met"]
+    ]
+    counted = f"{len(records) - len(missed)} of the {len(records)} request points meet their goal."
+    return f"{counted}\nMissed: {', '.join(missed)}." if missed else counted
 
 
 def point(record: dict[str, Any]) -> list[str]:
