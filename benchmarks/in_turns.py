@@ -5,23 +5,28 @@
     python benchmarks/in_turns.py HEAD --within 3                 # exit 1 unless each figure is at most 3 % worse
     python benchmarks/in_turns.py HEAD                            # in an unchanged tree: this machine's noise
 
-1. A pair is one turn of the commit and one of this tree, each a fresh process. The order changes from pair to pair,
-   and a first pair, which compiles the bytecode, does not count.
-2. A ratio is this tree's figure over the commit's, the median of the pairs: below 1 this tree is faster. Its 95 %
+1. A pair is two fresh processes, one of the commit and one of this tree. They run in turns of a fiftieth of a second,
+   never both at once, so that what else the machine does falls on both. Each begins every other pair. A first pair,
+   which compiles the bytecode, does not count.
+2. A figure is CPU time: what the fastest tenth of a run's requests take at most, for other processes disturb it least.
+   Where a script gives no more, it is the median.
+3. A ratio is this tree's figure over the commit's, the median of the pairs: below 1 this tree is faster. Its 95 %
    interval is exact (a sign test's), and two disturbed pairs of 12 hardly move it. Where it is too wide for an answer,
    take more pairs.
-3. Both sides run from copies in a temporary folder, with the same interpreter and the same packages. You may edit
+4. Both sides run from copies in a temporary folder, with the same interpreter and the same packages. You may edit
    this tree meanwhile. Its copy holds what is uncommitted, but nothing that git ignores.
-4. This tree's scripts measure both sides, so that a changed benchmark is no difference. `--own-scripts` lets each side
+5. This tree's scripts measure both sides, so that a changed benchmark is no difference. `--own-scripts` lets each side
    use its own: choose it where this tree's scripts import what the commit does not have yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -41,6 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMIT, TREE = "commit", "tree"  # the sides
 FOLDERS = "base", "this"  # of one length: a longer path is a larger environment
 PAIRS = 12
+SLICE_SECONDS = 0.02
 Figures = dict[str, float]
 
 
@@ -58,17 +64,19 @@ class Benchmark(NamedTuple):
     environment: str = ""  # the folder of another interpreter than this one
 
 
+def _fastest(record: Mapping[str, Any], peer: str) -> float:
+    return float(record["peers"][peer]["cpu"]["p10_us"])
+
+
 def _admissions(result: Mapping[str, Any]) -> Figures:
     return {
-        f"{each['tokens']} tokens, {each['hit_percent']} % hit, µs": each["peers"]["governed"]["cpu"][
-            "median_us"
-        ]
+        f"{each['tokens']} tokens, {each['hit_percent']} % hit, µs": _fastest(each, "governed")
         for each in result["requests"]
     }
 
 
 def _decode(result: Mapping[str, Any]) -> Figures:
-    return {"step of 256 sequences, µs": result["decode"]["peers"]["governed"]["cpu"]["median_us"]}
+    return {"step of 256 sequences, µs": _fastest(result["decode"], "governed")}
 
 
 def _decision(result: Mapping[str, Any]) -> Figures:
@@ -102,9 +110,8 @@ def _startup(result: Mapping[str, Any]) -> Figures:
 
 def _against_vllm(result: Mapping[str, Any]) -> Figures:
     return {
-        f"{each['tokens']} tokens, {each['hit_percent']} % hit, ÷ vLLM": each["ratios"]["governed"]["cpu"][
-            "value"
-        ]
+        f"{each['tokens']} tokens, {each['hit_percent']} % hit, ÷ vLLM": _fastest(each, "governed")
+        / _fastest(each, "vllm")
         for each in result["requests"]
     }
 
@@ -215,68 +222,112 @@ class Side(NamedTuple):
     folder: Path
     name: str
 
-    def run(self, words: Sequence[str | Path], seed: int) -> subprocess.CompletedProcess[str]:
-        """Run a fresh process whose `kvcustody` is this side's, whatever its environment has installed."""
+    def start(self, words: Sequence[str | Path], seed: int) -> subprocess.Popen[bytes]:
+        """Start a process, in a group of its own, whose `kvcustody` is this side's, whatever is installed."""
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("KVCUSTODY_", "PYTHON"))
         }
         environment |= {"PYTHONPATH": str(self.folder / "src"), "PYTHONHASHSEED": str(seed)}
-        return subprocess.run(
-            [*map(str, words)], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
-        )
+        with self._output().open("wb") as output:
+            return subprocess.Popen(
+                [*map(str, words)],
+                cwd=self.folder,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def verify(self, python: Path) -> None:
         """Raise `RunError` unless that interpreter takes `kvcustody` from this side's folder."""
-        done = self.run([python, "-c", "import kvcustody; print(kvcustody.__file__)"], 0)
-        if done.returncode or not Path(done.stdout.strip()).is_relative_to(self.folder):
-            raise RunError(
-                f"{python} does not run {self.name}: {done.stdout.strip() or last_line(done.stderr)}"
-            )
+        self.start([python, "-c", "import kvcustody; print(kvcustody.__file__)"], 0).wait()
+        place = self.last_line()
+        if not Path(place).is_relative_to(self.folder):
+            raise RunError(f"{python} does not run {self.name}: {place}")
 
-    def turn(self, name: str, benchmark: Benchmark, seed: int) -> Figures:
-        """The figures of one run; raises `RunError` where it fails."""
-        result = self.folder.parent / f"{self.folder.name}.json"
-        result.unlink(missing_ok=True)
+    def begin(self, name: str, seed: int) -> subprocess.Popen[bytes]:
+        """Start a benchmark."""
+        self._result().unlink(missing_ok=True)
+        benchmark = BENCHMARKS[name]
         script = self.folder / "benchmarks" / benchmark.script
-        python = interpreter(benchmark.environment)
-        done = self.run([python, script, *benchmark.arguments, "--json", result], seed)
-        if done.returncode or not result.exists():
+        words = [interpreter(benchmark.environment), script, *benchmark.arguments, "--json", self._result()]
+        return self.start(words, seed)
+
+    def figures(self, name: str, status: int) -> Figures:
+        """Read what a benchmark found that ended with `status`; raises `RunError` where it failed."""
+        if status or not self._result().exists():
             raise RunError(
-                f"`{name}` fails on {self.name}: {last_line(done.stderr)}\n"
+                f"`{name}` fails on {self.name}: {self.last_line()}\n"
                 "This tree's scripts measure both sides; --own-scripts lets each side use its own."
             )
         try:
-            return benchmark.figures(json.loads(result.read_text(encoding="utf-8")))
+            return BENCHMARKS[name].figures(json.loads(self._result().read_text(encoding="utf-8")))
         except (KeyError, TypeError) as error:
             raise RunError(
                 f"the result of `{name}` on {self.name} has another form: {error!r} fails"
             ) from error
 
+    def last_line(self) -> str:
+        """What its process said last."""
+        text = self._output().read_text(encoding="utf-8", errors="replace")
+        return (text.strip().splitlines() or ["it says nothing"])[-1]
 
-def last_line(text: str) -> str:
-    """What a failed process says last."""
-    return (text.strip().splitlines() or ["it says nothing"])[-1]
+    def _result(self) -> Path:
+        return self.folder.with_suffix(".json")
+
+    def _output(self) -> Path:
+        return self.folder.with_suffix(".out")
 
 
 # -- turns ------------------------------------------------------------------------------------------------------
 
-Turn = Callable[[str, int], Figures]  # of a benchmark, in a pair
+Pair = Callable[
+    [str, int, list[str]], Mapping[str, Figures]
+]  # of a benchmark, a number, and the order of the sides
 Turns = dict[str, dict[str, dict[str, list[float]]]]  # by benchmark, figure and side
 
 
-def take_turns(
-    names: Sequence[str], sides: Mapping[str, Turn], pairs: int, show: Callable[[str], None]
-) -> Turns:
-    """Run every benchmark once a pair on each side, in changing order; the first pair does not count."""
+def run_in_slices(
+    processes: Sequence[subprocess.Popen[bytes]], rest: Callable[[float], None] = time.sleep
+) -> None:
+    """Let process groups run in turns until all have ended. No two run at once, and none is left behind.
+
+    A machine whose speed changes from second to second is as fast for one as for the other.
+    """
+    running = list(processes)
+    try:
+        for process in running[1:]:
+            _signal(process, signal.SIGSTOP)
+        while running:
+            for process in list(running):
+                _signal(process, signal.SIGCONT)
+                rest(SLICE_SECONDS)
+                if process.poll() is not None:
+                    running.remove(process)
+                elif len(running) > 1:
+                    _signal(process, signal.SIGSTOP)
+    finally:
+        for process in running:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def take_turns(names: Sequence[str], run_pair: Pair, pairs: int, show: Callable[[str], None]) -> Turns:
+    """Run a pair of every benchmark, `pairs` times, each side first in turn; the first time does not count."""
     taken: Turns = {name: {} for name in names}
     begun = time.monotonic()
     for pair in range(pairs + 1):
         for name in names:
-            for side in turned(list(sides), pair):
-                show(f"pair {pair} of {pairs}: {name} on {side}{_left(begun, pair, pairs)}")
-                for figure, value in sides[side](name, pair).items():
+            show(f"pair {pair} of {pairs}: {name}{_left(begun, pair, pairs)}")
+            for side, figures in run_pair(name, pair, turned([COMMIT, TREE], pair)).items():
+                for figure, value in figures.items():
                     if pair:
-                        taken[name].setdefault(figure, {each: [] for each in sides})[side].append(value)
+                        taken[name].setdefault(figure, {COMMIT: [], TREE: []})[side].append(value)
     return taken
 
 
@@ -340,11 +391,16 @@ def compare(
             for side in (base, tree):
                 side.verify(python)
 
-        def turns_of(side: Side) -> Turn:
-            return lambda name, pair: side.turn(name, BENCHMARKS[name], pair)
+        sides = {COMMIT: base, TREE: tree}
 
-        sides = {COMMIT: turns_of(base), TREE: turns_of(tree)}
-        return take_turns(names, sides, pairs, show)
+        def run_pair(name: str, pair: int, order: list[str]) -> dict[str, Figures]:
+            processes = {side: sides[side].begin(name, pair) for side in order}
+            run_in_slices(list(processes.values()))
+            return {
+                side: sides[side].figures(name, process.returncode) for side, process in processes.items()
+            }
+
+        return take_turns(names, run_pair, pairs, show)
 
 
 def main() -> int:
@@ -405,4 +461,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no stopped process is left behind
     sys.exit(main())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import in_turns
-from in_turns import BENCHMARKS, COMMIT, TREE, Benchmark, Line, compare, compared, take_turns
+from in_turns import BENCHMARKS, COMMIT, TREE, Benchmark, Line, compare, compared, run_in_slices, take_turns
 from spread import exact_paired
 
 ROOT = Path(in_turns.__file__).parents[1]
@@ -54,28 +55,68 @@ def test_two_disturbed_pairs_of_twelve_do_not_hide_a_difference() -> None:
     assert 1.04 < found.value < 1.06 and found.low > 1.03
 
 
-def test_sides_take_turns_and_the_first_pair_does_not_count() -> None:
-    order: list[tuple[int, str, str]] = []
+def test_sides_begin_in_turns_and_the_first_pair_does_not_count() -> None:
+    order: list[tuple[int, str, list[str]]] = []
 
-    def side(named: str) -> in_turns.Turn:
-        def turn(name: str, pair: int) -> dict[str, float]:
-            order.append((pair, name, named))
-            return {"figure": float(pair)}
-
-        return turn
+    def run_pair(name: str, pair: int, sides: list[str]) -> dict[str, dict[str, float]]:
+        order.append((pair, name, sides))
+        return {side: {"figure": float(pair)} for side in sides}
 
     shown: list[str] = []
-    taken = take_turns(["a", "b"], {COMMIT: side(COMMIT), TREE: side(TREE)}, 2, shown.append)
-    straight, reverse = (COMMIT, TREE), (TREE, COMMIT)
+    taken = take_turns(["a", "b"], run_pair, 2, shown.append)
+    straight, reverse = [COMMIT, TREE], [TREE, COMMIT]
     assert order == [
-        (pair, name, named)
-        for pair, turns in enumerate((straight, reverse, straight))
-        for name in ("a", "b")
-        for named in turns
+        (pair, name, sides) for pair, sides in enumerate((straight, reverse, straight)) for name in ("a", "b")
     ]
     assert taken == {name: {"figure": {COMMIT: [1.0, 2.0], TREE: [1.0, 2.0]}} for name in ("a", "b")}
-    assert shown[0] == "pair 0 of 2: a on commit (does not count)" and len(shown) == len(order)
-    assert shown[-1].startswith("pair 2 of 2: b on tree, about ")
+    assert shown[0] == "pair 0 of 2: a (does not count)" and len(shown) == len(order)
+    assert shown[-1].startswith("pair 2 of 2: b, about ")
+
+
+WAITING = "import pathlib, time\nwhile not pathlib.Path('end').exists(): time.sleep(0.01)"
+
+
+def is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def processes(folder: Path) -> list[subprocess.Popen[bytes]]:
+    return [
+        subprocess.Popen([sys.executable, "-c", WAITING], cwd=folder, start_new_session=True)
+        for _ in range(2)
+    ]
+
+
+def test_no_two_processes_of_a_pair_run_at_once(tmp_path: Path) -> None:
+    pair = processes(tmp_path)
+    running: list[int] = []
+
+    def rest(_: float) -> None:
+        if all(process.poll() is None for process in pair) and len(running) < 6:
+            for _ in range(500):  # a signal takes effect a moment after it was sent
+                awake = [number for number, process in enumerate(pair) if not is_stopped(process)]
+                if len(awake) == 1:
+                    break
+                time.sleep(0.01)
+            running.extend(awake)
+        else:
+            (tmp_path / "end").touch()
+            time.sleep(0.05)
+
+    run_in_slices(pair, rest)
+    assert running == [0, 1, 0, 1, 0, 1]
+    assert [process.returncode for process in pair] == [0, 0]
+
+
+def test_an_interrupted_pair_leaves_no_process_behind(tmp_path: Path) -> None:
+    pair = processes(tmp_path)
+
+    def rest(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_slices(pair, rest)
+    assert [process.returncode for process in pair] == [-9, -9]
 
 
 def test_a_verdict_is_that_of_the_interval() -> None:
@@ -142,7 +183,7 @@ def test_the_command_prints_and_keeps_what_it_found(
     assert run(monkeypatch, *words) == 0 and run(monkeypatch, *words, "--within", "30") == 0
     printed = capsys.readouterr()
     assert "| cost | cost | 40 | 50 | 1.250 [1.250, 1.250] | yes |" in printed.out
-    assert "pair 6 of 6: cost on tree" in printed.err
+    assert "pair 6 of 6: cost, about " in printed.err
     found = json.loads(kept.read_text())
     assert found["settings"]["compared_with"] == in_turns.resolve("HEAD")
     assert found["turns"]["cost"]["cost"] == {COMMIT: [40.0] * 6, TREE: [50.0] * 6}
