@@ -10,7 +10,7 @@ FAST := tests/allocator tests/policies/table tests/policies/document tests/gover
 
 unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
 
-.PHONY: setup run test test-loaded durations test-fast test-system test-engines test-newest test-oscal check docs editor bench soak clean
+.PHONY: setup run test test-loaded durations test-fast test-system test-engines test-newest test-oscal check docs tables editor bench soak clean
 
 $(READY): pyproject.toml packaging/testkit/pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -62,8 +62,12 @@ check: $(READY) ## format, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: $(READY) ## the site of docs/, in site/; a link that leads nowhere fails
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+docs: $(READY) ## build the site of docs/ in site/; fails on a broken link or anchor, a page without navigation, a stale table
+	@$(BIN)/python docs/tables.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict # --quiet would drop the warnings that --strict counts
+
+tables: $(READY) ## write the tables of docs/ that are made from the code
+	@$(BIN)/python docs/tables.py
 
 editor: ## bundle the console's policy editor anew, of the versions in packaging/editor/package-lock.json (Node.js)
 	cd packaging/editor && npm ci --ignore-scripts --no-audit --no-fund && node build.mjs ../../console/web/static/codemirror.js

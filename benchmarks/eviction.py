@@ -27,13 +27,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "eviction_sim"))
 
-from bench import Bench
+from bench import Bench, table
 from bound import seconds_bound
 from page import write_page
 from prefill import block_seconds
 from product import replay
 from published import PUBLISHED
-from report import table
 from simulator import LeafHeap, guesses_next_use, knows_dead, lru, offline_optimum, simulate
 from streams import Stream
 from workloads import workloads

@@ -34,9 +34,8 @@ from kvcustody.policies.table.model import AccessRequest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
-from bench import Bench
+from bench import Bench, table
 from governed import MODEL, READER, RESERVE_HIGH, Shelf, govern, policy_table, principal, serve
-from report import table
 from workload import BLOCK_TOKENS, VOCABULARY
 
 Tokens = NDArray[np.int32]

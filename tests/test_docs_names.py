@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvcustody.console.command_table import every_command
+from kvcustody.extensions import POINTS
 from kvcustody.governance import settings
 from kvcustody.governance.service.settings import ServiceSettings
 
@@ -119,10 +120,10 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert [call for call in commands(text) if unknown_of_command(call)] == []
 
 
-# Files of an operator, entry point groups, a plugin's own names.
+# Files of an operator, a plugin's own names, entry point groups.
 NO_MODULES = {
     *(".db", ".toml", ".json", ".spill", ".example", ".tenant", ".frontiers"),
-    *(".eviction_policies", ".engines", ".tiers"),
+    *(point.group.removeprefix("kvcustody") for point in POINTS),
 }
 
 
@@ -140,6 +141,43 @@ def test_what_is_not_there_is_found() -> None:
     ]
     told = list(commands("`kvcustody tier lst`\n```\nkvcustody observe --endpnt x \\\n  --policy y\n```\n"))
     assert [unknown_of_command(call) for call in told] == ["--endpnt", "tier lst"]
+
+
+def anchors(text: str) -> set[str]:
+    """The fragments of a page as the repository's web page makes them: ids, and a slug for each heading."""
+    slugs: list[str] = []
+    for heading in re.findall(
+        r"^#+ +(.+)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+    ):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        slugs.append(f"{slug}-{slugs.count(slug)}" if slug in slugs else slug)
+    return {*slugs, *re.findall(r'\bid="([^"]+)"', text)}
+
+
+def broken_links(text: str, place: Path) -> list[str]:
+    """The links of a page at `place` that lead to no file, or to no anchor of a page."""
+    broken = []
+    for link in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+        name, _, fragment = link.partition("#")
+        target = (place.parent / name).resolve() if name else place
+        is_page = target.suffix == ".md" and target.exists()
+        if not target.exists() or (
+            fragment and is_page and fragment not in anchors(target.read_text(encoding="utf-8"))
+        ):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere_in_the_repository(page: Path) -> None:
+    """`make docs` checks the site alone: README.md is no page of it, and its anchors differ from the web page's."""
+    assert broken_links(page.read_text(encoding="utf-8"), page) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    text = "# One\n[a](start/up.md) [b](start/gone.md) [c](#kvcustody) [d](#two) [e](start/up.md#gone) `[f](g.md)`\n"
+    assert broken_links(text, ROOT / "docs" / "index.md") == ["start/gone.md", "#two", "start/up.md#gone"]
 
 
 def kept(name: str) -> Any:

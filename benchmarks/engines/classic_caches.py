@@ -36,8 +36,7 @@ from kvcustody.testkit.tiny_model import tiny_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-from bench import Bench
-from report import table
+from bench import Bench, table
 from spread import ratio
 
 KINDS = ("dynamic", "static", "quantized", "offloaded")

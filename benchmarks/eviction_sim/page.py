@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from report import table
+from bench import table
 
 BEGIN, END = "<!-- measured: benchmarks/eviction.py --page -->", "<!-- end of what is measured -->"
 DRAWN = {

@@ -61,9 +61,9 @@ def governed(conversations: int) -> list[list[Event]]:
     governor = govern(POOL_BLOCKS, BLOCK_TOKENS, shelf)
     made = []
     for tokens in prompts(conversations):
-        before = len(shelf._queued)
+        shelf.events = []
         serve(governor, who, tokens)
-        made.append([event for events in shelf._queued[before:] for event in events])
+        made.append(shelf.events)
     return made
 
 

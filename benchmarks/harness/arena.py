@@ -32,11 +32,17 @@ class Arena:
         self._prompts = prompts
         self._stock()
 
+    def is_used_up(self) -> bool:
+        """Whether the next prompt would make a fresh pool evict: `renew` the pools first."""
+        return self.point.pool == "fresh" and self._used + self.point.new_blocks > self._pool_blocks * FULL
+
+    def renew(self) -> None:
+        """Verify the pools and stock new ones."""
+        self.verify()
+        self._stock()
+
     def prompt(self) -> list[int]:
-        """The next prompt; the pools are renewed first where it would make a fresh pool evict."""
-        if self.point.pool == "fresh" and self._used + self.point.new_blocks > self._pool_blocks * FULL:
-            self.verify()
-            self._stock()
+        """The next prompt."""
         self._used += self.point.new_blocks
         return self._prompts.sharing(self._warmed, self.point)
 
@@ -68,7 +74,7 @@ class Arena:
             self._used += self.point.new_blocks
             for peer in self.peers.values():
                 peer.run_request(prompt)
-                peer.drain()
+                peer.drain(whole=True)
         freeze_heap()
 
     def _warm(self, prompt: list[int]) -> None:

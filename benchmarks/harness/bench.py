@@ -94,6 +94,12 @@ class Silent:
         return now_us
 
 
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def nothing(*what: object, **how: object) -> int:
     """Does nothing."""
     return 0

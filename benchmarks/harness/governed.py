@@ -1,7 +1,7 @@
 """The whole Governor as a peer: identity, policy, keys, look-up, blocks, residency, evidence, release.
 
-1. Nothing is left out of the timed path except what runs on other threads or devices: events are queued in it
-   and turned into canonical leaves by `drain`; blocks change state in it, their memory is not there.
+1. Nothing is left out of the timed path except what runs on other threads or devices: events enter the writer's
+   own queue in it, and `drain` turns them into canonical leaves; blocks change state in it, their memory is not there.
 2. The principal is one object, as an authenticated connection keeps it; every decision is made per request.
 3. With n read domains, n - 1 tenants grant theirs, which each request searches after its own.
 """
@@ -12,9 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from itertools import chain
 from pathlib import Path
-from time import thread_time_ns
+from time import monotonic, thread_time_ns
 from typing import NamedTuple
 
 import numpy as np
@@ -22,9 +21,11 @@ import numpy as np
 from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
-from kvcustody.audit.events import Context, Event, HitCounted
+from kvcustody.audit.events import Context, Event
 from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.writer.event_queue import EventQueue
+from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.admission_outcome import Admission
@@ -35,6 +36,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.governance.settings import Settings
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -43,7 +45,6 @@ from kvcustody.testkit.tiny_model import tiny_model
 
 ISSUER, READER = "idp", "reader"
 RESERVE_LOW, RESERVE_HIGH = 1024, 2048  # blocks, at any size of pool
-_BATCH = 1000  # events that the writer encodes together
 MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})
 
 
@@ -64,48 +65,80 @@ class DecodePhases(NamedTuple):
 
 
 class Shelf:
-    """A ledger that keeps events until somebody converts them, or drops them."""
+    """A ledger that keeps events, or drops them."""
 
     admitting = recording = True
-    shares = TenantShares()
 
     def __init__(self, *, keeping: bool = True) -> None:
         self._keeping = keeping
-        self._queued: list[Sequence[Event]] = []
-        self._encoder = BatchEncoder(Context("0" * 32, 0, SubjectDirectory(clear_names=True)))
-        self._sequence = 0
+        self.shares = TenantShares()
+        self.events: list[Event] = []
 
     def issuers(self) -> Issuers:
-        """It is read by nobody."""
+        """Name nobody."""
         return Issuers()
 
     def submit(self, events: Sequence[Event], /) -> int:
-        """Queue events by reference, as the writer's queue does."""
+        """Keep the events, or drop them."""
         if self._keeping:
-            self._queued.append(events)
+            self.events += events
         return 0
 
     def submit_durable(self, event: Event, /) -> int:
-        """Queue one event."""
+        """Keep one event, or drop it."""
         return self.submit([event])
 
-    def convert(self) -> int:
-        """Canonical leaves of all that is queued, as the writer's thread makes them; returns how many events."""
-        queued, self._queued = self._queued, []
-        items = [*enumerate(chain.from_iterable(queued), self._sequence + 1)]
-        self._sequence += len(items)
-        for first in range(0, len(items), _BATCH):  # class C is not among them: the writer aggregates it
-            some = items[first : first + _BATCH]
-            self._encoder.encode([item for item in some if not isinstance(item[1], HitCounted)])
-        return len(items)
+
+class LeafMaker(Shelf):
+    """The writer's queue and the writer's batches, without its thread and its database.
+
+    The writer encodes what waits when `WriterSettings.batch` events do, or when the first has waited for
+    `ledger_batch_ms`; four batches at most. So does `drain`, on the caller's thread. Leaves after every request
+    would cost several times as much, and would leave colder caches to the next one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batch = WriterSettings().batch
+        self._wait_seconds = Settings.model_fields["ledger_batch_ms"].default / 1000
+        self._queue = EventQueue(
+            SystemClock(),
+            self.shares,
+            capacity=WriterSettings().capacity,
+            batch=self._batch,
+            count_seconds=WriterSettings().count_seconds,
+        )
+        self._encoder = BatchEncoder(Context("0" * 32, 0, SubjectDirectory(clear_names=True)))
+        self._forming_since: float | None = None
+
+    def submit(self, events: Sequence[Event], /) -> int:
+        """Queue the events as the writer does."""
+        return self._queue.submit(events)
+
+    def drain(self, *, whole: bool = False) -> int:
+        """Make leaves of a batch that is due, or of the `whole` queue; returns how many."""
+        waiting = len(self._queue)
+        if not (whole or waiting >= self._batch):
+            now = monotonic()
+            if not waiting or self._forming_since is None:
+                self._forming_since = now if waiting else None
+                return 0
+            if now - self._forming_since < self._wait_seconds:
+                return 0
+        self._forming_since = None
+        leaves = 0
+        while items := self._queue.take(4 * self._batch)[0]:
+            self._encoder.encode(items)
+            leaves += len(items)
+        return leaves
 
 
 class GovernedPeer:
     """One Governor over one pool of `pool_blocks` blocks; satisfies `workload.Peer`."""
 
     def __init__(self, pool_blocks: int, block_tokens: int, read_domains: int = 1) -> None:
-        self._shelf = Shelf()
-        self.governor = govern(pool_blocks, block_tokens, self._shelf, read_domains=read_domains)
+        self._ledger = LeafMaker()
+        self.governor = govern(pool_blocks, block_tokens, self._ledger, read_domains=read_domains)
         self._principal = principal(READER)
         self._slots = np.empty(0, dtype=np.int64)
         self._open_grants(read_domains)
@@ -142,9 +175,9 @@ class GovernedPeer:
         """Blocks in the CACHED state."""
         return self.governor.managers[0].pool.counts[BlockState.CACHED]
 
-    def drain(self) -> int:
-        """Turn queued events into canonical leaves; returns how many events."""
-        return self._shelf.convert()
+    def drain(self, *, whole: bool = False) -> int:
+        """Make canonical leaves of the events that wait, where the writer would; returns how many."""
+        return self._ledger.drain(whole=whole)
 
     def decode_setup(self, prompts: list[list[int]]) -> None:
         """Start one running sequence per prompt, its prompt computed."""

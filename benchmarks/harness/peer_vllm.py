@@ -85,7 +85,7 @@ class VllmPeer:
         """Keys in the prefix index."""
         return len(self._manager.block_pool.cached_block_hash_to_block)
 
-    def drain(self) -> int:
+    def drain(self, *, whole: bool = False) -> int:
         """Nothing is queued: KV events are off."""
         return 0
 

@@ -29,8 +29,11 @@ class Peer(Protocol):
     def cached_blocks(self) -> int:
         """Blocks that a look-up could return now."""
 
-    def drain(self) -> int:
-        """Hand over what the timed path has queued for others (audit events); returns how many."""
+    def drain(self, *, whole: bool = False) -> int:
+        """Make leaves of the events that the timed path queued, if another thread would now, or of the `whole` queue.
+
+        Returns how many leaves it made.
+        """
 
     def decode_setup(self, prompts: list[list[int]]) -> None:
         """Start one running sequence per prompt, its prompt computed."""
@@ -45,6 +48,11 @@ class Point(NamedTuple):
     tokens: int
     hit_percent: int
     pool: PoolState
+
+    @property
+    def name(self) -> str:
+        """`tokens/hit/pool`."""
+        return f"{self.tokens}/{self.hit_percent}/{self.pool}"
 
     @property
     def blocks(self) -> int:

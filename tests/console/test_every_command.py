@@ -17,8 +17,7 @@ from kvcustody.console import command as console_command
 from kvcustody.console.api import group
 from kvcustody.console.api.generate_commands import command_name, generated
 from kvcustody.console.command import progress_bar
-from kvcustody.console.command_table import ANSWERS, commands_table, every_command, rows
-from kvcustody.console.documentation import render
+from kvcustody.console.command_table import ANSWERS, every_command, rows
 from kvcustody.console.main import app
 from kvcustody.files import READABLE, write_file
 
@@ -46,8 +45,7 @@ def test_every_command_but_those_that_go_on_gives_json() -> None:
 
 
 def test_the_page_has_every_command() -> None:
-    page = render((ROOT / "docs" / "operate" / "commands.md").read_text(encoding="utf-8"))
-    assert commands_table() in page
+    page = (ROOT / "docs" / "operate" / "commands.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in page for name in COMMANDS if not name.startswith("api "))
 
 

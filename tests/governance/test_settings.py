@@ -1,4 +1,4 @@
-"""Settings: their sources in order, one-line errors, and docs/operate/settings.md in step with the code."""
+"""Settings: their sources in order and one-line errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.console.documentation import render
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
 from kvcustody.governance.settings import (
@@ -17,11 +16,8 @@ from kvcustody.governance.settings import (
     Settings,
     load_settings,
     refuse_misspelt,
-    settings_table,
     unknown_variables,
 )
-
-DOCS = Path(__file__).parents[2] / "docs" / "operate" / "settings.md"
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +25,6 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.upper().startswith("KVCUSTODY_"):
             monkeypatch.delenv(name)
-
-
-def test_the_documented_table_is_the_code() -> None:
-    assert settings_table() in render(DOCS.read_text())
 
 
 def test_every_setting_has_a_default_and_a_meaning() -> None:

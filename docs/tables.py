@@ -1,7 +1,10 @@
-"""The tables of docs/ that say what the code says: settings, metrics, codes, roles, the API, extensions.
+"""The tables of the documentation that are made from the code: settings, metrics, codes, roles, commands, the API.
 
-A page holds a line `<!-- table: NAME -->`, which `render` replaces when the site is built (`make docs`). To read one
-without building: `python -m kvcustody.console.documentation metrics`.
+    python docs/tables.py            # writes every table into its page (make tables)
+    python docs/tables.py --check    # names the pages whose tables are stale; exit status 1 (make docs, make test)
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. It is committed, because people read the
+pages in the repository, where nothing is built. Keep a table below `LINES_MAX` lines: a longer one hides its page.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -28,19 +33,66 @@ from kvcustody.governance.service.settings import service_settings_table
 from kvcustody.governance.settings import settings_table
 from kvcustody.policies.document.problem_codes import CODES
 
-_MARKER = re.compile(r"^<!-- table: ([a-z0-9 -]+) -->$", re.MULTILINE)
+FOLDER = Path(__file__).resolve().parent
+LINES_MAX = 400
+END = "<!-- end of table -->"
+_BEGIN = "<!-- table: "
+_TABLE = re.compile(
+    rf"^{_BEGIN}(?P<name>.+) -->\n(?:(?!{_BEGIN}).*\n)*?{END}$",  # a table without an end takes no other's
+    re.MULTILINE,
+)
 
 
-def render(page: str) -> str:
-    """A page with its tables in place; raises `ConfigError` for a table that does not exist."""
-    return _MARKER.sub(lambda found: table(found[1]).rstrip("\n"), page)
+def fill(page: str) -> str:
+    """Write every table of a page anew.
+
+    Args:
+        page: The page's Markdown.
+
+    Returns:
+        The Markdown with the tables that the code makes now. It equals `page` where no table is stale.
+
+    Raises:
+        ConfigError: A table has no end, its name is unknown, or it is longer than `LINES_MAX` lines.
+    """
+    filled, tables = _TABLE.subn(lambda match: _framed(match["name"]), page)
+    begun = len(re.findall(rf"^{_BEGIN}", page, re.MULTILINE))
+    if tables != begun:
+        raise ConfigError(f"`{begun - tables}` of `{begun}` tables have no line `{END}` below them")
+    return filled
+
+
+def _framed(name: str) -> str:
+    text = table(name).strip("\n")
+    lines = text.count("\n") + 1
+    if lines > LINES_MAX:
+        raise ConfigError(
+            f"table `{name}` has `{lines}` lines, more than `{LINES_MAX}`: give it a page of its own"
+        )
+    return f"{_BEGIN}{name} -->\n\n{text}\n\n{END}"
 
 
 def table(name: str) -> str:
-    """The table of a name; raises `ConfigError` that lists the names."""
+    """Make the table of a name; raises `ConfigError`, which lists the names, for an unknown one."""
     if name not in TABLES:
         raise ConfigError(f"no table `{name}`: there are {', '.join(sorted(TABLES))}", name=name)
     return TABLES[name]()
+
+
+def write(folder: Path, *, check: bool = False) -> list[Path]:
+    """Write the tables of all pages below `folder`, or only `check` them; returns the pages that were stale."""
+    stale = []
+    for path in sorted(folder.rglob("*.md")):
+        page = path.read_text(encoding="utf-8")
+        try:
+            filled = fill(page)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        if filled != page:
+            stale.append(path)
+            if not check:
+                path.write_text(filled, encoding="utf-8")
+    return stale
 
 
 def _codes(group: str) -> Callable[[], str]:
@@ -133,6 +185,29 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+def main() -> int:
+    """Write or check the tables of the documentation."""
+    parser = ArgumentParser(
+        description="Write the tables that are made from the code into the pages of docs/."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 and name the pages whose tables are stale"
+    )
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=FOLDER, help="the pages (default: the folder of this script)"
+    )
+    options = parser.parse_args()
+    try:
+        stale = write(options.folder, check=options.check)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for path in stale:
+        print(
+            f"{path}: {'its tables are stale; write them with `make tables`' if options.check else 'written'}"
+        )
+    return int(options.check and bool(stale))
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or sorted(TABLES):
-        print(table(name))
+    sys.exit(main())
