@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,15 +24,38 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("repeatable")
 
 
+@pytest.hookimpl(tryfirst=True)  # before marks are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`KVCUSTODY_TEST_ORDER=SEED`: another order of the files, and of the tests in each (`tests/loaded.py`)."""
+    _leave_twins_to_the_system_tests(items)
     seed = os.environ.get("KVCUSTODY_TEST_ORDER")
-    if seed is None:
+    if seed is not None:
+        _shuffle(items, int(seed))
+
+
+def _leave_twins_to_the_system_tests(items: list[pytest.Item]) -> None:
+    """Suites outside `tests/databases.json` run on SQLite alone in `make test`."""
+    twins = [item for item in items if _database_of(item) == "postgresql"]
+    if not twins or "KVCUSTODY_DATABASE_BRANCHES" in os.environ:
         return
+    from standins.database_branches import TESTS, read_table
+
+    suites = read_table().suites
+    for item in twins:
+        if str(item.path.relative_to(TESTS)) not in suites:
+            item.add_marker(pytest.mark.system("a statement of this suite that PostgreSQL alone refuses"))
+
+
+def _database_of(item: pytest.Item) -> str:
+    call = getattr(item, "callspec", None)
+    return str(call.params.get("any_store", "")) if call is not None else ""
+
+
+def _shuffle(items: list[pytest.Item], seed: int) -> None:
+    """Another order of the files, and of the tests in each (`tests/loaded.py`)."""
     by_file: dict[Path, list[pytest.Item]] = {}
     for item in items:
         by_file.setdefault(item.path, []).append(item)
-    chance = random.Random(int(seed))
+    chance = random.Random(seed)
     files = list(by_file.values())
     chance.shuffle(files)
     for tests in files:
@@ -86,6 +111,18 @@ def postgres_store(postgres: str) -> Iterator[Any]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def any_store(request: pytest.FixtureRequest) -> Any:
-    """Both databases, one after the other."""
-    return request.getfixturevalue("store" if request.param == "sqlite" else "postgres_store")
+def any_store(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Both databases, one after the other (`tests/databases.json`)."""
+    from standins import database_branches
+
+    began = time.monotonic()
+    with database_branches.recorded() as entered:
+        yield request.getfixturevalue("store" if request.param == "sqlite" else "postgres_store")
+    record_to = os.environ.get("KVCUSTODY_DATABASE_BRANCHES")
+    if record_to is None:
+        database_branches.check(entered, database_branches.read_table())
+        return
+    suite = str(request.path.relative_to(database_branches.TESTS))
+    line = {"suite": suite, "branches": sorted(entered), "seconds": time.monotonic() - began}
+    with (Path(record_to) / f"{os.getpid()}").open("a") as file:
+        file.write(json.dumps(line) + "\n")

@@ -1,0 +1,69 @@
+"""Where a test enters code that differs between the two databases, and which suites run on both.
+
+1. Product code asks `kvcustody.audit.database.dialect` what its database can do. Each such question is a branch, named
+   by the file and function that ask and by what they ask: `audit/writer/append_leaves.py:append:arrays`.
+2. `tests/databases.json` lists suites that together enter every branch which any suite on `any_store` enters. They run
+   on both databases in `make test`; the others run on SQLite there, and on both in `make test-system`.
+3. A test that enters a branch which the table does not list fails: `python tests/databases.py` writes the table anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvcustody.audit.database import dialect
+from kvcustody.audit.database.dialect import Dialect
+
+TESTS = Path(__file__).resolve().parents[2]
+TABLE = TESTS / "databases.json"
+_SOURCES = str(TESTS.parent / "src" / "kvcustody")
+
+
+class Table(NamedTuple):
+    """`tests/databases.json`."""
+
+    suites: frozenset[str]  # files below tests/
+    branches: frozenset[str]
+
+
+def read_table(path: Path = TABLE) -> Table:
+    """The table; an empty one where there is none."""
+    if not path.exists():
+        return Table(frozenset(), frozenset())
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return Table(frozenset(found["suites"]), frozenset(found["branches"]))
+
+
+@contextmanager
+def recorded() -> Iterator[set[str]]:
+    """The branches that any thread enters meanwhile."""
+    entered: set[str] = set()
+
+    def asked(self: Dialect, name: str) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename == dialect.__file__ and frame.f_back is not None:
+            frame = frame.f_back
+        file = frame.f_code.co_filename
+        if file.startswith(_SOURCES) and not name.startswith("__"):
+            entered.add(f"{file.removeprefix(_SOURCES).lstrip('/')}:{frame.f_code.co_qualname}:{name}")
+        return object.__getattribute__(self, name)
+
+    Dialect.__getattribute__ = asked  # type: ignore[assignment, method-assign]
+    try:
+        yield entered
+    finally:
+        del Dialect.__getattribute__
+
+
+def check(entered: set[str], table: Table) -> None:
+    """Raise where a branch is entered that no suite of the table is known to enter."""
+    unlisted = sorted(entered - table.branches)
+    assert not unlisted, (
+        f"enters branches between the databases that tests/databases.json does not list: {', '.join(unlisted)}."
+        " Write it anew: python tests/databases.py"
+    )
