@@ -1,4 +1,4 @@
-"""The spill's file by itself: frames that need no other, torn tails, the format of an earlier release, a full disk."""
+"""The spill's file by itself: frames that need no other, torn tails, a full disk."""
 
 from __future__ import annotations
 

@@ -29,18 +29,13 @@ class Desk:
         self.worker = Worker()
         register(client, people["worker"], self.worker)
 
-    def tell(self, *, secrets: bool = True) -> Batch:
+    def tell(self) -> Batch:
         worker = self.worker
         made: list[Any] = [worker.started()]
         for session in SESSIONS:
             opening, *_ = worker.request("acme", "alice")
             made.append(opening._replace(session=session))
         batch = worker.batch(made)
-        if not secrets:
-            names, _, leaves = batch.body.partition(b"\n")
-            batch = batch._replace(
-                body=orjson.dumps([row[:4] for row in orjson.loads(names)]) + b"\n" + leaves
-            )
         answer = ship(self.client, self.people["worker"], worker, batch)
         assert answer.status_code == 200, answer.text
         return batch
@@ -76,17 +71,6 @@ def test_sessions_are_found_by_name_without_rows(opened: Callable[..., Desk], ke
     assert row.session == "" and row.secret.startswith("s1:") is keyed
     with desk.service.reading() as connection:
         assert len(set(connection.scalars(select(residencies.c.session)))) == len(SESSIONS)
-
-
-def test_a_batch_of_a_release_without_secrets_names_its_sessions_by_rows(
-    opened: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk = opened(subject_names="clear")
-    monkeypatch.setattr(SubjectDirectory, "_derived", lambda *_: None)  # as that release named sessions
-    monkeypatch.setattr(SubjectDirectory, "_invented", by_chance)
-    desk.tell(secrets=False)
-    assert sorted(row.session for row in desk.rows()) == ["", *SESSIONS]
-    assert [desk.count(session) for session in SESSIONS] == [1] * len(SESSIONS)
 
 
 @pytest.mark.parametrize("sealing", [True, False])
@@ -150,9 +134,3 @@ def test_a_worker_that_names_very_many_forgets_those_that_are_durable(
     directory.trim()
     assert len(directory.fresh()) == 11, "none that is not durable is forgotten"
     assert directory("acme", "user-0", "chat") != first
-
-
-def by_chance(directory: SubjectDirectory, who: tuple[str, str, str]) -> str:
-    """A random name and a row for anybody."""
-    name = directory._known[who] = directory._fresh[who] = format(len(directory._known), "024x")
-    return name
