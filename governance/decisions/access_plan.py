@@ -265,12 +265,17 @@ class PlanCache(Generic[PoolT_co]):
         rule = None if segment is None else plan.contents.get(segment.domain)
         return block_priorities(eviction, self._block_tokens, rule, kinds)
 
-    def plan(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
-        """The reader's plan, or None where the policy admits no such tenant."""
+    def known(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
+        """The reader's plan where it was made before and holds still: nothing is waited for."""
         if self._key_changes != self._keyring.changes:
             self.drop()  # a rotation or destruction: every plan holds primed states
         plan = self._by_key.get(key)
-        if plan is not None and now_utc_us < plan.valid_until_utc_us:
+        return plan if plan is not None and now_utc_us < plan.valid_until_utc_us else None
+
+    def plan(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
+        """The reader's plan, or None where the policy admits no such tenant. Waits for the ledger where it is new."""
+        plan = self.known(key, now_utc_us)
+        if plan is not None:
             return plan
         plan = self._make(key, now_utc_us)
         if plan is not None:

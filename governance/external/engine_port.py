@@ -378,7 +378,7 @@ class EnginePort(Authority[ExternalPool]):
         if residency.keys is None:
             return NO_KEYS
         read = self._read(residency, chain, now_us)
-        keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
+        keys = look_up(residency, chain, read, self.pool, find, self._clock.now_us(), lazily=lazily)
         residency.publishes = keys.publishable
         return keys
 
@@ -508,6 +508,7 @@ class EnginePort(Authority[ExternalPool]):
             self._renew_plan(residency, chain)
             plan = residency.facts
             assert isinstance(plan, Plan)
+            moment = self._moment(residency.trace)  # a new plan may have waited for the ledger
         counters = self._counters(plan.tenant)
         read, reasons = self._reuse.read_plan(plan, chain.prompt, counters, moment)
         residency.reasons = reasons

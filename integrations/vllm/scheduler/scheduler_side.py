@@ -9,7 +9,8 @@ One step, in the order of vLLM's calls:
 
 1. A request's token is taken from it on arrival, verified, and kept nowhere: no event, log or hash of vLLM's ever
    sees it. Without a valid one the request runs, reads nothing and publishes nothing. Hints that an orchestrator gave
-   it are dropped, and its session is bound to its owner, however it came here: neither moves or keeps a block.
+   it are dropped, and its session is bound to its owner, however it came here: neither moves or keeps a block. An id
+   in use is no other request's: who comes under it has nothing queued, and no answer.
 2. A request that must wait is answered `(None, False)`: vLLM skips it alone. It never waits in `allocate_slots`,
    where it would stall or preempt others.
 3. A step's order leaves with the step, after everything that the step moved was reported to the port.
@@ -21,6 +22,7 @@ One step, in the order of vLLM's calls:
    (`scheduler_tiers`).
 7. A request that ends while a connector beside ours loads it has its blocks until that load is over, whatever the
    connector says of its saves: LMCache's says at once that they are over (https://github.com/LMCache/LMCache/pull/4939).
+8. vLLM takes failed loads out first, then attaches the others: what a load outlasted is told as failed before that.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request
 
     from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -219,7 +221,10 @@ class SchedulerSide:
             self._open_salts(scheduler.vllm_config)
             scheduler._free_request = self._noting_loads(scheduler._free_request)
         self.control.scheduler = scheduler
+        scheduler.add_request = self._without_used_ids(scheduler)
         scheduler.defer_block_free = False
+        if self.tiers is not None:
+            scheduler.update_from_output = self._without_late_loads(scheduler.update_from_output)
 
     def _open_salts(self, config: VllmConfig) -> None:
         """A connector beside ours gets salts of domains; the settings say where others find whose they are.
@@ -257,6 +262,22 @@ class SchedulerSide:
 
         return noted
 
+    def _without_late_loads(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        """Stands for `Scheduler.update_from_output`: of what was loaded, what is due by now was not (rule 8)."""
+
+        def updated(scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+            output = model_runner_output.kv_connector_output
+            receipt = None if output is None else output.kv_connector_worker_meta
+            if isinstance(receipt, StepReceipt) and receipt.copies and self.tiers is not None:
+                late = self.tiers.drop_late(receipt.copies)
+                if late.blocks:
+                    output.invalid_block_ids = late.blocks | (output.invalid_block_ids or set())
+                if late.requests:
+                    output.failed_recving = late.requests | (output.failed_recving or set())
+            return update(scheduler_output, model_runner_output)
+
+        return updated
+
     def keep_loading(self, output: KVConnectorOutput) -> None:
         """What the workers' connectors say is over, less saves of requests that are loaded still, or gone (rule 7)."""
         scheduler = self.control.scheduler
@@ -270,6 +291,34 @@ class SchedulerSide:
         self.control.engine = engine
 
     # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _without_used_ids(self, scheduler: Scheduler) -> Callable[[Request], Any]:
+        """Stands for `Scheduler.add_request`, which takes a second request of an id for the first one's next input.
+
+        It is dropped unless its owner is the first one's: any answer under the id would reach that one's client.
+        """
+        add = scheduler.add_request
+
+        def added(request: Request) -> Any:
+            first = scheduler.requests.get(request.request_id)
+            if first is not None and not self._continues(first, request):
+                self.port.attempts.note("id-in-use")
+                _log.error(
+                    "request dropped", request=request.request_id, reason="its id is another request's"
+                )
+                return None
+            return add(request)
+
+        return added
+
+    def _continues(self, first: Request, request: Request) -> bool:
+        """Whether `request` is further input of a session of vLLM's that began with `first`."""
+        governed, verified = governed_request(first), self._verify(request)
+        if getattr(first, "streaming_queue", None) is None or governed is None:
+            return False
+        if isinstance(verified, VerifiedToken):
+            return verified.principal == governed.principal
+        return verified.reason == "missing"
 
     def on_new_request(self, request: Request) -> None:
         """Who a request is from (rule 1), and what it may ever do."""
