@@ -92,8 +92,6 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
             return "kvcustody: sessions are not governed"
         if req.lora_id is not None:
             return "kvcustody: adapters are not governed"
-        if req.rid in self.custody.requests:
-            return "kvcustody: request id is in use"
         assert self.tokens is not None
         verified = self.tokens.verify(req.cache_salt)
         narrowed_by = req.extra_key or ""

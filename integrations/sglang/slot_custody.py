@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -48,6 +49,7 @@ ROOM_SHARE = 128  # where there is no room, at least one page in so many is ende
 ROOM_PAGES = 1024  # and at least so many,
 SMALL_ROOM_SHARE = 16  # though of a small pool no more than one in so many
 EVICTED = "evicted"  # as events say why pages left
+_log = structlog.get_logger(__name__)
 
 
 class EngineRows(Protocol):
@@ -161,6 +163,14 @@ class SlotCustody:
         self.events = SlotBlockEvents(self.tree, self.port, publisher, with_tokens=with_tokens, close=close)
 
     # -- requests -----------------------------------------------------------------------------------------------------
+
+    def is_used(self, request_id: str) -> bool:
+        """Whether a request has this id: another is dropped then, for any answer would reach the first one's client."""
+        used = request_id in self.requests
+        if used:
+            self.port.attempts.note("id-in-use")
+            _log.error("request dropped", request=request_id, reason="its id is another request's")
+        return used
 
     def admit(
         self,

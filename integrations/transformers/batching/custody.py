@@ -229,6 +229,8 @@ class BatchCustody:
 
     def inherit(self, parent_id: str, child_ids: Iterable[str]) -> None:
         """Children run on their parent's behalf, whether they fork now or are queued."""
+        child_ids = tuple(child_ids)
+        self._claims.keep_open(parent_id, child_ids)
         claim, rewrites = self.records[parent_id].claim, self.blocks.are_rewritten
         for child_id in child_ids:
             self._claimed[child_id] = claim.private() if rewrites else claim
