@@ -432,12 +432,16 @@ class PlanCache(Generic[PoolT_co]):
     # -- across a boundary --------------------------------------------------------------------------------------------
 
     def _open_grants(self, plan: AnyPlan, model: bytes, now_utc_us: int) -> None:
-        """At most four, in order of id; only the owner's tenant-level domain of the reader's own classification."""
+        """At most four, in order of id; only the owner's tenant-level domain of the reader's own classification.
+
+        And of labels that the grant crosses, where they are not the reader's.
+        """
         opened: list[OpenedDomain] = []
+        route = plan.key[2]
         for grant in self.table.grants_for(plan.tenant, plan.level, now_utc_us):
             if len(opened) == GRANTS_READ_MAX:
                 break
-            if is_revoked(grant.id, self._revoked):
+            if is_revoked(grant.id, self._revoked) or not self.table.opens(grant, plan.tenant, route):
                 continue
             entry = self._grant(plan, grant, model)
             if entry is not None:
@@ -476,7 +480,7 @@ class PlanCache(Generic[PoolT_co]):
     def _open_segments(self, plan: AnyPlan, model: bytes, now_utc_us: int) -> None:
         candidates: list[Candidate] = []
         for rule in self.table.segments_for(plan.tenant, now_utc_us):
-            if is_revoked(rule.id, self._revoked):
+            if is_revoked(rule.id, self._revoked) or not self.table.opens(rule, plan.tenant, plan.key[2]):
                 continue
             entry = self._segment(plan, rule, model)
             if entry is not None:

@@ -255,9 +255,8 @@ class Governor(Authority[BlockManager]):
                 )
             begun.monitored = monitored
             begun.priorities = () if is_monitored else self._book.priorities(plan, read.segment, kinds)
-            crossed = found.via if found.via is not read.own.domain else None
-            if crossed is not None:
-                reasons = (*reasons, *via_reasons(plan, crossed))
+            if begun.hit_blocks and monitored is None and (plan.grants or plan.segments):
+                reasons += tuple(id_ for one in begun.foreign_blocks() for id_ in via_reasons(plan, one))
             opening = sequence_opened(plan, begun, manager, reasons, self.table.revision, now_us)
             answer = _admission(begun, self.block_tokens)
         except Exception:
@@ -278,7 +277,7 @@ class Governor(Authority[BlockManager]):
             manager, begun, prompt, latency, takes_partial=takes_partial
         ):
             answer = _admission(begun, self.block_tokens)
-        self._measure(begun, plan, found, prompt, crossed, counters, now_us, says_kinds=bool(kinds))
+        self._measure(begun, plan, found, prompt, counters, now_us, says_kinds=bool(kinds))
         return answer
 
     # -- monitored ----------------------------------------------------------------------------------------------------
@@ -442,20 +441,19 @@ class Governor(Authority[BlockManager]):
         plan: Plan[BlockManager],
         found: PrefixMatch,
         prompt: Prompt,
-        crossed: Domain | None,
         counters: TenantCounters,
         now_us: int,
         *,
         says_kinds: bool,
     ) -> None:
-        if crossed is not None:
-            self._reuse.crossed(plan, crossed)
         has_keys, hits = plan.has_keys, begun.hit_blocks
         if has_keys and not says_kinds and self.table.policy.eviction.kinds:
             counters.without_kinds += 1
         counters.count_start(plan.session, prompt.tokens if has_keys else None, hits)
-        if hits and (plan.grants or plan.segments):
-            counters.granted_hit_blocks += begun.foreign_blocks()
+        if plan.grants or plan.segments:
+            for domain, blocks in begun.foreign_blocks().items():
+                counters.granted_hit_blocks += blocks
+                self._reuse.crossed(plan, domain, blocks, blocks * self.block_tokens)
         counters.stale_blocks += found.stale_blocks
         counters.verified_blocks += found.checked_blocks
         leaf, evicted = begun.leaf, plan.manager.tree.evicted_keys
@@ -634,7 +632,7 @@ class Governor(Authority[BlockManager]):
             return False
         counters, moment = self._counters(plan.tenant), self._moment(residency.trace)
         return all(
-            moment.now_us < ceiling_us and self._reuse.may_go_on(plan, domain, counters, moment)
+            self._reuse.may_go_on(plan, domain, counters, moment) and moment.now_us < ceiling_us
             for domain, ceiling_us in crossed.items()
         )
 
