@@ -150,6 +150,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     def reset(self) -> None:
         """SGLang drops its cache, as after new weights: nothing computed before may be reached."""
         self.custody.clear()
+        self.custody.part_waiting()
         self.model.reloaded()
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:

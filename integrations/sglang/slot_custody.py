@@ -18,6 +18,7 @@ it is a slot.
 
 from __future__ import annotations
 
+import secrets
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -418,6 +419,13 @@ class SlotCustody:
                 self.events.cleared("reset")
             self.rows.free(self.tree.remove(chosen))
             self.port.unpublished(chosen, "reset")
+
+    def part_waiting(self) -> None:
+        """Weights are new: who waits was admitted for the old ones, and so finds and shares nothing."""
+        for request in self.requests.values():
+            if not request.has_begun:
+                request.narrowed_by = f"{request.narrowed_by}/{secrets.token_hex(16)}"
+                request.forget_row()
 
     def _leave(self, pages: Pages) -> None:
         """The policy makes room with these."""

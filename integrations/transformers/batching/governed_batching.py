@@ -155,6 +155,7 @@ class GovernedBatching:
             self.claims,
             is_sharing=cache.use_prefix_sharing,
             is_async=bool(self.manager.continuous_batching_config.use_async_batching),
+            parameters=lambda: self.model.state_dict(keep_vars=True).values(),
         )
         self._events = self.custody.events = open_events(
             self._publisher, governor, self._worker, self._settings
@@ -277,6 +278,11 @@ class GovernedBatching:
     def call(self, command: Callable[[Governor], T], timeout_seconds: float | None = 10.0) -> T:
         """Run `command` where the Governor is used, at the next step, and return its answer. Thread-safe."""
         return self.custody.governor.call(command).result(timeout_seconds)
+
+    def weights_changed(self) -> None:
+        """Weights were changed where no count of writes shows it (`.data`, a kernel): nothing of before is reused."""
+        with self.custody.turn:
+            self.custody.weights_changed()
 
     def erase(self, selector: Selector) -> ErasureResult:
         """End all custody of a selector; its running requests fail with an error that says so."""

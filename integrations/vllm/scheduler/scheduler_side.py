@@ -136,7 +136,8 @@ class SchedulerSide:
         opened = self._opened = opening.open_custody(self.settings, plan, self.control)
         self.port = state.port = opened.port
         self.port.count_tokens(state.tokens_of)
-        self._models = Models(self._config, block_tokens)
+        self._models = state.models = Models(self._config, block_tokens)
+        state.admit_again = self.admit_again
         self.timer = WakeTimer(opened.clock, self.control.wake)
         governed_pool(manager.block_pool, state)
         governed_manager(manager, state)
@@ -222,6 +223,7 @@ class SchedulerSide:
             scheduler._free_request = self._noting_loads(scheduler._free_request)
         self.control.scheduler = scheduler
         scheduler.add_request = self._without_used_ids(scheduler)
+        scheduler.reset_prefix_cache = self._with_new_keys(scheduler.reset_prefix_cache)
         scheduler.defer_block_free = False
         if self.tiers is not None:
             scheduler.update_from_output = self._without_late_loads(scheduler.update_from_output)
@@ -336,7 +338,8 @@ class SchedulerSide:
         if extras.unkeyed is not None:
             _log.info("not reusable", request=request.request_id, reason=extras.unkeyed)
         model = self._models.of(request.lora_request)
-        governed = GovernedRequest(request, principal, hints, model, extras, len(self.state.groups), trace)
+        groups, changes = len(self.state.groups), self._models.changes
+        governed = GovernedRequest(request, principal, hints, model, extras, groups, trace, changes)
         setattr(request, ATTRIBUTE, governed)
         request.block_hashes = []
         request._block_hasher = None
@@ -379,7 +382,7 @@ class SchedulerSide:
         assert self._opened is not None
         return self._opened.tokens.verify(salt, _take(request, TRANSFER))
 
-    def _admit(self, governed: GovernedRequest) -> None:
+    def _admit(self, governed: GovernedRequest, *, is_scheduling: bool = False) -> None:
         request = governed.request
         tokens = request._all_token_ids
         try:
@@ -400,9 +403,24 @@ class SchedulerSide:
             answer = AdmissionRefused(request.request_id, error.message)
         if isinstance(answer, AdmissionRefused):
             _log.error("request refused", request=request.request_id, reason=answer.reason)
-            self.control.end([request.request_id], answer.reason, RequestStatus.FINISHED_ERROR)
+            end = self.control.end_behind_step if is_scheduling else self.control.end
+            end([request.request_id], answer.reason, RequestStatus.FINISHED_ERROR)
         else:
             governed.residency = answer
+            governed.reported_tokens = len(tokens)
+
+    def admit_again(self, governed: GovernedRequest) -> None:
+        """Weights or adapters have changed since a request came, which waits: it is admitted for what is loaded now.
+
+        It has no blocks. Where it is refused by now, it ends behind this step.
+        """
+        governed.model_changes = self._models.changes
+        model, residency = self._models.of(governed.request.lora_request), governed.residency
+        if residency is None or model == governed.model:
+            return
+        self.port.release(residency, "preempted")
+        governed.model, governed.residency = model, None
+        self._admit(governed, is_scheduling=True)
 
     def _asked_us(self, request: Request) -> int:
         """When the client's request reached vLLM, in boot time: it may have waited for its turn since."""
@@ -499,6 +517,8 @@ class SchedulerSide:
     def receive(self, receipt: StepReceipt | None) -> None:
         """What the workers did in one step; the step has retired."""
         if receipt is not None:
+            for adapter in receipt.adapters:
+                self._models.read_by_worker(*adapter)
             self.port.retire(receipt.step)
             if receipt.answers:
                 self.state.deferred.record_scrub_replies(receipt.answers)
@@ -522,6 +542,15 @@ class SchedulerSide:
         return (
             self.port.has_work()
         )  # a command that came meanwhile woke the timer before it was armed for later
+
+    def _with_new_keys(self, reset: Callable[..., Any]) -> Callable[..., Any]:
+        """Stands for `Scheduler.reset_prefix_cache`, which leaves what tiers and other connectors have."""
+
+        def done(*given: Any, **named: Any) -> Any:
+            self.reset()
+            return reset(*given, **named)
+
+        return done
 
     def reset(self) -> bool:
         """The engine's caches are dropped, as after new weights: nothing computed before may be reached."""

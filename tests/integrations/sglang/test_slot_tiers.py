@@ -576,3 +576,23 @@ def test_what_a_load_outlasts_is_not_attached(
     assert own.run("alpha", "ann", short) == (0 if looks_again else UNIT_TOKENS * OBJECT_UNITS)
     settled(own)
     own.close()
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_who_waits_while_weights_change_is_brought_nothing_of_the_old_ones(
+    tmp_path: Path, parts: bool
+) -> None:
+    """The control is the parameter: it was admitted for the old ones, and a tier has them still."""
+    own = TieredEngine(tmp_path, "host")
+    own.run("alpha", "ann", MINE)
+    own.crowd()
+    rid = own.ask("alpha", "ann", MINE)
+    own.custody.clear()
+    if parts:
+        own.custody.part_waiting()
+        own.waiting[rid].who = ("alpha", "ann", "parted")
+    assert own.start(rid)
+    assert own.running[rid].protected == (0 if parts else 160)
+    own.chunk(rid, len(MINE))
+    own.finish(rid)
+    own.close()
