@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from builders import governor
-from builders import table as compiled
 
 from kvcustody.audit.events import DecisionRecorded, Event, HitCounted
 from kvcustody.clock import VirtualClock
@@ -17,6 +15,8 @@ from kvcustody.policies.document.model import Grant, SegmentRule
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.prove.prove import prove
 from kvcustody.testkit.tiny_model import tiny_model
+from standins.builders import governor
+from standins.builders import table as compiled
 
 MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})
 PROMPT = [*range(1, 65), 7]

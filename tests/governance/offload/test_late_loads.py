@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offload_world import MODEL, POLICY, TOKENS, World, prompt, who
 
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.tiers import tier as tier_module
 from kvcustody.governance.tiers.tier import Restored, SealedTier
+from standins.governance.offload_world import MODEL, POLICY, TOKENS, World, prompt, who
 
 MINUTE_US = 60_000_000
 SHORT = "internal: {idle: 10m, absolute: 10m, active_max: 1h}"
@@ -26,7 +26,7 @@ def late_hit(
     folder: Path, kind: str, limit: str, monkeypatch: pytest.MonkeyPatch, *, waits: str, seconds: int
 ) -> tuple[int, int]:
     """Tokens that come from a tier two seconds before the copy is due, where its read takes so long; objects read."""
-    monkeypatch.setattr("offload_world.POLICY", LIMITS[limit])
+    monkeypatch.setattr("standins.governance.offload_world.POLICY", LIMITS[limit])
     world = World(folder, kind)
     world.serve("acme", KEPT)
     world.crowd()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from continuous_world import Governed, governed, person, prompt
 
 from kvcustody.integrations.transformers.batching import custody
+from standins.engines.transformers.continuous_world import Governed, governed, person, prompt
 
 PROMPT = prompt(33)
 HIT = 32

@@ -6,8 +6,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from local_engine import BLOCK, LocalEngine
-from tier_engines import OBJECT, PREFIX, TIER_POLICY, deployment_with, displace, fault, options, prompt, tier
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import (
+    OBJECT,
+    PREFIX,
+    TIER_POLICY,
+    deployment_with,
+    displace,
+    fault,
+    options,
+    prompt,
+    tier,
+)
 
 LIVES = 20.0  # seconds, all that is `short`'s
 MARGIN = 3.0

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from local_engine import BLOCK, LocalEngine
 from safetensors.torch import load_file, save_file
-from tier_engines import PREFIX, deployment_with, displace, options, prompt
-from tiny_model import save_model
+
+from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.engines.vllm.tier_engines import PREFIX, deployment_with, displace, options, prompt
+from standins.engines.vllm.tiny_model import save_model
 
 
 def rewrite(model: Path, seed: int) -> None:

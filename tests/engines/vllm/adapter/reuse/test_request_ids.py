@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scheduler_rig import Rig, prompt
+
+from standins.engines.vllm.scheduler_rig import Rig, prompt
 
 
 @pytest.fixture

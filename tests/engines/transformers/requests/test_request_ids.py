@@ -7,11 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from continuous_world import TENANTS, Governed, generation, governed, person, policy, prompt
 
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.integrations.transformers.batching.request_claims import CHILD_MARK, RequestClaims
+from standins.engines.transformers.continuous_world import (
+    TENANTS,
+    Governed,
+    generation,
+    governed,
+    person,
+    policy,
+    prompt,
+)
 
 ANA, BOB = person("a"), person("b", "bob")
 LONG = generation(max_new_tokens=26)
