@@ -122,14 +122,15 @@ class RunningSequence:
             parts.append((first, last, self.domain))
         return parts
 
-    def foreign_blocks(self) -> int:
-        """How many blocks of its path are of another domain than its own."""
-        count, node = 0, self.leaf
+    def foreign_blocks(self) -> dict[Domain, int]:
+        """How many blocks of its path are of each domain other than its own, from its end to its beginning."""
+        found: dict[Domain, int] = {}
+        node = self.leaf
         while node is not None:
             if node.domain is not self.domain:
-                count += node.length
+                found[node.domain] = found.get(node.domain, 0) + node.length
             node = node.parent
-        return count
+        return found
 
     def stop_publishing(self) -> None:
         """Nothing more of it is published, and it leaves no hold; it may run on."""

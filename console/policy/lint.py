@@ -18,7 +18,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import sources_in_use, tenants_seen
 from kvcustody.policies.document.model import Tier
 from kvcustody.policies.document.problems import Problem, quote
-from kvcustody.policies.workbench.lint.lint import SOON_DAYS, ScrubRate, lint
+from kvcustody.policies.workbench.lint.lint import ERRORS, SOON_DAYS, ScrubRate, lint
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 from kvcustody.policies.workbench.validate import load_table
 
@@ -93,7 +93,8 @@ def lint_command(
     Also names that look alike, tenants that the identity provider does not know (with --tenants), grants that nobody
     used (with --used), scrub deadlines that the measured rate cannot meet (with --scrub-rate and --pool), and fields
     that do nothing, beside one engine (with --engine) or with the tiers that workers have (with --tiers). With --ledger
-    the ledger says what was used and which tenants ever came. Exit 0, or with --fail 1 on findings.
+    the ledger says what was reused and which tenants ever came. Exit 0; 1 where a grant or segment can open nothing
+    (KVP716), and with --fail on any finding.
     """
     known, seen = _lines(tenants), _lines(used)
     if ledger is not None:
@@ -114,7 +115,7 @@ def lint_command(
         )
     problems = [problem for each in found.values() for problem in each]
     _show(found, problems, ProblemFormat.JSON if as_json else style)
-    if fail and problems:
+    if any(fail or problem.code in ERRORS for problem in problems):
         raise typer.Exit(EXIT_NO)
 
 

@@ -111,9 +111,10 @@ def _print_openings(title: str, entries: tuple[WidenedAccess, ...]) -> None:
         levels = ", ".join(entry.classifications)
         consent = "; its owner has to consent" if title == "opens" and entry.crosses else ""
         period = f"{instant(entry.start_us)} until {instant(entry.end_us)}"
+        labels = f", across labels {', '.join(entry.labels)}" if entry.labels else ""
         print(
             f"{title}: {entry.via.name.lower()} {entry.id}: {entry.reader} reads {entry.owner}'s {levels}, "
-            f"{period}{consent}"
+            f"{period}{labels}{consent}{f'; opens nothing: {entry.without_effect}' if entry.without_effect else ''}"
         )
 
 
@@ -224,6 +225,8 @@ def _print_proof(proof: Proof, out: Path | None) -> None:
     for found in proof.broken:
         assert found.counterexample is not None
         print(f"{found.id}: {found.counterexample.text} ({found.broken} in all)")
+    for name, why in proof.without_effect:
+        print(f"{name} is permitted and opens nothing: {why}")
     searched = proof.searched
     print(
         f"{'holds' if proof.holds else 'DOES NOT HOLD'}: {searched.cells:,} cells over {searched.tenants} tenants and "

@@ -265,12 +265,17 @@ class PlanCache(Generic[PoolT_co]):
         rule = None if segment is None else plan.contents.get(segment.domain)
         return block_priorities(eviction, self._block_tokens, rule, kinds)
 
-    def plan(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
-        """The reader's plan, or None where the policy admits no such tenant."""
+    def known(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
+        """The reader's plan where it was made before and holds still: nothing is waited for."""
         if self._key_changes != self._keyring.changes:
             self.drop()  # a rotation or destruction: every plan holds primed states
         plan = self._by_key.get(key)
-        if plan is not None and now_utc_us < plan.valid_until_utc_us:
+        return plan if plan is not None and now_utc_us < plan.valid_until_utc_us else None
+
+    def plan(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
+        """The reader's plan, or None where the policy admits no such tenant. Waits for the ledger where it is new."""
+        plan = self.known(key, now_utc_us)
+        if plan is not None:
             return plan
         plan = self._make(key, now_utc_us)
         if plan is not None:
@@ -427,12 +432,16 @@ class PlanCache(Generic[PoolT_co]):
     # -- across a boundary --------------------------------------------------------------------------------------------
 
     def _open_grants(self, plan: AnyPlan, model: bytes, now_utc_us: int) -> None:
-        """At most four, in order of id; only the owner's tenant-level domain of the reader's own classification."""
+        """At most four, in order of id; only the owner's tenant-level domain of the reader's own classification.
+
+        And of labels that the grant crosses, where they are not the reader's.
+        """
         opened: list[OpenedDomain] = []
+        route = plan.key[2]
         for grant in self.table.grants_for(plan.tenant, plan.level, now_utc_us):
             if len(opened) == GRANTS_READ_MAX:
                 break
-            if is_revoked(grant.id, self._revoked):
+            if is_revoked(grant.id, self._revoked) or not self.table.opens(grant, plan.tenant, route):
                 continue
             entry = self._grant(plan, grant, model)
             if entry is not None:
@@ -471,7 +480,7 @@ class PlanCache(Generic[PoolT_co]):
     def _open_segments(self, plan: AnyPlan, model: bytes, now_utc_us: int) -> None:
         candidates: list[Candidate] = []
         for rule in self.table.segments_for(plan.tenant, now_utc_us):
-            if is_revoked(rule.id, self._revoked):
+            if is_revoked(rule.id, self._revoked) or not self.table.opens(rule, plan.tenant, plan.key[2]):
                 continue
             entry = self._segment(plan, rule, model)
             if entry is not None:

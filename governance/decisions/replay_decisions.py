@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select
 
 from kvcustody.audit.counters.read_figures import denials_by_rule
 from kvcustody.audit.schema.all_tables import is_leaf_of
-from kvcustody.audit.schema.ledger import decisions, events, residencies, tenants
+from kvcustody.audit.schema.ledger import events, hit_counters, residencies, tenants
 from kvcustody.governance.monitoring.enforcement import MONITORED
 from kvcustody.policies.workbench.simulate import Recorded, RecordedDenials
 
@@ -54,13 +54,10 @@ def recorded_denials(connection: Connection) -> Iterator[RecordedDenials]:
 
 
 def sources_in_use(connection: Connection) -> frozenset[str]:
-    """The ids of rules, grants and segments that a recorded permit names: what somebody reused through is among them.
-
-    A reader's first use of a grant or segment under a revision is always on record, before it takes effect.
-    """
-    query = select(events.c.leaf).join(decisions, is_leaf_of(decisions)).where(decisions.c.effect == "permit")
-    rows = connection.execution_options(yield_per=1_000).execute(query)
-    return frozenset(reason for row in rows for reason in orjson.loads(row.leaf)["reasons"])
+    """The ids of grants and segments through which blocks were reused: a permit alone reuses nothing."""
+    counted = hit_counters.c
+    query = select(counted.rule).where(counted.effect == "permit", counted.blocks > 0).distinct()
+    return frozenset(connection.scalars(query))
 
 
 def tenants_seen(connection: Connection) -> frozenset[str]:

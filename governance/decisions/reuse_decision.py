@@ -49,6 +49,22 @@ class Moment(NamedTuple):
     trace: str = ""
 
 
+class _Tally(NamedTuple):
+    """Requests of one kind, and what they reused."""
+
+    requests: int
+    blocks: int
+    tokens: int
+
+    @property
+    def reused(self) -> tuple[int, int]:
+        """Blocks and tokens."""
+        return self.blocks, self.tokens
+
+
+_NOTHING = _Tally(0, 0, 0)
+
+
 class ReuseDecider:
     """Decides what a request may read, under one revision."""
 
@@ -75,7 +91,7 @@ class ReuseDecider:
         self.coming = coming
         self._revoked = revoked
         self._first_uses = first_uses
-        self._counted: dict[tuple[str, str, str, str, str], int] = {}
+        self._counted: dict[tuple[str, str, str, str, str], _Tally] = {}
 
     def read_plan(
         self, plan: AnyPlan, prompt: Prompt, counters: TenantCounters, moment: Moment
@@ -176,20 +192,31 @@ class ReuseDecider:
         counters.count(counters.denials, rule)
         self._count(plan.tenant, owner, "deny", rule)
 
-    def crossed(self, plan: AnyPlan, domain: Domain) -> None:
-        """The plan's reader attached blocks of this domain: another tenant's log says so, too."""
+    def crossed(self, plan: AnyPlan, domain: Domain, blocks: int, tokens: int) -> None:
+        """The plan's reader attached so many blocks of this domain: another tenant's log says so, too."""
         for entry in (*plan.grants, *plan.segments.values()):
             if entry.chain.domain is domain and entry.owner != plan.tenant:
-                self._count(plan.tenant, entry.owner, "permit", entry.id)
+                self._count(plan.tenant, entry.owner, "permit", entry.id, blocks=blocks, tokens=tokens)
 
     def denied(self, action: Action, tenant: str, rule: str) -> None:
         """Another act of a tenant's own was denied: counted like a denied reuse."""
         effect = "would-deny" if self._monitored else "deny"
         self._count(tenant, tenant, effect, rule, action.name.lower())
 
-    def _count(self, reader: str, owner: str, effect: str, rule: str, action: str = "reuse") -> None:
+    def _count(
+        self,
+        reader: str,
+        owner: str,
+        effect: str,
+        rule: str,
+        action: str = "reuse",
+        *,
+        blocks: int = 0,
+        tokens: int = 0,
+    ) -> None:
         key = (reader, owner, effect, rule, action)
-        self._counted[key] = self._counted.get(key, 0) + 1
+        before = self._counted.get(key, _NOTHING)
+        self._counted[key] = _Tally(before.requests + 1, before.blocks + blocks, before.tokens + tokens)
 
     def take_counts(self, now_us: int) -> list[Event]:
         """Denials and crossings since the last call, counted (class C): to tell each costs time that shows."""
@@ -197,8 +224,8 @@ class ReuseDecider:
             return []
         revision = self._table.revision
         counted: list[Event] = [
-            HitCounted(now_us, tenant, owner, action, effect, rule, revision, requests=requests)
-            for (tenant, owner, effect, rule, action), requests in self._counted.items()
+            HitCounted(now_us, tenant, owner, action, effect, rule, revision, *tally.reused, tally.requests)
+            for (tenant, owner, effect, rule, action), tally in self._counted.items()
         ]
         self._counted.clear()
         return counted

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -137,7 +137,11 @@ class StagedTable(DecisionTable):
             {rule.id: rule for rule in table.segments_for(reader, now_utc_us) if rule.owner != reader}
             for table in (self.base, self.candidate)
         )
-        shared = [rule for id_, rule in candidate.items() if _same_segment(base.get(id_), rule)]
+        shared = [
+            replace(rule, crosses=_crossed_by_both(base[id_], rule))
+            for id_, rule in candidate.items()
+            if _same_segment(base.get(id_), rule)
+        ]
         return tuple(sorted([*mine, *shared], key=lambda rule: rule.id))
 
     def next_change_us(self, now_utc_us: int) -> int | None:
@@ -160,8 +164,17 @@ def _frame(policy: Policy) -> tuple[tuple[str, ...], tuple[str, ...], Profile]:
 
 
 def _in_both(first: Iterable[Grant], second: Iterable[Grant]) -> tuple[Grant, ...]:
-    owners = {grant.id: grant.owner for grant in first}
-    return tuple(grant for grant in second if owners.get(grant.id) == grant.owner)
+    known = {grant.id: grant for grant in first}
+    return tuple(
+        replace(grant, crosses=_crossed_by_both(known[grant.id], grant))
+        for grant in second
+        if grant.id in known and known[grant.id].owner == grant.owner
+    )
+
+
+def _crossed_by_both(first: Grant | SegmentRule, second: Grant | SegmentRule) -> tuple[str, ...]:
+    """The labels that both revisions let a rule cross."""
+    return tuple(name for name in second.crosses if name in first.crosses)
 
 
 def _same_segment(first: SegmentRule | None, second: SegmentRule) -> bool:

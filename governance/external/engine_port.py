@@ -378,7 +378,7 @@ class EnginePort(Authority[ExternalPool]):
         if residency.keys is None:
             return NO_KEYS
         read = self._read(residency, chain, now_us)
-        keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
+        keys = look_up(residency, chain, read, self.pool, find, self._clock.now_us(), lazily=lazily)
         residency.publishes = keys.publishable
         return keys
 
@@ -508,6 +508,7 @@ class EnginePort(Authority[ExternalPool]):
             self._renew_plan(residency, chain)
             plan = residency.facts
             assert isinstance(plan, Plan)
+            moment = self._moment(residency.trace)  # a new plan may have waited for the ledger
         counters = self._counters(plan.tenant)
         read, reasons = self._reuse.read_plan(plan, chain.prompt, counters, moment)
         residency.reasons = reasons
@@ -704,8 +705,7 @@ class EnginePort(Authority[ExternalPool]):
         self.pool.restored(residency, which, born_us, ceiling_us)
         residency.computes_us = self._clock.now_us()
         if residency.segment_blocks and isinstance(plan, Plan):
-            for tag in set(self.pool.tag[which].tolist()) - {residency.domain.tag}:
-                self._reuse.crossed(plan, self.pool.domains[tag])
+            self._count_crossed(plan, residency, self.pool.tag[which])
 
     def may_restore(self, residency: ExternalResidency, domain: Domain) -> bool:
         """Whether a tier may fill blocks of this domain for the request, by its last look-up: as for attaching them.
@@ -1322,11 +1322,18 @@ class EnginePort(Authority[ExternalPool]):
         born_us = int(_newest(self.pool.born_us.take(attached))) if hits else residency.began_us
         self.measures.began(hits, residency.began_us - born_us, residency.began_us - residency.asked_us)
         if len(residency.attached) and isinstance(plan, Plan) and (plan.grants or plan.segments):
-            tags = self.pool.tag[residency.attached]
-            crossed = tags[tags != residency.domain.tag].tolist()
-            counters.granted_hit_blocks += len(crossed)
-            for tag in set(crossed):
-                self._reuse.crossed(plan, self.pool.domains[tag])
+            counters.granted_hit_blocks += self._count_crossed(
+                plan, residency, self.pool.tag[residency.attached]
+            )
+
+    def _count_crossed(
+        self, plan: Plan[ExternalPool], residency: ExternalResidency, tags: NDArray[np.int32]
+    ) -> int:
+        """Blocks with these tags were reused; how many of them are of another domain than the request's own."""
+        found, counts = np.unique(tags[tags != residency.domain.tag], return_counts=True)
+        for tag, blocks in zip(found.tolist(), counts.tolist(), strict=True):
+            self._reuse.crossed(plan, self.pool.domains[tag], blocks, blocks * self.block_tokens)
+        return int(counts.sum())
 
     def _drain(self, now_us: int) -> None:
         self._record_starting()

@@ -209,7 +209,7 @@ class Governor(Authority[BlockManager]):
         latency = check_latency(hints.latency) if hints.latency else ""
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = self._moment(check_trace(trace) if trace else trace)
-        plan = self._standing(key, request_id, moment)
+        plan, moment = self._standing(key, request_id, moment)
         if not isinstance(plan, Plan):
             return self._without_plan(principal, plan)
         counters = self._counters(plan.tenant)
@@ -236,7 +236,7 @@ class Governor(Authority[BlockManager]):
                 if monitored is None
                 else (ReadPlan(monitored.chain), (MONITORED, *monitored.reasons))
             )
-            found = self._match(manager, read, prompt, now_us)
+            found, now_us = self._match(plan, read, prompt, now_us, is_monitored=is_monitored)
             begun = manager.allocate(
                 handle,
                 found,
@@ -255,9 +255,8 @@ class Governor(Authority[BlockManager]):
                 )
             begun.monitored = monitored
             begun.priorities = () if is_monitored else self._book.priorities(plan, read.segment, kinds)
-            crossed = found.via if found.via is not read.own.domain else None
-            if crossed is not None:
-                reasons = (*reasons, *via_reasons(plan, crossed))
+            if begun.hit_blocks and monitored is None and (plan.grants or plan.segments):
+                reasons += tuple(id_ for one in begun.foreign_blocks() for id_ in via_reasons(plan, one))
             opening = sequence_opened(plan, begun, manager, reasons, self.table.revision, now_us)
             answer = _admission(begun, self.block_tokens)
         except Exception:
@@ -275,22 +274,28 @@ class Governor(Authority[BlockManager]):
             )
             return answer
         if self.offload is not None and self._restore(
-            manager, begun, prompt, now_us, latency, takes_partial=takes_partial
+            manager, begun, prompt, latency, takes_partial=takes_partial
         ):
             answer = _admission(begun, self.block_tokens)
-        self._measure(begun, plan, found, prompt, crossed, counters, now_us, says_kinds=bool(kinds))
+        self._measure(begun, plan, found, prompt, counters, now_us, says_kinds=bool(kinds))
         return answer
 
     # -- monitored ----------------------------------------------------------------------------------------------------
 
     def _standing(
         self, key: PlanKey, request_id: Hashable, moment: Moment
-    ) -> Plan[BlockManager] | AdmissionRefused | Deferred:
-        """The requester's plan; where it is monitored, and the policy knows no such tenant, that of nobody known."""
+    ) -> tuple[Plan[BlockManager] | AdmissionRefused | Deferred, Moment]:
+        """The requester's plan; where it is monitored, and the policy knows no such tenant, that of nobody known.
+
+        And the moment from which everything else is decided: a new plan may have waited for the ledger.
+        """
+        known = self._book.known(key, moment.utc_us)
+        if known is not None:
+            return known, moment
         plan = self._plan(key, request_id, moment)
-        if not isinstance(plan, AdmissionRefused) or not self._is_monitored(key[0], request_id):
-            return plan
-        return self._plan_of_nobody(key)
+        if isinstance(plan, AdmissionRefused) and self._is_monitored(key[0], request_id):
+            plan = self._plan_of_nobody(key)
+        return plan, self._moment(moment.trace)
 
     def _plan_of_nobody(self, key: PlanKey) -> Plan[BlockManager]:
         """What it leaves is charged to nobody's account, and is nobody's in the ledger."""
@@ -391,7 +396,6 @@ class Governor(Authority[BlockManager]):
         manager: BlockManager,
         begun: RunningSequence,
         prompt: Prompt,
-        now_us: int,
         latency: str,
         *,
         takes_partial: bool,
@@ -399,17 +403,37 @@ class Governor(Authority[BlockManager]):
         """Fill blocks behind the hit from tiers. Where the device fails the request ends, as one that never was."""
         assert self.offload is not None
         try:
-            come = self.offload.restore(manager, begun, prompt.limit, now_us, latency)
+            come = self.offload.restore(manager, begun, prompt.limit, latency)
             return come + (self.offload.restore_tail(manager, begun, prompt, latency) if takes_partial else 0)
         except Exception:
             self.release(begun.id, "failed")
             raise
 
-    def _match(self, manager: BlockManager, read: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
-        began_ns = perf_counter_ns()
+    def _holds_still(
+        self, plan: Plan[BlockManager], found: PrefixMatch, now_us: int, *, is_monitored: bool
+    ) -> bool:
+        """Whether what was decided and found before a wait may be attached after it."""
+        leaf = found.leaf
+        if leaf is None:
+            return True
+        until_us = NEVER_US if is_monitored else self._reuse.expires_us
+        if not is_monitored and (plan.grants or plan.segments):
+            valid_us = plan.valid_until_utc_us - self._clock.offset_us
+            until_us = min(until_us, self._reuse.lease_until_us, valid_us)
+        return now_us < until_us and plan.manager.tree.attachable(leaf, leaf.domain, now_us)
+
+    def _match(
+        self, plan: Plan[BlockManager], read: ReadPlan, prompt: Prompt, now_us: int, *, is_monitored: bool
+    ) -> tuple[PrefixMatch, int]:
+        """What may be attached, and from when: blocks may have been compared on the device first."""
+        began_ns, manager = perf_counter_ns(), plan.manager
         found = manager.match_prefix(read, prompt, now_us)
+        if manager.pool.sums is not None:
+            now_us = self._clock.now_us()
+            if not self._holds_still(plan, found, now_us, is_monitored=is_monitored):
+                found = manager.match_prefix(read, prompt._replace(limit=0), now_us)
         self.measures.look_up_ns += perf_counter_ns() - began_ns
-        return found
+        return found, now_us
 
     def _measure(
         self,
@@ -417,20 +441,19 @@ class Governor(Authority[BlockManager]):
         plan: Plan[BlockManager],
         found: PrefixMatch,
         prompt: Prompt,
-        crossed: Domain | None,
         counters: TenantCounters,
         now_us: int,
         *,
         says_kinds: bool,
     ) -> None:
-        if crossed is not None:
-            self._reuse.crossed(plan, crossed)
         has_keys, hits = plan.has_keys, begun.hit_blocks
         if has_keys and not says_kinds and self.table.policy.eviction.kinds:
             counters.without_kinds += 1
         counters.count_start(plan.session, prompt.tokens if has_keys else None, hits)
-        if hits and (plan.grants or plan.segments):
-            counters.granted_hit_blocks += begun.foreign_blocks()
+        if plan.grants or plan.segments:
+            for domain, blocks in begun.foreign_blocks().items():
+                counters.granted_hit_blocks += blocks
+                self._reuse.crossed(plan, domain, blocks, blocks * self.block_tokens)
         counters.stale_blocks += found.stale_blocks
         counters.verified_blocks += found.checked_blocks
         leaf, evicted = begun.leaf, plan.manager.tree.evicted_keys
@@ -596,20 +619,22 @@ class Governor(Authority[BlockManager]):
             return False
         if sequence.monitored is not None:
             return True
-        crossed: dict[Domain, None] = {}
+        crossed: dict[Domain, int] = {}  # with the ceiling of what is read of each
         node = sequence.leaf
         while node is not None:
             if node.domain is not residency.domain:
-                crossed[node.domain] = None
+                crossed[node.domain] = min(crossed.get(node.domain, NEVER_US), node.ceiling_us)
             node = node.parent
         if not crossed:
             return True
-        moment = self._moment(residency.trace)
-        plan = self._plan(plan_of(residency).key, request_id, moment)  # as it is now
+        plan = self._plan(plan_of(residency).key, request_id, self._moment(residency.trace))  # as it is now
         if not isinstance(plan, Plan):
             return False
-        counters = self._counters(plan.tenant)
-        return all(self._reuse.may_go_on(plan, domain, counters, moment) for domain in crossed)
+        counters, moment = self._counters(plan.tenant), self._moment(residency.trace)
+        return all(
+            self._reuse.may_go_on(plan, domain, counters, moment) and moment.now_us < ceiling_us
+            for domain, ceiling_us in crossed.items()
+        )
 
     def fork(self, request_id: Hashable, child_id: Hashable) -> AdmissionOutcome:
         """A second request on the same blocks (parallel sampling, beams); the first divergent write copies.
@@ -620,7 +645,6 @@ class Governor(Authority[BlockManager]):
         parent = self._get(request_id)
         plan = plan_of(parent.residency)
         manager = self._pools.managers[parent.pool]
-        now_us = self._clock.now_us()
         key = (plan.tenant, child_id)
         if key in self._live:
             raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
@@ -638,6 +662,7 @@ class Governor(Authority[BlockManager]):
                 child_id, "fork: not all that its parent reads may be read anew; admit it"
             )
         own = plan.own.domain if parent.monitored is None else parent.domain
+        now_us = self._clock.now_us()
         child = manager.fork(
             parent,
             key,

@@ -2,7 +2,7 @@
 
     offload = Offloading(transfers, clock, block_tokens)
     offload.watch(manager)                         # what it evicts is offered to the tiers from now on
-    restored = offload.restore(manager, sequence, limit, now_us)     # blocks that follow the hit, in the sequence's own
+    restored = offload.restore(manager, sequence, limit)             # blocks that follow the hit, in the sequence's own
 
 1. Only what a deadline has not ended goes: an eviction is the one end that makes nothing of a copy unlawful. It is due
    when the holds of its blocks would have lapsed, and what comes back of it lives no longer than they would have.
@@ -113,9 +113,7 @@ class Offloading:
 
     # -- back -----------------------------------------------------------------------------------------------------
 
-    def restore(
-        self, manager: BlockManager, sequence: RunningSequence, limit: int, now_us: int, latency: str = ""
-    ) -> int:
+    def restore(self, manager: BlockManager, sequence: RunningSequence, limit: int, latency: str = "") -> int:
         """Bring back what follows the sequence's hit, up to `limit` blocks of its prompt; how many came.
 
         `latency` is the request's class. The sequence has its blocks already; what came is published. Raises
@@ -128,7 +126,7 @@ class Offloading:
             until = min(limit, span.last, first + len(span.keys) // KEY_BYTES)
             if until <= first or not span.domain.may_be_copied:
                 break
-            came = self._restore_span(manager, sequence, span, until - first, now_us, latency)
+            came = self._restore_span(manager, sequence, span, until - first, latency)
             come += came
             if not came or first + came < span.last:
                 break
@@ -141,7 +139,6 @@ class Offloading:
         sequence: RunningSequence,
         span: Span,
         wanted: int,
-        now_us: int,
         latency: str,
     ) -> int:
         label, start = label_of(span.domain), span.start
@@ -161,6 +158,7 @@ class Offloading:
                 break
             came = self._load(way, manager, sequence, label, keys, start + come, found, latency)
             tried = {way} if came else tried | {way}  # it has told all that goes on from there
+            now_us = self._clock.now_us()  # the load took time
             for one in came:
                 manager.publish_restored(
                     sequence, span.first + one.blocks, one.born_us, one.ceiling_us, now_us

@@ -24,7 +24,7 @@ from kvcustody.errors import CustodyError
 
 REASONS = frozenset(
     {"missing", "invalid", "malformed", "incomplete", "other-key", "forged", "expired", "future-dated"}
-    | {"before-start", "replayed", "memory-full", "unknown-tenant"}
+    | {"before-start", "replayed", "memory-full", "unknown-tenant", "id-in-use"}
     | {"not-served", "not-found"}
 )
 WINDOW_SECONDS = 60

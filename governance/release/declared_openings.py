@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcustody.policies.document.model import Policy
+from kvcustody.policies.table.crossing import Barriers
 from kvcustody.times import DAY_US
 
 _SOON_US = 30 * DAY_US
-OVER = ("expired", "revoked")
+OVER = ("expired", "revoked", "opens nothing")
 
 
 class DeclaredOpening(NamedTuple):
     """A grant or a segment that opens an owner's blocks to a reader; `until_us` None: it does not end.
 
-    `kind`: `grant`, `group` or `segment`. `state`: `live`, `ends soon`, `not yet`, `expired` or `revoked`. `line` is
-    where the policy's document declares it.
+    `kind`: `grant`, `group` or `segment`. `state`: `live`, `ends soon`, `not yet`, `expired`, `revoked` or `opens
+    nothing` (its owner has no such blocks, or labels differ). `line` is where the policy's document declares it.
     """
 
     id: str
@@ -31,9 +32,11 @@ class DeclaredOpening(NamedTuple):
 
 def declared_openings(policy: Policy, revoked: frozenset[str], now_us: int) -> tuple[DeclaredOpening, ...]:
     """Every way across a tenant boundary that the policy declares."""
-    found = []
+    found, barriers = [], Barriers(policy)
     for grant in (*policy.grants, *policy.group_grants()):
         state = _state({grant.id, grant.group or grant.id}, grant.from_us, grant.until_us, revoked, now_us)
+        if state not in OVER and barriers.of(grant, grant.reader):
+            state = "opens nothing"
         kind = "group" if "~" in grant.id else "grant"
         at_most = policy.classifications[grant.at_most]
         parts = (grant.owner, grant.reader, at_most, grant.until_us, state, grant.reason, grant.mark.line)
@@ -44,7 +47,17 @@ def declared_openings(policy: Policy, revoked: frozenset[str], now_us: int) -> t
         level = policy.classifications[segment.level]
         ends, line = segment.expires_us, segment.mark.line
         found += [
-            DeclaredOpening(segment.id, "segment", segment.owner, reader, level, ends, state, "", line)
+            DeclaredOpening(
+                segment.id,
+                "segment",
+                segment.owner,
+                reader,
+                level,
+                ends,
+                "opens nothing" if state not in OVER and barriers.of(segment, reader) else state,
+                "",
+                line,
+            )
             for reader in readers
             if reader != segment.owner
         ]

@@ -11,6 +11,7 @@
    Of two that end alike the one that begins sooner is kept.
 2. A copy is due when what held its blocks on the device would have let them go, or at the tier's own `absolute`, where
    that is sooner. What is restored from it lives no longer than its ceiling: no way through a tier prolongs anything.
+   A copy that is due when its load has arrived did not come.
 3. Nothing is found any more from the moment its end is decided; then its key goes, where it is its own; then its bytes.
    An erasure of a subject ends the key of the tenant's wider domains with it. What the store could not delete is asked
    for again, and waits until then.
@@ -30,7 +31,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -133,11 +134,20 @@ class Found(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """Blocks that came back one after the other, and what they have lived and may live."""
+    """Blocks that came back one after the other: since when they live, and until when they may.
+
+    `due_us`: when their copy is due. Nothing may attach them from then on.
+    """
 
     blocks: int
     born_us: int
     ceiling_us: int
+    due_us: int
+
+
+def in_time(restored: Iterable[Restored], now_us: int) -> list[Restored]:
+    """The leading blocks whose copies are not due yet: asked after every wait between a load and its attach."""
+    return list(takewhile(lambda one: now_us < one.due_us, restored))
 
 
 class CopyCounts(NamedTuple):
@@ -410,8 +420,8 @@ class SealedTier:
         """Bring those objects back: `write(depth, count, skip, data)` puts blocks from that depth on the device.
 
         `data` are the blocks of a whole object, of which the first `skip` are there already, and what is behind the
-        `count` is spare. Returns what came, in order, those that live alike together; the first object that does not
-        open ends it, and is ended.
+        `count` is spare. Returns what came in time, in order, those that live alike together; the first object that
+        does not open ends it, and is ended.
         """
         spec, come = label.spec, list[Restored]()
         assert spec is not None
@@ -434,14 +444,17 @@ class SealedTier:
                         break
                     index.note_use(row)
                     depth = end
-                    alike = come and come[-1][1:] == (known.born_us, known.ceiling_us)
-                    before = come.pop().blocks if alike else 0
-                    come.append(Restored(before + blocks, known.born_us, known.ceiling_us))
+                    times = (known.born_us, known.ceiling_us, known.due_us)
+                    before = come.pop().blocks if come and come[-1][1:] == times else 0
+                    come.append(Restored(before + blocks, *times))
         finally:
             if following:
                 self._store.abandon_load(following)
         to_boot = self._clock.to_boot
-        return [Restored(one.blocks, to_boot(one.born_us), to_boot(one.ceiling_us)) for one in come]
+        return [
+            Restored(one.blocks, to_boot(one.born_us), to_boot(one.ceiling_us), to_boot(one.due_us))
+            for one in in_time(come, self._clock.now_us())
+        ]
 
     def _seal_object(
         self,
@@ -697,6 +710,8 @@ class SealedTier:
             return False
         except StoreError:
             self._refused += 1
+            return False
+        if known.due_us <= self._clock.now_us():  # its time ended while it was read
             return False
         write(depth, wanted_blocks, depth - begin, plain)
         return True

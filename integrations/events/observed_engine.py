@@ -8,11 +8,15 @@
    engine has not said that the blocks left. Uses are rarely in the stream, so idle time is told as "no use seen".
 3. A tenant comes from the salt, by a mapping that the operator gives, or from the scope of a stream of ours if that
    is trusted; else the chain is unattributed and owes what the highest classification owes.
-4. Memory is bounded by `blocks_max`. What is beyond it, what was missed and what could not be read are gaps: from
-   then on the counts are unsure, and say so, until the engine clears or restarts.
+4. Memory is bounded by `blocks_max`. What is beyond it, what was missed, what could not be read and a removal of what
+   nobody told of are gaps: from then on the counts are unsure, and say so, until the engine clears or restarts.
 5. Hashes are kept in memory only; a leaf carries counts. Salts are not kept: their tenant is.
 6. A residency's counts change only by what the stream said; between two leaves they are added up, so the ledger gets
    one leaf a residency and kind, however many blocks came and went.
+7. An engine tells of each copy of a key when it stores it and when it removes it. Which copy left is not in the
+   stream: the one that was told of first counts as held until the last removal. A run from the root of which all is
+   held is a use, as vLLM reports it: two copies of a whole prompt that were computed at once are told alike, and the
+   second removal then makes the counts unsure.
 """
 
 from __future__ import annotations
@@ -160,7 +164,9 @@ class ObservedEngine:
             len(levels) - 1 if unattributed_as is None else table.level(unattributed_as)
         )
         self._blocks_max = blocks_max
-        self._held: dict[Place, ObservedResidency] = {}
+        self._held: dict[Place, ObservedResidency] = {}  # the first copy of each key
+        self._copies: dict[Place, list[ObservedResidency]] = {}  # its further ones (rule 7)
+        self._copy_count = 0
         self._live: dict[int, ObservedResidency] = {}
         self._touched: dict[int, ObservedResidency] = {}
         self._deadlines: list[tuple[int, int]] = []
@@ -200,7 +206,7 @@ class ObservedEngine:
             if isinstance(event, StoredBlocks):
                 self._store(event, arrival.sequence, at_us, now_us)
             elif isinstance(event, Removed):
-                self._remove(event, now_us)
+                self._remove(event, arrival.sequence, now_us)
             elif isinstance(event, ClearedTenant):
                 self._clear_tenant(event, arrival.sequence, now_us)
             else:
@@ -218,7 +224,7 @@ class ObservedEngine:
     def _store(self, event: StoredBlocks, sequence: int, at_us: int, now_us: int) -> None:
         if not event.hashes:
             return
-        room = self._blocks_max - len(self._held)
+        room = self._blocks_max - self._block_count
         residency = self._residency_of(event)
         if residency is None:
             if room <= 0:
@@ -226,15 +232,21 @@ class ObservedEngine:
                 return
             residency = self._open(event, at_us)
         residency.used_us = max(residency.used_us, at_us)
+        if event.parent is None and all(
+            (event.medium, event.group, one) in self._held for one in event.hashes
+        ):
+            return
         for one in event.hashes:
             place = (event.medium, event.group, one)
-            if place in self._held:
-                continue
             if room <= 0:
                 self._overflow(1, sequence, now_us)
                 continue
             room -= 1
-            self._held[place] = residency
+            if place in self._held:
+                self._copies.setdefault(place, []).append(residency)
+                self._copy_count += 1
+            else:
+                self._held[place] = residency
             residency.blocks += 1
             residency.stored_since += 1
         if residency.blocks:
@@ -290,19 +302,38 @@ class ObservedEngine:
                 return None, NOBODY
         return None, NOBODY
 
-    def _remove(self, event: Removed, now_us: int) -> None:
+    @property
+    def _block_count(self) -> int:
+        return len(self._held) + self._copy_count
+
+    def _remove(self, event: Removed, sequence: int, now_us: int) -> None:
         for one in event.hashes:
-            residency = self._held.pop((event.medium, event.group, one), None)
-            if residency is None:
-                self._unmatched += 1
-            else:
+            residency = self._take((event.medium, event.group, one))
+            if residency is not None:
                 self._leave(residency, 1, REMOVED, now_us)
+                continue
+            self._unmatched += 1
+            if not self._unsure:
+                self._gap("a removal of a block that nobody told of", sequence, sequence, now_us)
+
+    def _take(self, place: Place) -> ObservedResidency | None:
+        """Whose the copy is that left (rule 7)."""
+        copies = self._copies.get(place)
+        if copies is None:
+            return self._held.pop(place, None)
+        self._copy_count -= 1
+        residency = copies.pop()
+        if not copies:
+            del self._copies[place]
+        return residency
 
     def _clear(self, cause: str, now_us: int) -> None:
         """Nothing is held any more, and whatever was unsure about that is settled (rule 4)."""
         for residency in list(self._live.values()):
             self._leave(residency, residency.blocks, cause, now_us)
         self._held.clear()
+        self._copies.clear()
+        self._copy_count = 0
         self._unsure = ""
 
     def _clear_tenant(self, event: ClearedTenant, sequence: int, now_us: int) -> None:
@@ -312,14 +343,18 @@ class ObservedEngine:
             if any(residency.tenant is None for residency in self._live.values()):
                 self._gap("a clear of an unknown tenant's blocks", sequence, sequence, now_us)
             return
-        gone = [
-            (place, residency)
-            for place, residency in self._held.items()
-            if place[0] == event.medium and residency.tenant == tenant
-        ]
-        for place, residency in gone:
-            del self._held[place]
-            self._leave(residency, 1, CLEARED, now_us)
+        for place in [place for place in self._held if place[0] == event.medium]:
+            held = [self._held.pop(place), *self._copies.pop(place, ())]
+            self._copy_count -= len(held) - 1
+            kept = [residency for residency in held if residency.tenant != tenant]
+            for residency in held:
+                if residency.tenant == tenant:
+                    self._leave(residency, 1, CLEARED, now_us)
+            if kept:
+                self._held[place] = kept[0]
+            if len(kept) > 1:
+                self._copies[place] = kept[1:]
+                self._copy_count += len(kept) - 1
 
     def _leave(self, residency: ObservedResidency, blocks: int, cause: str, now_us: int) -> None:
         residency.leave(blocks, cause, now_us)
@@ -375,7 +410,7 @@ class ObservedEngine:
         now_us = self._clock.now_us()
         shares = self.shares()
         return ObservedStats(
-            blocks=len(self._held),
+            blocks=self._block_count,
             residencies=len(self._live),
             overdue_residencies=sum(share.overdue_residencies for share in shares),
             overdue_blocks=sum(share.overdue_blocks for share in shares),

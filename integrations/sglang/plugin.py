@@ -55,6 +55,8 @@ def _add_request(original: Callable[..., Any], scheduler: Any, req: Any, *given:
     cache = governed_cache(scheduler)
     if cache is not None and not hasattr(req, "kvcustody"):
         cache.scheduler = scheduler
+        if cache.custody.is_used(req.rid):
+            return None
         refused = cache.admit(req)
         if refused is not None:
             cache.refuse(req, refused)

@@ -92,8 +92,6 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
             return "kvcustody: sessions are not governed"
         if req.lora_id is not None:
             return "kvcustody: adapters are not governed"
-        if req.rid in self.custody.requests:
-            return "kvcustody: request id is in use"
         assert self.tokens is not None
         verified = self.tokens.verify(req.cache_salt)
         narrowed_by = req.extra_key or ""
@@ -152,6 +150,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     def reset(self) -> None:
         """SGLang drops its cache, as after new weights: nothing computed before may be reached."""
         self.custody.clear()
+        self.custody.part_waiting()
         self.model.reloaded()
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:

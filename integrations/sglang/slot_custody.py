@@ -18,11 +18,13 @@ it is a slot.
 
 from __future__ import annotations
 
+import secrets
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -48,6 +50,7 @@ ROOM_SHARE = 128  # where there is no room, at least one page in so many is ende
 ROOM_PAGES = 1024  # and at least so many,
 SMALL_ROOM_SHARE = 16  # though of a small pool no more than one in so many
 EVICTED = "evicted"  # as events say why pages left
+_log = structlog.get_logger(__name__)
 
 
 class EngineRows(Protocol):
@@ -161,6 +164,14 @@ class SlotCustody:
         self.events = SlotBlockEvents(self.tree, self.port, publisher, with_tokens=with_tokens, close=close)
 
     # -- requests -----------------------------------------------------------------------------------------------------
+
+    def is_used(self, request_id: str) -> bool:
+        """Whether a request has this id: another is dropped then, for any answer would reach the first one's client."""
+        used = request_id in self.requests
+        if used:
+            self.port.attempts.note("id-in-use")
+            _log.error("request dropped", request=request_id, reason="its id is another request's")
+        return used
 
     def admit(
         self,
@@ -408,6 +419,13 @@ class SlotCustody:
                 self.events.cleared("reset")
             self.rows.free(self.tree.remove(chosen))
             self.port.unpublished(chosen, "reset")
+
+    def part_waiting(self) -> None:
+        """Weights are new: who waits was admitted for the old ones, and so finds and shares nothing."""
+        for request in self.requests.values():
+            if not request.has_begun:
+                request.narrowed_by = f"{request.narrowed_by}/{secrets.token_hex(16)}"
+                request.forget_row()
 
     def _leave(self, pages: Pages) -> None:
         """The policy makes room with these."""

@@ -34,7 +34,7 @@ from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.decisions.segment_matcher import covered_blocks
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.tiers.run_transfers import CopyReader, RunTransfers
-from kvcustody.governance.tiers.tier import KEY_BYTES, Found, PublishedRun, Restored
+from kvcustody.governance.tiers.tier import KEY_BYTES, Found, PublishedRun, Restored, in_time
 from kvcustody.integrations.sglang.page_tree import PageNode, Pages
 from kvcustody.integrations.sglang.slot_request import (
     ChainPlace,
@@ -269,8 +269,8 @@ class SlotTiers:
             if sum(one.blocks for one in written) < sum(one.blocks for one in leg.found):
                 request.avoids = request.avoids | {leg.way}
                 break
-        if at == plan.hit:
-            return Returned(0, 0, 0)
+        if at == plan.hit or in_time(came, self._port.clock.now_us()) != came:
+            return Returned(0, 0, 0)  # nothing came, or what came first is due since
         born_us, ceiling_us = min(one.born_us for one in came), min(one.ceiling_us for one in came)
         return Returned(at - plan.hit, born_us, ceiling_us)
 

@@ -7,7 +7,8 @@
 1. The engine takes a promise of tokens for granted, and nobody can take it back. So blocks are promised when they are
    opened, not when they are found. A load and an erasure or a deadline come one after the other: while a claim is
    open, the worker takes no step, until the engine was quiet for `_QUIET_SECONDS`, or `_CLAIM_SECONDS` have passed.
-2. A claim that nobody held by then is zeroed. Its load fails, which stops the engine: nothing else would be right.
+2. A claim that nobody held by then is zeroed. Its load fails, which stops the engine: nothing else would be right. So
+   nothing is promised that is due before a claim must be held.
 3. What is computed by a request whose subject was erased since is not kept, and neither is what follows a block of
    which we do not know how long it may live. A block lives no longer than the one before it.
 4. Every buffer with content is zeroed when it was used.
@@ -25,17 +26,19 @@ from typing import NamedTuple
 
 import structlog
 
+from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import IsolationError
 from kvcustody.governance.decisions.access_plan import owed_by
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.tier import KEY_BYTES, PublishedRun, shred_name
+from kvcustody.governance.tiers.tier import KEY_BYTES, PublishedRun, in_time, shred_name
 from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
 from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts, Standing
 
 _QUIET_SECONDS, _CLAIM_SECONDS = 5.0, 60.0
+PROMISE_US = int(_CLAIM_SECONDS * MICROSECONDS)  # that what is promised lives at least
 _ANSWER_SECONDS = 60.0
 _CEILINGS_MAX = 1 << 20
 _log = structlog.get_logger(__name__)
@@ -171,7 +174,7 @@ class TransferThread(CustodyThread):
     # -- on the thread ----------------------------------------------------------------------------------------------
 
     def _claim(self, chunks: Chunks, standing: Standing, keys: bytes, depth: int) -> Claim | None:
-        label, size = standing.label, chunks.chunk_bytes
+        label, size, now_us = standing.label, chunks.chunk_bytes, chunks.governor.clock.now_us
         if label is None or not standing.holds:
             return None
         parts: list[bytearray] = []
@@ -195,7 +198,7 @@ class TransferThread(CustodyThread):
                     begin = (to - first) * size
                     part[begin : begin + count * size] = data[skip * size : (skip + count) * size]
 
-                come = tier.load(label, keys, at, found, write)
+                come = in_time(tier.load(label, keys, at, found, write), now_us() + PROMISE_US)
                 blocks = sum(one.blocks for one in come)
                 part[blocks * size :] = bytes(len(part) - blocks * size)
                 if blocks:

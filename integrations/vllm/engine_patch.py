@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from kvcustody.errors import IsolationError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.vllm.connector import GovernedConnector
+from kvcustody.integrations.vllm.model_identity import changes_weights
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
@@ -53,6 +55,7 @@ class EngineHandle:
         core.model_executor.execute_model = _after_call(
             core.model_executor.execute_model, side.run_deferred_work
         )
+        core.collective_rpc = _before_weights_change(core.collective_rpc, side.reset)
         if self._queue is None:
             self._lock = threading.RLock()
             for name in ("step_fn", "add_request", "abort_requests"):
@@ -147,6 +150,22 @@ def _after_call(call: Callable[..., Any], act: Callable[[], None]) -> Callable[.
     return dispatched
 
 
+def _before_weights_change(call: Callable[..., Any], reset: Callable[[], object]) -> Callable[..., Any]:
+    """Stands for `EngineCore.collective_rpc`: where it may change weights, keys are new before it and behind it."""
+
+    @functools.wraps(call)
+    def called(method: Any, *given: Any, **named: Any) -> Any:
+        if not changes_weights(method):
+            return call(method, *given, **named)
+        reset()
+        try:
+            return call(method, *given, **named)
+        finally:
+            reset()
+
+    return called
+
+
 def _locked(lock: threading.RLock, call: Callable[..., Any]) -> Callable[..., Any]:
     def locked(*args: Any, **kwargs: Any) -> Any:
         with lock:
@@ -234,10 +253,17 @@ def kvcustody_activate(core: Any, policy: str, revision: int, actor: str) -> dic
     return {"revision": revision, "digest": table.digest}
 
 
+def kvcustody_weights_changed(core: Any) -> dict[str, Any]:
+    """Weights were changed in a way that no call of vLLM tells: nothing computed before is reused from now on."""
+    _side(core).reset()
+    return {"changed": True}
+
+
 UTILITIES: tuple[Callable[..., Any], ...] = (
     kvcustody_erase,
     kvcustody_scan,
     kvcustody_check,
     kvcustody_stats,
     kvcustody_activate,
+    kvcustody_weights_changed,
 )

@@ -4,18 +4,22 @@
    outlive the process, and must not be found under other weights. What a process begins with is epoch 0.
 2. The digests of weights and adapters are what the operator states (`revision`, a content digest in the path) or
    fingerprints of the files' names, sizes and times. They say so in their prefix.
-3. An adapter that is reloaded in place is a new one from then on.
+3. An adapter's files are looked at with each of its requests, and the workers tell which files they have read
+   (`worker.loaded_adapters`). Where the two differ, vLLM may read the new files with any step: such a request is alone
+   with its blocks. Once they agree again the adapter is a new one. So is one that is reloaded in place.
 4. Every identity is logged when it is made: a declared segment names it by its digest (`policy segment add --model`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
 from kvcustody.governance.identity.content_digest import (
+    FileFacts,
     attributes_text,
+    file_facts,
     named_digest,
     unique_epoch,
     weights_fingerprint,
@@ -26,7 +30,22 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _ADAPTERS_MAX = 4096
+_WEIGHTS = "weight"
+_READ_ONLY = ("get", "compute", "save", "check", "list")
 _log = structlog.get_logger(__name__)
+
+
+def changes_weights(method: object) -> bool:
+    """Whether a call of vLLM's workers, by its name, may change the base model's weights."""
+    name = method if isinstance(method, str) else str(getattr(method, "__name__", ""))
+    return _WEIGHTS in name.lower() and not name.lower().startswith(_READ_ONLY)
+
+
+class KnownAdapter(NamedTuple):
+    """An adapter under the files that it was last seen with."""
+
+    identity: ModelIdentity
+    facts: FileFacts
 
 
 class Models:
@@ -36,7 +55,10 @@ class Models:
         self._config = config
         self._block_tokens = block_tokens
         self._weights_epoch = self._adapter_epoch = 0
-        self._adapters: dict[tuple[str, int, str], ModelIdentity] = {}
+        self._adapters: dict[tuple[str, int, str], KnownAdapter] = {}
+        self._read: dict[tuple[int, str], FileFacts] = {}  # by the workers
+        self._is_one_machine = getattr(config.parallel_config, "nnodes", 1) == 1
+        self.changes = 0  # that make an identity which was given before another one
         self._base = self._known(None, None)
 
     def of(self, adapter: Any) -> ModelIdentity:
@@ -44,21 +66,53 @@ class Models:
         if adapter is None:
             return self._base
         key = (adapter.lora_name, adapter.lora_int_id, adapter.lora_path)
-        if getattr(adapter, "load_inplace", False):
+        facts = self._facts(file_facts(str(adapter.lora_path)))
+        known = self._adapters.get(key)
+        if getattr(adapter, "load_inplace", False) or (known is not None and known.facts != facts):
             self._adapter_epoch = unique_epoch()
             self._adapters.pop(key, None)
-        known = self._adapters.get(key)
+            known = None
         if known is None:
             if len(self._adapters) >= _ADAPTERS_MAX:
                 self._adapters.clear()
                 self._adapter_epoch = unique_epoch()
-            files = weights_fingerprint(str(adapter.lora_path), "")
-            digest = named_digest("adapter", *map(str, key), files)
-            known = self._adapters[key] = self._known(digest, self._adapter_epoch)
-        return known
+            known = self._adapters[key] = KnownAdapter(self._adapter(key, self._adapter_epoch), facts)
+        read = self._read.get((int(adapter.lora_int_id), str(adapter.lora_path)))
+        if read is not None and read != facts:
+            return self._adapter(key, unique_epoch())
+        return known.identity
+
+    def _adapter(self, key: tuple[str, int, str], epoch: int) -> ModelIdentity:
+        files = weights_fingerprint(str(key[2]), "")
+        return self._known(named_digest("adapter", *map(str, key), files), epoch)
+
+    def _facts(self, facts: FileFacts) -> FileFacts:
+        return facts if self._is_one_machine else facts._replace(places=())
+
+    def read_by_worker(self, lora_int_id: int, lora_path: str, facts: FileFacts) -> None:
+        """A worker has read an adapter's files. What was keyed by other files than these is reached by nobody more."""
+        facts, place = self._facts(facts), (lora_int_id, lora_path)
+        if self._read.get(place) == facts:
+            return
+        if len(self._read) >= _ADAPTERS_MAX:
+            self._read.clear()
+        was_read = self._read.get(place) is not None
+        self._read[place] = facts
+        stale = [
+            key
+            for key, known in self._adapters.items()
+            if (int(key[1]), str(key[2])) == place and (was_read or known.facts != facts)
+        ]
+        for key in stale:
+            del self._adapters[key]
+        if stale:
+            self.changes += 1
+            self._adapter_epoch = unique_epoch()
+            _log.warning("adapter read anew", adapter=lora_int_id, path=lora_path)
 
     def reloaded(self) -> None:
         """The weights changed: nothing computed before is reachable any more."""
+        self.changes += 1
         self._weights_epoch = unique_epoch()
         self._adapters.clear()
         self._base = self._known(None, None)

@@ -39,10 +39,12 @@ def register() -> None:
 
 
 def _patch() -> None:
+    from vllm.lora import worker_manager
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import core
 
     from kvcustody.integrations.vllm.engine_patch import UTILITIES
+    from kvcustody.integrations.vllm.worker.loaded_adapters import noting_loads
 
     core.get_request_block_hasher = _instead_of_hashes(core.get_request_block_hasher)
     Scheduler.__init__ = _after_call(Scheduler.__init__, _govern_scheduler)
@@ -56,6 +58,9 @@ def _patch() -> None:
         core.EngineCore.release_kv_cache_memory = _before_call(
             core.EngineCore.release_kv_cache_memory, _refuse_release
         )
+    worker_manager.WorkerLoRAManager._load_adapter = noting_loads(
+        worker_manager.WorkerLoRAManager._load_adapter
+    )
     for utility in UTILITIES:
         setattr(core.EngineCore, utility.__name__, utility)
 

@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from kvcustody.allocator.external.block_sums import SumOrder
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, CopyReply
+from kvcustody.integrations.vllm.worker.loaded_adapters import LoadedAdapter
 
 if TYPE_CHECKING:
     from kvcustody.allocator.pool.block_state import Blocks
@@ -103,6 +104,7 @@ class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """What a worker did in one step; those of all workers are put together before the scheduler sees them.
 
     pending_orders: orders that are on a device still; their answers come with a later step's receipt.
+    adapters: those whose files were read.
     """
 
     step: int
@@ -110,6 +112,7 @@ class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
     pending_orders: int = 0
     compared: list[SumReply] = field(default_factory=list)
     copies: list[CopyReply] = field(default_factory=list)
+    adapters: list[LoadedAdapter] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReceipt:
         """Both workers' answers. A step has retired when the slower one says so."""
@@ -120,4 +123,5 @@ class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
             self.pending_orders + other.pending_orders,
             self.compared + other.compared,
             self.copies + other.copies,
+            self.adapters + other.adapters,
         )

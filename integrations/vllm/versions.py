@@ -72,7 +72,12 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": ("request_ids", "finished_status"),
     "vllm.v1.core.sched.scheduler:Scheduler.has_requests": (),
     "vllm.v1.core.sched.scheduler:Scheduler._connector_finished": ("request",),
+    "vllm.v1.core.sched.scheduler:Scheduler.add_request": ("request",),
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ("scheduler_output", "model_runner_output"),
+    "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache": (),
     "vllm.v1.executor.abstract:Executor.execute_model": ("scheduler_output",),
+    "vllm.lora.worker_manager:WorkerLoRAManager._load_adapter": ("lora_request",),
+    "vllm.v1.engine.core:EngineCore.collective_rpc": ("method",),
     # the model runners' `execute_model` is checked where they are loaded: `worker.first_in_step`
     "vllm.v1.engine.core:EngineCore.add_request": ("request",),
     "vllm.v1.engine.core:EngineCore.abort_requests": ("request_ids",),

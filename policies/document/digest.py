@@ -32,12 +32,14 @@ _SORTED = frozenset(
         "via",
         "kinds",
         "signals",
+        "crosses",
     }
 )
 _BY_DEFAULT = ("*",)
 _LATER: dict[str, Any] = {
     "kinds": [],
     "content": None,
+    "crosses": [],
     "signals": [],
     "learned": None,
     "limits": [],

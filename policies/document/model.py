@@ -293,6 +293,7 @@ class TenantGroup:
     from_us: int | None
     until_us: int | None
     reason: str
+    crosses: tuple[str, ...] = ()
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
@@ -309,6 +310,7 @@ class SegmentRule:
     model: str | None
     expires_us: int | None
     content: str | None = None  # the kind of content that it is
+    crosses: tuple[str, ...] = ()  # labels that may differ between its owner and a reader
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
     @property
@@ -331,6 +333,7 @@ class Grant:
     until_us: int | None
     reason: str
     group: str | None = None
+    crosses: tuple[str, ...] = ()  # labels that may differ between its owner and its reader
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
@@ -394,6 +397,10 @@ class Policy:
         known = {tenant.id for tenant in self.tenants}
         return issuers_of(self.issuers).resolve(said, known)
 
+    def openings(self) -> tuple[Grant | SegmentRule, ...]:
+        """Every grant, those that groups stand for too, and every segment."""
+        return (*self.grants, *self.group_grants(), *self.segments)
+
     def group_grants(self) -> tuple[Grant, ...]:
         """The grants that sharing groups stand for: one per ordered pair of members.
 
@@ -413,6 +420,7 @@ class Policy:
                 until_us=group.until_us,
                 reason=group.reason,
                 group=group.id,
+                crosses=group.crosses,
                 mark=group.mark,
             )
             for group in self.groups

@@ -142,6 +142,10 @@ LINT_CODES: dict[str, Code] = {
         "grant or segment without effect", "remove it, or the rule or retention that rules it out"
     ),
     "KVP714": Code("redundant grant", "remove it; another one covers it"),
+    "KVP716": Code(
+        "grant or segment that can open nothing",
+        "give its owner `scope: tenant`, name the labels in `crosses`, or remove it",
+    ),
     "KVP715": Code("unused grant or segment", "revoke it: what nobody uses need not be open"),
     "KVP721": Code("tenant that the identity provider does not know", "correct its name, or remove it"),
     "KVP722": Code(

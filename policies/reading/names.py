@@ -117,6 +117,15 @@ class DeclaredNames(KnownNames):
             self.problems.add(node.mark, "KVP414", message, hint)
         return node.text
 
+    def label_names(self, nodes: Iterable[Scalar], what: str) -> tuple[str, ...]:
+        """Names of declared labels, sorted."""
+        for node in nodes:
+            if node.text not in self.labels:
+                hint = self.problems.near(node.text, self.labels)
+                message = f"label {quote(node.text)} of {what} is not declared"
+                self.problems.add(node.mark, "KVP403", message, hint)
+        return tuple(sorted(node.text for node in nodes))
+
     def label_pairs(self, section: DocumentPart, labels: Mapping[str, Scalar]) -> Labels:
         """Label values of a tenant or a route, sorted by name."""
         for key in section.keys_of("labels"):

@@ -168,6 +168,7 @@ class TierTable(DocumentPart):
 
 _TIERS = Annotated[tuple[Annotated[Tier, choice(Tier).called("tier")], ...], _WORDS]
 _MATCH = Annotated[tuple[Annotated[Scalar, fields.NAMED.naming("labels").called("label")], ...], _WORDS]
+_CROSSES = "Labels that may differ between owner and reader; blocks of other labels are not shared"
 
 
 class OffloadTerms(DocumentPart):
@@ -357,12 +358,14 @@ class GroupEntry(DocumentPart):
     at_most: Level | None = told("Up to this classification", None)
     start_us: fields.Date = told("From this day", None, alias="from")
     until_us: fields.Date = told("Until this day, exclusive", None, alias="until")
+    crosses: _MATCH = told(_CROSSES, ())
     reason: fields.Text = told("Why they are one family", "")
 
     def _wrongs(self) -> Iterator[Wrong]:
         if self.share and self.at_most is None:
             yield Wrong("KVP302", f"{WHAT} has no field `at_most`", at=("at_most",), what=self.called)
-        unused = {"at_most": self.at_most, "from": self.start_us, "until": self.until_us}
+        unused: dict[str, object] = {"at_most": self.at_most, "from": self.start_us, "until": self.until_us}
+        unused["crosses"] = self.crosses or None
         for field in (name for name, value in unused.items() if value is not None and not self.share):
             message = f"`{field}` does not apply to {WHAT}, which does not share"
             yield Wrong("KVP306", message, at=(field,), what=self.called)
@@ -392,6 +395,7 @@ class SegmentEntry(DocumentPart):
     kind: Annotated[Scalar | None, fields.IDENTIFIER.naming("eviction/kinds").called("kind of content")] = (
         told("The kind of content that it is, of `eviction.kinds`", None)
     )
+    crosses: _MATCH = told(_CROSSES, ())
 
 
 class GrantEntry(DocumentPart):
@@ -406,6 +410,7 @@ class GrantEntry(DocumentPart):
     at_most: Level = told("Up to this classification")
     start_us: fields.Date = told("From this day; at once if left out", None, alias="from")
     until_us: fields.Date = told("Until this day, exclusive", alias="until")
+    crosses: _MATCH = told(_CROSSES, ())
     reason: fields.Text = told("Why the owner allows it")
 
     def _wrongs(self) -> Iterator[Wrong]:

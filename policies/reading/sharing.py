@@ -70,6 +70,7 @@ def _segment(names: DeclaredNames, entry: SegmentEntry, profile: Profile) -> Seg
         model=entry.model,
         expires_us=entry.expires,
         content=names.content(entry.kind, f"segment {quote(entry.id.text)}"),
+        crosses=names.label_names(entry.crosses, f"segment {quote(entry.id.text)}"),
         mark=entry.mark,
     )
 
@@ -97,6 +98,7 @@ def _grant(names: DeclaredNames, entry: GrantEntry, profile: Profile) -> Grant:
         from_us=entry.start_us,
         until_us=entry.until_us,
         reason=entry.reason,
+        crosses=names.label_names(entry.crosses, f"grant {quote(entry.id.text)}"),
         mark=entry.mark,
     )
 

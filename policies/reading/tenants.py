@@ -131,7 +131,9 @@ def build_groups(
             names.problems.add(entry.at("share"), "KVP607", message)
         level = names.level(entry.at_most, "`at_most`")
         at_most = level if entry.share else None
-        groups.append(TenantGroup(name, at_most, entry.start_us, entry.until_us, entry.reason, key.mark))
+        crosses = names.label_names(entry.crosses, what)
+        ends = (entry.start_us, entry.until_us)
+        groups.append(TenantGroup(name, at_most, *ends, entry.reason, crosses, key.mark))
     declared = {group.id for group in groups}
     for tenant in tenants if isinstance(document.node.get("groups"), MappingNode) else ():
         if tenant.group and tenant.group not in declared:

@@ -56,6 +56,11 @@ class Classifier:
                 pairs.update(rule.labels)
         return tuple(sorted(pairs))
 
+    def all_labels(self, tenant: str, own: Labels) -> Labels:
+        """Every label that some route gives the tenant's domains."""
+        _, rules = self._by_tenant.get(tenant, self._others)
+        return tuple(sorted({*own, *(pair for rule, _ in rules for pair in rule.labels)}))
+
     def _matching(self, rules: _Rules, route: str | None) -> tuple[ClassifyRule | None, ...]:
         """The route rules that match; None stands for a route that cannot be trusted."""
         if route is None or not rules:

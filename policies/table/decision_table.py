@@ -40,6 +40,7 @@ from kvcustody.policies.document.model import (
 )
 from kvcustody.policies.table.batch_decide import BatchTable
 from kvcustody.policies.table.classify import Classifier
+from kvcustody.policies.table.crossing import has_domain, uncrossed
 from kvcustody.policies.table.model import (
     DEFAULT_DENY,
     TENANT_LENGTH_MAX,
@@ -187,6 +188,14 @@ class DecisionTable:
         """The labels of a request's domains, sorted."""
         entry = self.tenant(tenant)
         return self._classifier.labels(tenant, route, () if entry is None else entry.labels)
+
+    def uncrossed(self, rule: Grant | SegmentRule, reader: str, route: str | None) -> tuple[str, ...]:
+        """Labels in which a reader's request and the owner's blocks differ, and that the rule does not name."""
+        return uncrossed(rule, self.labels(reader, route), self.labels(rule.owner, None))
+
+    def opens(self, rule: Grant | SegmentRule, reader: str, route: str | None) -> bool:
+        """Whether there is anything that a permit through this rule could let a request reuse (`crossing`)."""
+        return not self.uncrossed(rule, reader, route) and has_domain(rule, self.tenant(rule.owner))
 
     def obligations(self, tenant: str, classification: int) -> Obligations:
         """What is owed for a tenant's blocks; their end, when it is not admitted. Raises `PolicyError`."""

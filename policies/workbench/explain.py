@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 from kvcustody.policies.document.model import Action, Grant, RuleEffect, Scope, SegmentRule, Via
 from kvcustody.policies.document.problems import SourceMark
+from kvcustody.policies.table.crossing import Barriers
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 from kvcustody.policies.workbench.explain_tiers import TierAnswer, explain_tiers
@@ -106,20 +107,22 @@ def _sources(declared: Declared, request: Request) -> list[Considered]:
     """The grants and segments that fit best, at most `NEAR_MAX` of them."""
     if request.via is Via.OWN:
         return []
-    policy = declared.policy
+    policy, barriers = declared.policy, Barriers(declared.policy)
     found = [
-        Considered("grant", grant.id, "permit", _grant_failing(grant, request), grant.mark)
+        Considered("grant", grant.id, "permit", _grant_failing(grant, request, barriers), grant.mark)
         for grant in (*policy.grants, *policy.group_grants())
     ]
     found += [
-        Considered("segment", segment.id, "permit", _segment_failing(segment, request), segment.mark)
+        Considered(
+            "segment", segment.id, "permit", _segment_failing(segment, request, barriers), segment.mark
+        )
         for segment in policy.segments
     ]
     near = [entry for entry in found if len(entry.failing) <= 2]
     return sorted(near, key=lambda entry: (len(entry.failing), entry.id))[:NEAR_MAX]
 
 
-def _grant_failing(grant: Grant, request: Request) -> tuple[str, ...]:
+def _grant_failing(grant: Grant, request: Request, barriers: Barriers) -> tuple[str, ...]:
     fits = {
         "via": request.via is Via.GRANT,
         "reader": grant.reader == request.reader,
@@ -131,10 +134,10 @@ def _grant_failing(grant: Grant, request: Request) -> tuple[str, ...]:
         "until": grant.until_us is None or request.now_us < grant.until_us,
         "id": request.source in (None, grant.id),
     }
-    return tuple(term for term, fit in fits.items() if not fit)
+    return (*(term for term, fit in fits.items() if not fit), *barriers.of(grant, grant.reader))
 
 
-def _segment_failing(segment: SegmentRule, request: Request) -> tuple[str, ...]:
+def _segment_failing(segment: SegmentRule, request: Request, barriers: Barriers) -> tuple[str, ...]:
     fits = {
         "via": request.via is Via.SEGMENT,
         "tenants": segment.tenants is None or request.reader in segment.tenants,
@@ -145,7 +148,7 @@ def _segment_failing(segment: SegmentRule, request: Request) -> tuple[str, ...]:
         "expires": segment.expires_us is None or request.now_us < segment.expires_us,
         "id": request.source in (None, segment.id),
     }
-    return tuple(term for term, fit in fits.items() if not fit)
+    return (*(term for term, fit in fits.items() if not fit), *barriers.of(segment, request.reader))
 
 
 def _nearest(table: DecisionTable, declared: Declared, request: Request) -> Nearest | None:
@@ -196,13 +199,27 @@ def _say(table: DecisionTable, request: Request, term: str) -> str:
     return str(request.data(table.policy.classifications)[_word(term)])
 
 
+def _without_effect(table: DecisionTable, request: Request, decision: Decision) -> str:
+    """What keeps all that permits it from opening anything to a request, where that is so."""
+    if request.via is Via.OWN:
+        return ""
+    policy, barriers = table.policy, Barriers(table.policy)
+    rules = {rule.id: rule for rule in policy.openings()}
+    named = [rules[reason] for reason in decision.reasons if reason in rules]
+    closed = [why for rule in named if (why := barriers.of(rule, request.reader))]
+    if closed and len(closed) == len(named):
+        return f", and opens nothing: {'; '.join(dict.fromkeys(chain(*closed)))}"
+    labels = {name for rule in named for name in table.uncrossed(rule, request.reader, None)}
+    return f", on routes where its labels `{'`, `'.join(sorted(labels))}` are its owner's" if labels else ""
+
+
 def _summary(
     table: DecisionTable, declared: Declared, request: Request, decision: Decision, nearest: Nearest | None
 ) -> str:
     """One line: what decided."""
     named = ", ".join(decision.reasons)
     if decision.permitted:
-        return f"permitted by {named}"
+        return f"permitted by {named}{_without_effect(table, request, decision)}"
     for tenant in (request.reader, request.owner):
         if table.tenant(tenant) is None and tenant not in FRESH:
             return f"denied: tenant {tenant} is not in the policy, and there is no `tenants.default`"

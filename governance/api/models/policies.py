@@ -87,6 +87,8 @@ _CONSENT = {
         "from": "2026-01-01",
         "until": "2027-03-31",
         "content": "",
+        "labels": [],
+        "without_effect": "",
     },
 }
 
@@ -230,6 +232,8 @@ class ConsentScope(Model):
     from_: Annotated[str, Field(alias="from")]
     until: str
     content: str
+    labels: list[str]
+    without_effect: str
 
 
 class Consent(Model):

@@ -9,20 +9,26 @@
 4. Steps that stay in flight (async batching) are fenced; a fence retires when its step's results have been read.
    Their tokens are still being computed when their blocks are given: such blocks are never published.
 5. A request that could not even run alone is refused at once: no waiting would change that.
+6. What the model's parameters are is looked at once a step, before its first admission: their places and the counts of
+   writes to them. Where those changed, whatever is admitted from then on has keys of its own (`weights_changed`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import structlog
+import torch
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.identity.content_digest import unique_epoch
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.integrations.transformers.batching.block_memory import EngineBlocks
 from kvcustody.integrations.transformers.batching.kv_events import BatchingBlockEvents
@@ -39,6 +45,7 @@ RETRY_US, RETRY_STEPS = (
 )  # a deferred request asks again after a release, this long or this many steps
 TRASH_EVERY_US = 500_000
 IN_FLIGHT_STEPS = 2  # async batching: the step being prepared is the second one after the last that was read
+_log = structlog.get_logger(__name__)
 
 
 class BatchCustody:
@@ -53,7 +60,9 @@ class BatchCustody:
         *,
         is_sharing: bool,
         is_async: bool,
+        parameters: Callable[[], Iterable[torch.Tensor]] = tuple,
     ) -> None:
+        """`parameters`: those of the model that runs, as they are now."""
         self.governor = governor
         self.blocks = blocks
         self.turn = Turn(blocks.memories)
@@ -62,6 +71,9 @@ class BatchCustody:
         self.is_async = is_async
         self.events: BatchingBlockEvents | None = None
         self._model = model
+        self._parameters = parameters
+        self._parameters_seen = _writes(parameters())
+        self._looked_at = -1  # the last step that did
         self._claims = claims
         self._claimed: dict[str, RequestClaim] = {}
         self._asked_us: dict[str, int] = {}
@@ -97,6 +109,8 @@ class BatchCustody:
         now_us = self.governor.clock.now_us()
         if waits is not None and self._must_still_wait(waits, now_us):
             return None
+        if self._looked_at != self._steps:
+            self._look_at_weights()
         claim = self._claimed[request_id]
         outcome = self.governor.admit(
             claim.principal,
@@ -123,6 +137,18 @@ class BatchCustody:
             return self.governor.too_large(request_id, plan.tenant, needed, most)
         self._record(request_id, outcome, claim, plan, len(tokens))
         return outcome
+
+    def _look_at_weights(self) -> None:
+        self._looked_at = self._steps
+        writes = _writes(self._parameters())
+        if writes != self._parameters_seen:
+            self._parameters_seen = writes
+            self.weights_changed()
+
+    def weights_changed(self) -> None:
+        """Nothing that was computed before is found by what is admitted from now on."""
+        self._model = replace(self._model, weights_epoch=unique_epoch())
+        _log.warning("weights changed", **self._model.named())
 
     def _must_still_wait(self, waits: tuple[int, int, int], now_us: int) -> bool:
         releases, steps, until_us = waits
@@ -229,6 +255,8 @@ class BatchCustody:
 
     def inherit(self, parent_id: str, child_ids: Iterable[str]) -> None:
         """Children run on their parent's behalf, whether they fork now or are queued."""
+        child_ids = tuple(child_ids)
+        self._claims.keep_open(parent_id, child_ids)
         claim, rewrites = self.records[parent_id].claim, self.blocks.are_rewritten
         for child_id in child_ids:
             self._claimed[child_id] = claim.private() if rewrites else claim
@@ -326,3 +354,8 @@ class BatchCustody:
             for manager in self.governor.managers
             for account in manager.accounts.values()
         )
+
+
+def _writes(parameters: Iterable[torch.Tensor]) -> int:
+    """Where parameters lie and how often each was written in place, as one number."""
+    return hash(tuple((one.data_ptr(), 0 if one.is_inference() else one._version) for one in parameters))

@@ -99,7 +99,7 @@ class GovernedBatching:
         check_config(model, config, model_identity.block_tokens)
         registry: dict[str, Any] = SCHEDULER_MAPPING
         registry[self._scheduler_name] = scheduler_for(
-            config.scheduler_type, self._install, self._deliver_failure
+            config.scheduler_type, self._install, self._deliver_failure, self._end_id
         )
         config.scheduler_type = self._scheduler_name
         try:
@@ -129,7 +129,7 @@ class GovernedBatching:
         manager = GovernedManager(
             model=self.model, generation_config=chosen, continuous_batching_config=config
         )
-        manager.claims = self.claims
+        manager.bind_ids(self.claims)
         check_ranks(manager.distributed_helper.tp_size)
         return manager
 
@@ -155,6 +155,7 @@ class GovernedBatching:
             self.claims,
             is_sharing=cache.use_prefix_sharing,
             is_async=bool(self.manager.continuous_batching_config.use_async_batching),
+            parameters=lambda: self.model.state_dict(keep_vars=True).values(),
         )
         self._events = self.custody.events = open_events(
             self._publisher, governor, self._worker, self._settings
@@ -172,6 +173,9 @@ class GovernedBatching:
 
     def _deliver_failure(self, state: Any, error: Exception) -> None:
         self.manager.output_router.fail_and_deliver(state, error)
+
+    def _end_id(self, name: str) -> None:
+        self.manager.end(name)
 
     @property
     def worker(self) -> Worker | None:
@@ -192,7 +196,7 @@ class GovernedBatching:
         """State whose the next request with this id is, before `manager.add_request` is called with it.
 
         `trace`: the W3C trace id that it came with. Raises `IdentityError` where that is none, and where the id is
-        claimed already or poses as a forked child.
+        claimed or in use already or poses as a forked child.
         """
         self.claims.file(
             request_id, RequestClaim(principal, route, hints, trace=check_trace(trace) if trace else "")
@@ -222,8 +226,8 @@ class GovernedBatching:
     ) -> str:
         """Queue a request on behalf of `principal`; returns its id. `options`: those of the engine's `add_request`.
 
-        Raises `IdentityError` for an id that is claimed or a trace that is none, `HandleError` where the engine takes
-        no requests.
+        Raises `IdentityError` for an id that is claimed or in use or a trace that is none, `HandleError` where the
+        engine takes no requests.
         """
         with self.acting(principal, route=route, hints=hints, trace=trace):
             added = self.manager.add_request(list(input_ids), request_id, **options)
@@ -274,6 +278,11 @@ class GovernedBatching:
     def call(self, command: Callable[[Governor], T], timeout_seconds: float | None = 10.0) -> T:
         """Run `command` where the Governor is used, at the next step, and return its answer. Thread-safe."""
         return self.custody.governor.call(command).result(timeout_seconds)
+
+    def weights_changed(self) -> None:
+        """Weights were changed where no count of writes shows it (`.data`, a kernel): nothing of before is reused."""
+        with self.custody.turn:
+            self.custody.weights_changed()
 
     def erase(self, selector: Selector) -> ErasureResult:
         """End all custody of a selector; its running requests fail with an error that says so."""

@@ -1,18 +1,27 @@
-"""The engine's manager, governed: it keeps its cache in custody across sessions and files a claim with each request."""
+"""The engine's manager, governed: it keeps its cache in custody across sessions and files a claim with each request.
+
+1. An id is its owner's (`request_claims`): its results, its handler and its cancellation too. It is free again when its
+   last result was taken from the queue, when its handler had it, or when it was cancelled.
+2. An id that nobody chose cannot be guessed, so nobody can be in its way.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
+from queue import Queue
+from time import monotonic
 from typing import Any
 
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
-from kvcustody.errors import ConfigError, HandleError
+from kvcustody.errors import ConfigError, HandleError, IdentityError
 from kvcustody.integrations.transformers.batching.request_claims import (
+    CANCEL_MARK,
     CHILD_MARK,
     RequestClaim,
     RequestClaims,
@@ -30,6 +39,36 @@ def _announced(capture: Callable[..., None]) -> Callable[..., None]:
             capture(*args, **kwargs)
 
     return capture_graph
+
+
+class ResultQueue(Queue[Any]):
+    """The engine's queue of results: whoever takes a final one frees its id."""
+
+    def __init__(self, claims: RequestClaims) -> None:
+        super().__init__()
+        self._claims = claims
+
+    def _get(self) -> Any:
+        return self._taken(super()._get())
+
+    def _taken(self, result: Any) -> Any:
+        if result.is_finished():
+            self._claims.end(result.request_id)
+        return result
+
+    def find(self, request_id: str, timeout_seconds: float | None) -> Any:
+        """The first result of this id, while all others stay; None where none comes in time."""
+        until = None if timeout_seconds is None else monotonic() + timeout_seconds
+        with self.not_empty:
+            while True:
+                for at, result in enumerate(self.queue):
+                    if result.request_id == request_id:
+                        del self.queue[at]
+                        return self._taken(result)
+                left = None if until is None else until - monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self.not_empty.wait(left)
 
 
 class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-ignore]
@@ -58,18 +97,66 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
                 "this transformers records CUDA graphs in a place that is not known; set `use_cuda_graph=False`"
             )
 
+    def bind_ids(self, claims: RequestClaims) -> None:
+        """From now on ids are their owners'. Call it before the first request (rule 1, rule 2)."""
+        self.claims = claims
+        self.output_router.output_queue = ResultQueue(claims)
+        self._request_counter = secrets.randbelow(1 << 62)
+
     def add_request(
         self, input_ids: list[int], request_id: str | None = None, *rest: Any, **options: Any
     ) -> str | None:
-        """The engine's `add_request`; inside `GovernedBatching.acting` the request is that principal's."""
-        claim = ACTING.get()
-        if claim is not None:
-            request_id = request_id or f"req_{secrets.token_hex(8)}"
-            self.claims.file(request_id, claim)
-        added: str | None = super().add_request(input_ids, request_id, *rest, **options)
-        if added is None and claim is not None and request_id is not None:
-            self.claims.withdraw(request_id)
+        """The engine's `add_request`; inside `GovernedBatching.acting` the request is that principal's.
+
+        Raises `IdentityError` where the id is claimed or in use: nothing is queued then.
+        """
+        request_id = request_id or f"req_{secrets.token_hex(8)}"
+        self.claims.enter(request_id, ACTING.get())
+        added: str | None = None
+        try:
+            added = super().add_request(input_ids, request_id, *rest, **options)
+        finally:
+            if added is None:
+                self.end(request_id)
         return added
+
+    def end(self, name: str) -> None:
+        """A request is over without a result that anybody takes."""
+        with self.output_router._lock:
+            self.output_router.result_handlers.pop(name, None)
+        self.claims.end(name)
+
+    def register_result_handler(self, request_id: str, callback: Callable[[Any], object]) -> None:
+        """The engine's, for whoever acts. Raises `IdentityError` where the id is another's, or in use already."""
+        claim = ACTING.get()
+        if CHILD_MARK not in request_id:
+            self.claims.reserve(request_id, None if claim is None else claim.principal)
+        elif self.claims.is_others(request_id, claim):
+            raise IdentityError(f"request id `{request_id}` is in use", field="request_id")
+
+        def handed_over(result: Any) -> None:
+            callback(result)
+            if result.is_finished():  # behind the engine's own end of the handler
+                asyncio.get_running_loop().call_soon(self.claims.end, request_id)
+
+        super().register_result_handler(request_id, handed_over)
+
+    def cancel_request(self, request_id: str) -> None:
+        """The engine's; nothing happens where whoever acts is not the id's owner."""
+        if not self.claims.is_others(request_id, ACTING.get()):
+            self.claims.keep_open(request_id, (CANCEL_MARK + request_id,))
+            super().cancel_request(request_id)
+
+    def get_result(self, request_id: str | None = None, timeout: float | None = None) -> Any:
+        """The engine's; None where whoever acts is not the id's owner."""
+        if request_id is None:
+            return super().get_result(timeout=timeout)
+        if self.claims.is_others(request_id, ACTING.get()):
+            return None
+        results = self.output_router.output_queue
+        assert isinstance(results, ResultQueue), "bound before the first request"
+        has_ended = self._generation_thread is None or self.background_thread_status.fatal_error is not None
+        return results.find(request_id, 0 if results.empty() and has_ended else timeout)
 
     def collect(self, ids: Sequence[str]) -> dict[str, Any]:
         """Wait for the results of these requests and of their forks; forks come before their parent.

@@ -1,9 +1,11 @@
 """Who a request id belongs to (`RequestClaims`), and what the adapter remembers of an admitted one (`RequestRecord`).
 
-A claim is stated before the request enters the engine, and consumed once by it.
+A claim is stated before the request enters the engine, and consumed once by it. The engine knows a request, its
+children, its handler and its results by an id that its client chose, so:
 
-1. An id has at most one claim, and a claim serves one request: a second request under the id has none.
-2. A forked child inherits by being forked; an id that merely looks like a child's inherits nothing.
+1. An id is one request's of one principal until its last result was handed over (`end`). Whoever asks for it meanwhile
+   is refused before anything is queued, and leaves nothing.
+2. A forked child inherits by being forked, and keeps its parent's id in use. No client may choose a child's id.
 3. A request without a claim is nobody's: it is admitted for the anonymous principal, and its blocks can be found by
    no other request, whatever the policy shares. A policy that admits no such tenant refuses it.
 4. `reported_tokens <= room_tokens`; the latter is what its block table holds: a token beyond it waits for a block.
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kvcustody.allocator.manager.block_manager import BlockManager
@@ -29,6 +31,7 @@ from kvcustody.tenants import OWN
 
 ANONYMOUS = Principal(OWN, TenantId("anonymous"))
 CHILD_MARK = "__child#"
+CANCEL_MARK = "cancel "  # before an id: its cancellation, which the engine has yet to carry out
 _NOTHING: Mapping[int, bytes] = {}
 
 
@@ -53,27 +56,92 @@ class RequestClaim(NamedTuple):
         return self._replace(extras={0: frame(nonce)})
 
 
+class _UsedId:
+    """An id in use: `open_names` are the request, its children and cancellations that are not over yet."""
+
+    __slots__ = ("open_names", "owner")
+
+    def __init__(self, owner: Principal | None) -> None:
+        self.owner = owner
+        self.open_names: set[str] = set()
+
+
 class RequestClaims:
-    """Claims that wait for their request. Any thread may file; the engine's thread takes."""
+    """Whose ids are, and claims that wait for their request. Any thread may call; the engine's thread takes."""
 
     def __init__(self, anonymous: Principal = ANONYMOUS) -> None:
         self._anonymous = RequestClaim(anonymous)
         self._waiting: dict[str, RequestClaim] = {}
+        self._used: dict[str, _UsedId] = {}
         self._lock = threading.Lock()
 
     def file(self, request_id: str, claim: RequestClaim) -> None:
-        """State whose `request_id` is. Raises `IdentityError` where it is claimed, or poses as a child."""
-        if CHILD_MARK in request_id:
-            raise IdentityError(f"request id `{request_id}` poses as a forked child", field="request_id")
+        """State whose the next request with this id is.
+
+        Raises `IdentityError` where the id is claimed or in use, or poses as a child.
+        """
         with self._lock:
-            if request_id in self._waiting:
-                raise IdentityError(f"request id `{request_id}` is claimed already", field="request_id")
+            self._check_free(request_id, claim.principal)
             self._waiting[request_id] = claim
 
-    def withdraw(self, request_id: str) -> None:
-        """Forget a claim whose request never entered."""
+    def enter(self, request_id: str, claim: RequestClaim | None) -> None:
+        """A request is about to be queued, under the claim that was filed for it where it brings none.
+
+        Raises `IdentityError` as `file` does.
+        """
         with self._lock:
-            self._waiting.pop(request_id, None)
+            filed = self._waiting.get(request_id) if claim is None else None
+            owner = claim or filed
+            self._check_free(
+                request_id, None if owner is None else owner.principal, is_filed=filed is not None
+            )
+            used = self._used.setdefault(request_id, _UsedId(None if owner is None else owner.principal))
+            used.open_names.add(request_id)
+            if claim is not None:
+                self._waiting[request_id] = claim
+
+    def reserve(self, request_id: str, principal: Principal | None) -> None:
+        """Results of this id go to `principal`'s handler: until `end`, the id is in use by nobody else.
+
+        Raises `IdentityError` as `file` does.
+        """
+        with self._lock:
+            self._check_free(request_id, principal)
+            self._used.setdefault(request_id, _UsedId(principal))
+
+    def _check_free(self, request_id: str, principal: Principal | None, *, is_filed: bool = False) -> None:
+        if CHILD_MARK in request_id:
+            raise IdentityError(f"request id `{request_id}` poses as a forked child", field="request_id")
+        used = self._used.get(request_id)
+        if used is not None and (used.open_names or used.owner != principal):
+            raise IdentityError(f"request id `{request_id}` is in use", field="request_id")
+        if request_id in self._waiting and not is_filed:
+            raise IdentityError(f"request id `{request_id}` is claimed already", field="request_id")
+
+    def keep_open(self, request_id: str, names: Iterable[str]) -> None:
+        """Children are forked, or a cancellation is on its way: the id stays in use until each of these has ended."""
+        with self._lock:
+            used = self._used.get(request_id.partition(CHILD_MARK)[0])
+            if used is not None and used.open_names:
+                used.open_names.update(names)
+
+    def end(self, name: str) -> None:
+        """The last result of a request or child was handed over, or it has none; twice changes nothing."""
+        request_id = name.partition(CHILD_MARK)[0].removeprefix(CANCEL_MARK)
+        with self._lock:
+            if name == request_id:
+                self._waiting.pop(name, None)
+            used = self._used.get(request_id)
+            if used is not None:
+                used.open_names.discard(name)
+                if not used.open_names:
+                    del self._used[request_id]
+
+    def is_others(self, request_id: str, claim: RequestClaim | None) -> bool:
+        """Whether an id in use is not of whoever acts under this claim; without a claim it is the server who acts."""
+        with self._lock:
+            used = self._used.get(request_id.partition(CHILD_MARK)[0])
+            return claim is not None and used is not None and used.owner != claim.principal
 
     def take(self, request_id: str) -> RequestClaim:
         """The claim of a request that enters now; a private one of nobody's where there is none (rule 3)."""

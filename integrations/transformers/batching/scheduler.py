@@ -25,6 +25,7 @@ from kvcustody.integrations.transformers.batching.custody import (
     IN_FLIGHT_STEPS,
     BatchCustody,
 )
+from kvcustody.integrations.transformers.batching.request_claims import CANCEL_MARK
 
 BASES = {"fifo": FIFOScheduler, "prefill_first": PrefillFirstScheduler}
 
@@ -34,6 +35,7 @@ class GovernedScheduler:
 
     install: ClassVar[Callable[[Any], BatchCustody]]
     deliver_failure: ClassVar[Callable[[RequestState, Exception], None]]
+    end_id: ClassVar[Callable[[str], None]]  # of a request or cancellation that has no result
 
     cache: Any
     safety_margin: float
@@ -73,11 +75,15 @@ class GovernedScheduler:
     def clear_cancelled_requests(self) -> list[RequestState]:
         """Once per turn of the engine's loop: cancellations, then what time and other threads ask for (rule 4)."""
         with self.custody.turn:
-            for request_id in self._requests_to_cancel:
+            asked_for = list(self._requests_to_cancel)
+            for request_id in asked_for:
                 asked_us = self._cancelled_us.pop(request_id, None)
                 self.custody.release(request_id, "aborted", asked_us=asked_us)
                 self.custody.forget(request_id)
             cancelled: list[RequestState] = super().clear_cancelled_requests()  # type: ignore[misc]
+            without_result = [state.request_id for state in cancelled]
+            for name in (*without_result, *(CANCEL_MARK + request_id for request_id in asked_for)):
+                type(self).end_id(name)
             for request_id in self.custody.tick():
                 self._fail(request_id, HandleError(f"request `{request_id}` was ended by policy or erasure"))
             return cancelled
@@ -211,10 +217,16 @@ def scheduler_for(
     kind: str,
     install: Callable[[Any], BatchCustody],
     deliver_failure: Callable[[RequestState, Exception], None],
+    end_id: Callable[[str], None],
 ) -> type[GovernedScheduler]:
     """A scheduler class for the engine's registry. Raises `ConfigError` for a kind that is not the engine's own."""
     base = BASES.get(kind)
     if base is None:
         raise ConfigError(f"scheduler `{kind}` is not governed; use one of {', '.join(BASES)}", kind=kind)
-    members = {"install": staticmethod(install), "deliver_failure": staticmethod(deliver_failure)}
+    calls: dict[str, Callable[..., Any]] = {
+        "install": install,
+        "deliver_failure": deliver_failure,
+        "end_id": end_id,
+    }
+    members: dict[str, Any] = {name: staticmethod(call) for name, call in calls.items()}
     return type(f"Governed{base.__name__}", (GovernedScheduler, base), members)

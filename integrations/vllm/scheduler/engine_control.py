@@ -78,6 +78,10 @@ class VllmControl:
         for request_id in now:
             self._end(request_id, cause, status)
 
+    def end_behind_step(self, request_ids: Sequence[str], cause: str, status: RequestStatus) -> None:
+        """End these requests right after the step that vLLM is scheduling."""
+        self._later.update((one, (cause, status)) for one in request_ids)
+
     def after_step(self) -> None:
         """The step has been built and run: end what had to wait for it."""
         self.building = ()

@@ -46,6 +46,7 @@ class GovernedRequest:
         "hit_blocks",
         "keyed_tokens",
         "model",
+        "model_changes",
         "planned",
         "principal",
         "publishes",
@@ -73,12 +74,14 @@ class GovernedRequest:
         extras: Extras,
         groups: int,
         trace: str = "",
+        model_changes: int = 0,
     ) -> None:
         self.request = request
         self.request_id = request.request_id
         self.principal = principal
         self.hints = hints
         self.model = model
+        self.model_changes = model_changes  # known when it was told which model it runs on
         self.extras = extras
         self.trace = trace
         self.residency: ExternalResidency | None = None

@@ -9,7 +9,8 @@ One step, in the order of vLLM's calls:
 
 1. A request's token is taken from it on arrival, verified, and kept nowhere: no event, log or hash of vLLM's ever
    sees it. Without a valid one the request runs, reads nothing and publishes nothing. Hints that an orchestrator gave
-   it are dropped, and its session is bound to its owner, however it came here: neither moves or keeps a block.
+   it are dropped, and its session is bound to its owner, however it came here: neither moves or keeps a block. An id
+   in use is no other request's: who comes under it has nothing queued, and no answer.
 2. A request that must wait is answered `(None, False)`: vLLM skips it alone. It never waits in `allocate_slots`,
    where it would stall or preempt others.
 3. A step's order leaves with the step, after everything that the step moved was reported to the port.
@@ -21,6 +22,7 @@ One step, in the order of vLLM's calls:
    (`scheduler_tiers`).
 7. A request that ends while a connector beside ours loads it has its blocks until that load is over, whatever the
    connector says of its saves: LMCache's says at once that they are over (https://github.com/LMCache/LMCache/pull/4939).
+8. vLLM takes failed loads out first, then attaches the others: what a load outlasted is told as failed before that.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request
 
     from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -134,7 +136,8 @@ class SchedulerSide:
         opened = self._opened = opening.open_custody(self.settings, plan, self.control)
         self.port = state.port = opened.port
         self.port.count_tokens(state.tokens_of)
-        self._models = Models(self._config, block_tokens)
+        self._models = state.models = Models(self._config, block_tokens)
+        state.admit_again = self.admit_again
         self.timer = WakeTimer(opened.clock, self.control.wake)
         governed_pool(manager.block_pool, state)
         governed_manager(manager, state)
@@ -219,7 +222,11 @@ class SchedulerSide:
             self._open_salts(scheduler.vllm_config)
             scheduler._free_request = self._noting_loads(scheduler._free_request)
         self.control.scheduler = scheduler
+        scheduler.add_request = self._without_used_ids(scheduler)
+        scheduler.reset_prefix_cache = self._with_new_keys(scheduler.reset_prefix_cache)
         scheduler.defer_block_free = False
+        if self.tiers is not None:
+            scheduler.update_from_output = self._without_late_loads(scheduler.update_from_output)
 
     def _open_salts(self, config: VllmConfig) -> None:
         """A connector beside ours gets salts of domains; the settings say where others find whose they are.
@@ -257,6 +264,22 @@ class SchedulerSide:
 
         return noted
 
+    def _without_late_loads(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        """Stands for `Scheduler.update_from_output`: of what was loaded, what is due by now was not (rule 8)."""
+
+        def updated(scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+            output = model_runner_output.kv_connector_output
+            receipt = None if output is None else output.kv_connector_worker_meta
+            if isinstance(receipt, StepReceipt) and receipt.copies and self.tiers is not None:
+                late = self.tiers.drop_late(receipt.copies)
+                if late.blocks:
+                    output.invalid_block_ids = late.blocks | (output.invalid_block_ids or set())
+                if late.requests:
+                    output.failed_recving = late.requests | (output.failed_recving or set())
+            return update(scheduler_output, model_runner_output)
+
+        return updated
+
     def keep_loading(self, output: KVConnectorOutput) -> None:
         """What the workers' connectors say is over, less saves of requests that are loaded still, or gone (rule 7)."""
         scheduler = self.control.scheduler
@@ -270,6 +293,34 @@ class SchedulerSide:
         self.control.engine = engine
 
     # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _without_used_ids(self, scheduler: Scheduler) -> Callable[[Request], Any]:
+        """Stands for `Scheduler.add_request`, which takes a second request of an id for the first one's next input.
+
+        It is dropped unless its owner is the first one's: any answer under the id would reach that one's client.
+        """
+        add = scheduler.add_request
+
+        def added(request: Request) -> Any:
+            first = scheduler.requests.get(request.request_id)
+            if first is not None and not self._continues(first, request):
+                self.port.attempts.note("id-in-use")
+                _log.error(
+                    "request dropped", request=request.request_id, reason="its id is another request's"
+                )
+                return None
+            return add(request)
+
+        return added
+
+    def _continues(self, first: Request, request: Request) -> bool:
+        """Whether `request` is further input of a session of vLLM's that began with `first`."""
+        governed, verified = governed_request(first), self._verify(request)
+        if getattr(first, "streaming_queue", None) is None or governed is None:
+            return False
+        if isinstance(verified, VerifiedToken):
+            return verified.principal == governed.principal
+        return verified.reason == "missing"
 
     def on_new_request(self, request: Request) -> None:
         """Who a request is from (rule 1), and what it may ever do."""
@@ -287,7 +338,8 @@ class SchedulerSide:
         if extras.unkeyed is not None:
             _log.info("not reusable", request=request.request_id, reason=extras.unkeyed)
         model = self._models.of(request.lora_request)
-        governed = GovernedRequest(request, principal, hints, model, extras, len(self.state.groups), trace)
+        groups, changes = len(self.state.groups), self._models.changes
+        governed = GovernedRequest(request, principal, hints, model, extras, groups, trace, changes)
         setattr(request, ATTRIBUTE, governed)
         request.block_hashes = []
         request._block_hasher = None
@@ -330,7 +382,7 @@ class SchedulerSide:
         assert self._opened is not None
         return self._opened.tokens.verify(salt, _take(request, TRANSFER))
 
-    def _admit(self, governed: GovernedRequest) -> None:
+    def _admit(self, governed: GovernedRequest, *, is_scheduling: bool = False) -> None:
         request = governed.request
         tokens = request._all_token_ids
         try:
@@ -351,9 +403,24 @@ class SchedulerSide:
             answer = AdmissionRefused(request.request_id, error.message)
         if isinstance(answer, AdmissionRefused):
             _log.error("request refused", request=request.request_id, reason=answer.reason)
-            self.control.end([request.request_id], answer.reason, RequestStatus.FINISHED_ERROR)
+            end = self.control.end_behind_step if is_scheduling else self.control.end
+            end([request.request_id], answer.reason, RequestStatus.FINISHED_ERROR)
         else:
             governed.residency = answer
+            governed.reported_tokens = len(tokens)
+
+    def admit_again(self, governed: GovernedRequest) -> None:
+        """Weights or adapters have changed since a request came, which waits: it is admitted for what is loaded now.
+
+        It has no blocks. Where it is refused by now, it ends behind this step.
+        """
+        governed.model_changes = self._models.changes
+        model, residency = self._models.of(governed.request.lora_request), governed.residency
+        if residency is None or model == governed.model:
+            return
+        self.port.release(residency, "preempted")
+        governed.model, governed.residency = model, None
+        self._admit(governed, is_scheduling=True)
 
     def _asked_us(self, request: Request) -> int:
         """When the client's request reached vLLM, in boot time: it may have waited for its turn since."""
@@ -450,6 +517,8 @@ class SchedulerSide:
     def receive(self, receipt: StepReceipt | None) -> None:
         """What the workers did in one step; the step has retired."""
         if receipt is not None:
+            for adapter in receipt.adapters:
+                self._models.read_by_worker(*adapter)
             self.port.retire(receipt.step)
             if receipt.answers:
                 self.state.deferred.record_scrub_replies(receipt.answers)
@@ -473,6 +542,15 @@ class SchedulerSide:
         return (
             self.port.has_work()
         )  # a command that came meanwhile woke the timer before it was armed for later
+
+    def _with_new_keys(self, reset: Callable[..., Any]) -> Callable[..., Any]:
+        """Stands for `Scheduler.reset_prefix_cache`, which leaves what tiers and other connectors have."""
+
+        def done(*given: Any, **named: Any) -> Any:
+            self.reset()
+            return reset(*given, **named)
+
+        return done
 
     def reset(self) -> bool:
         """The engine's caches are dropped, as after new weights: nothing computed before may be reached."""

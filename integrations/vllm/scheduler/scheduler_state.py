@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.governance.tiers.scope_salts import ScopeSalts
+    from kvcustody.integrations.vllm.model_identity import Models
     from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
     from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
 
@@ -80,6 +81,8 @@ class SchedulerState:
         self.deferred = DeferredCalls(self.groups, self._null, self._insert_pending, simple=self.simple)
         self.evictor = Evictor(self.pool, self.deferred, self.caused)
         self.make_room: Callable[[int], None] = self.evictor.make_room
+        self.models: Models
+        self.admit_again: Callable[[GovernedRequest], None]
         self._port: EnginePort
 
     @property
@@ -100,6 +103,8 @@ class SchedulerState:
     def begin_look_up(self, request: Request) -> bool:
         """Ask the port what `request` may read now; False where that is nothing, or where it must wait."""
         governed = self._mine(request)
+        if governed.model_changes != self.models.changes:
+            self.admit_again(governed)
         residency = governed.residency
         governed.hit_blocks = (0,) * len(self.groups)
         governed.readable_tokens = 0

@@ -15,7 +15,8 @@
    and no later than their ceiling. What comes back carries both, and so does what is computed from it.
    Blocks that a grant opened neither leave nor come back for their reader. What it computes behind them is its own,
    under keys that go through theirs: it is found again behind those blocks, attached, and nowhere else.
-3. A request that waits for a load holds its blocks. One whose load failed once computes.
+3. A request that waits for a load holds its blocks. One whose load failed once computes. What is due when the engine
+   takes it has not come (`drop_late`).
 4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier. A load is made
    where that is expected to be faster than computing, by what loads took from their request's blocks to the answer. A
    request in a hurry tries nothing: a worker reads an object for nobody instead, once in a while.
@@ -43,7 +44,7 @@ from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.seal_keys import SealKeys
-from kvcustody.governance.tiers.tier import CopyCounts, Restored
+from kvcustody.governance.tiers.tier import CopyCounts, Restored, in_time
 from kvcustody.governance.tiers.tier_link import (
     Moved,
     Outcome,
@@ -120,6 +121,13 @@ class _Storing(NamedTuple):
 
     moved: Moved
     choice: TransferChoice
+
+
+class LateBlocks(NamedTuple):
+    """Loaded blocks of copies that are due by now, or requests of which vLLM attaches all blocks or none."""
+
+    blocks: set[int]
+    requests: set[str]
 
 
 class TierCount(NamedTuple):
@@ -538,6 +546,23 @@ class SchedulerTiers:
         return any(loading.governed is governed for loading, _ in self._loads.values())
 
     # -- answers --------------------------------------------------------------------------------------------------
+
+    def drop_late(self, replies: list[CopyReply]) -> LateBlocks:
+        """Take out of these replies what is due by now, before the engine attaches it; `receive` gets what is left."""
+        late, now_us = LateBlocks(set(), set()), self._port.clock.now_us()
+        for at, reply in enumerate(replies):
+            if reply.number not in self._loads:
+                continue
+            loading, _ = self._loads[reply.number]
+            restored = tuple(in_time(reply.restored, now_us))
+            if restored == reply.restored:
+                continue
+            replies[at] = reply._replace(restored=restored)
+            if len(self._groups) > 1:  # vLLM computes all of it
+                late.requests.add(loading.governed.request_id)
+            else:
+                late.blocks.update(loading.blocks[sum(one.blocks for one in restored) :])
+        return late
 
     def receive(self, replies: Sequence[CopyReply]) -> None:
         """What workers did."""

@@ -7,7 +7,8 @@
 1. A step waits for copies into locked buffers alone. Sealing, opening and stores are done on a thread for each tier,
    in the order of the jobs.
 2. What was copied aside is zeroed when its job is over, whatever happened.
-3. A load that fails fills nothing of what it could not open; its blocks are told as failed, and vLLM computes them.
+3. A load that fails fills nothing of what it could not open; its blocks are told as failed, and vLLM computes them. So
+   are those of a copy that is due when they are told.
 4. Keys come from this process's own access to the keyring, which is read again when its file has changed.
 5. What is due ends by the thread's own clock, also when no step comes.
 6. A scan has the thread compare the store with the index between two jobs: what a job made is in both by then.
@@ -53,6 +54,7 @@ from kvcustody.governance.tiers.tier import (
     SealedTier,
     TierShare,
     TierTerms,
+    in_time,
 )
 from kvcustody.governance.tiers.tier_rules import NOT_HERE
 from kvcustody.governance.worker.plugins import open_root_key
@@ -129,6 +131,7 @@ class WorkerTiers:
         software: what else a block's bytes depend on. groups: layer groups, each of which is stored by itself.
         """
         self._blocks = BlockBytes(memory)
+        self._clock = clock
         self._shard = shard
         self._results: deque[CopyReply] = deque()
         self._later: list[CopyJob] = []
@@ -234,6 +237,7 @@ class WorkerTiers:
             reply = self._results.popleft()
             job = self._loading.pop(reply.number, None)
             if job is not None:
+                reply = reply._replace(restored=tuple(in_time(reply.restored, self._clock.now_us())))
                 come = sum(one.blocks for one in reply.restored)
                 missing = [block for part in job.parts for block in part.blocks][come:]
                 if not job.together:

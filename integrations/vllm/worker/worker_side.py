@@ -32,6 +32,7 @@ from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt, SumReply
 from kvcustody.integrations.vllm.tiers.worker_tiers import WorkerTiers
 from kvcustody.integrations.vllm.worker.kv_layout import CacheViews, block_tensors
+from kvcustody.integrations.vllm.worker.loaded_adapters import take_loaded
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.streams import Streams
 
@@ -136,7 +137,7 @@ class WorkerSide:
         answers, self._answers = self._answers, []
         compared, self._compared = self._compared, []
         copies = self.tiers.replies() if self.tiers is not None else []
-        return StepReceipt(self._step, answers, len(self._in_flight), compared, copies)
+        return StepReceipt(self._step, answers, len(self._in_flight), compared, copies, take_loaded())
 
     def _sum(self, order: SumOrder) -> None:
         memory = self.memory

@@ -78,7 +78,8 @@ class CellChange(NamedTuple):
 class WidenedAccess(NamedTuple):
     """A grant or segment through which a reader may do more than before: its owner has to consent to it.
 
-    `content` is what a segment shares where that is new (its digest, length and model), else empty.
+    `content` is what a segment shares where that is new (its digest, length and model), else empty. `labels` are those
+    that may differ between the two. `without_effect`: why it opens nothing all the same.
     """
 
     id: str
@@ -89,6 +90,8 @@ class WidenedAccess(NamedTuple):
     start_us: int
     end_us: int
     content: str = ""
+    labels: tuple[str, ...] = ()
+    without_effect: str = ""
 
     @property
     def crosses(self) -> bool:
@@ -106,6 +109,8 @@ class WidenedAccess(NamedTuple):
             "from": instant(self.start_us),
             "until": instant(self.end_us),
             "content": self.content,
+            "labels": list(self.labels),
+            "without_effect": self.without_effect,
         }
 
 

@@ -3,7 +3,8 @@
 1. Both tables are asked; only tenants, levels and instants that either can tell apart are asked about, and
    `~unlisted-1` stands for every unlisted tenant.
 2. A level is compared by its name: one that a policy does not have is denied there.
-3. A source that opens more than before is an opening even where another source had opened the same cell.
+3. A source that opens more than before is an opening even where another source had opened the same cell. So is one that
+   crosses another label, and one that had nothing to open.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from kvcustody.policies.document.model import Action, Scope, SegmentRule, Via
+from kvcustody.policies.document.model import Action, Grant, Scope, SegmentRule, Via
+from kvcustody.policies.table.crossing import Barriers
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import ALWAYS_US, DEFAULT_DENY, NEVER_US, UNLISTED, AccessRequest
 from kvcustody.policies.workbench.diff.model import CellChange, CellEffect, PolicyDiff, WidenedAccess
@@ -25,11 +27,12 @@ _Cell = tuple[Action, str, Scope, Via]
 
 
 class _Side(NamedTuple):
-    """One of the two tables, with its levels by name and its segments by id."""
+    """One of the two tables, with its levels by name and its grants and segments by id."""
 
     table: DecisionTable
     levels: dict[str, int]
-    segments: dict[str, SegmentRule]
+    rules: dict[str, Grant | SegmentRule]
+    barriers: Barriers
 
     def answer(
         self, cell: _Cell, reader: str, owner: str, now_us: int, source: str | None = None
@@ -44,12 +47,20 @@ class _Side(NamedTuple):
 
     def content(self, source: str) -> str:
         """What a segment shares; a grant shares whatever its owner has."""
-        segment = self.segments.get(source)
-        return (
-            ""
-            if segment is None
-            else f"hmac:{segment.digest} {segment.tokens} {segment.model or 'any model'}"
-        )
+        segment = self.rules.get(source)
+        if not isinstance(segment, SegmentRule):
+            return ""
+        return f"hmac:{segment.digest} {segment.tokens} {segment.model or 'any model'}"
+
+    def crosses(self, source: str) -> tuple[str, ...]:
+        """The labels that a grant or segment crosses."""
+        rule = self.rules.get(source)
+        return () if rule is None else rule.crosses
+
+    def without_effect(self, source: str, reader: str) -> str:
+        """Why a grant or segment opens nothing to this reader; empty where it may."""
+        rule = self.rules.get(source)
+        return "" if rule is None else "; ".join(self.barriers.of(rule, reader))
 
 
 def diff(old: DecisionTable, new: DecisionTable) -> PolicyDiff:
@@ -81,7 +92,8 @@ def diff(old: DecisionTable, new: DecisionTable) -> PolicyDiff:
 
 def _side(table: DecisionTable) -> _Side:
     levels = {name: level for level, name in enumerate(table.policy.classifications)}
-    return _Side(table, levels, {segment.id: segment for segment in table.policy.segments})
+    policy = table.policy
+    return _Side(table, levels, {rule.id: rule for rule in policy.openings()}, Barriers(policy))
 
 
 def _pairs(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) -> set[tuple[str, str]]:
@@ -160,7 +172,12 @@ def _openings(
         for source in interval.sources
     }
     for source in sorted(ids):
-        renewed = before.content(source) != after.content(source)
+        why = after.without_effect(source, reader)
+        renewed = (
+            before.content(source) != after.content(source)
+            or not set(after.crosses(source)) <= set(before.crosses(source))
+            or (not why and bool(before.without_effect(source, reader)))
+        )
         opened = [
             (start, end, cell)
             for cell in _cells(levels)
@@ -178,4 +195,6 @@ def _openings(
                 min(start for start, _, _ in opened),
                 max(end for _, end, _ in opened),
                 after.content(source),
+                after.crosses(source),
+                why,
             )

@@ -26,6 +26,7 @@ from kvcustody.policies.document.model import (
     Via,
 )
 from kvcustody.policies.document.problems import PolicyRejected, Problem, Problems, SourceMark, quote
+from kvcustody.policies.table.crossing import Barriers
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest
 from kvcustody.policies.table.obligations import obligations_of
@@ -36,6 +37,7 @@ from kvcustody.policies.workbench.request import SHARED, instant
 from kvcustody.times import DAY_US, span
 
 SOON_DAYS = 30
+ERRORS = frozenset({"KVP716"})  # what its author did not mean, whatever that was
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,17 @@ def _lint_sources(
     table: DecisionTable, now_us: int, soon_days: int, used: Collection[str] | None
 ) -> Iterator[Finding]:
     """Grants and segments that are over, about to be, ineffective, covered by another, or not used."""
-    policy = table.policy
+    policy, barriers = table.policy, Barriers(table.policy)
     for group in policy.groups:
         yield from _ends(f"group {quote(group.id)}", group.mark, group.until_us, now_us, soon_days)
+    for pair in policy.group_grants():
+        yield from _closed(barriers, pair, f"group {quote(pair.group or '')}", (pair.reader,))
     for grant in policy.grants:
         what = f"grant {quote(grant.id)}"
         yield from _ends(what, grant.mark, grant.until_us, now_us, soon_days)
-        if not _grant_opens(table, grant):
+        closed = [*_closed(barriers, grant, what, (grant.reader,))]
+        yield from closed
+        if not closed and not _grant_opens(table, grant):
             yield (
                 grant.mark,
                 "KVP713",
@@ -117,7 +123,10 @@ def _lint_sources(
     for segment in policy.segments:
         what = f"segment {quote(segment.id)}"
         yield from _ends(what, segment.mark, segment.expires_us, now_us, soon_days)
-        if not _segment_opens(table, segment):
+        readers = segment.tenants if segment.tenants is not None else [tenant.id for tenant in policy.tenants]
+        closed = [*_closed(barriers, segment, what, readers)]
+        yield from closed
+        if not closed and not _segment_opens(table, segment):
             yield (
                 segment.mark,
                 "KVP713",
@@ -126,6 +135,19 @@ def _lint_sources(
         if used is not None and segment.id not in used:
             yield segment.mark, "KVP715", f"{what} has not been used"
     yield from _covered_grants(policy)
+
+
+def _closed(
+    barriers: Barriers, rule: Grant | SegmentRule, what: str, readers: Iterable[str]
+) -> Iterator[Finding]:
+    """The readers to whom a rule opens nothing, together for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for reader in readers:
+        for why in barriers.of(rule, reader):
+            by_reason.setdefault(why, []).append(reader)
+    for why, closed in by_reason.items():
+        to = ", ".join(map(quote, closed))
+        yield rule.mark, "KVP716", f"{what} opens nothing of {quote(rule.owner)} to {to}: {why}"
 
 
 def _ends(what: str, mark: SourceMark, end_us: int | None, now_us: int, soon_days: int) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from kvcustody.policies.table.model import Decision
 from kvcustody.policies.workbench.prove.model import PROPERTIES, Counterexample, ProvedProperty
 from kvcustody.policies.workbench.request import Request
 
-_LEVELS, _DUTIES, _TIERS = "ISO-8", "ISO-9", "ISO-12"
+_LEVELS, _DUTIES, _TIERS, _LABELS = "ISO-8", "ISO-9", "ISO-12", "ISO-13"
 
 
 class Findings:
@@ -24,6 +24,8 @@ class Findings:
         self.duties_checked = 0
         self.tiers_checked = 0
         self.tiers_open = 0
+        self.labels_checked = 0
+        self.labels_open = 0
         self._classifications = classifications
         self._first: dict[str, Counterexample] = {}
         self._broken: dict[str, int] = {}
@@ -50,6 +52,7 @@ class Findings:
             _LEVELS: (self.levels_checked, 0),
             _DUTIES: (self.duties_checked, 0),
             _TIERS: (self.tiers_checked, self.tiers_open),
+            _LABELS: (self.labels_checked, self.labels_open),
         }
         return tuple(
             ProvedProperty(

@@ -27,6 +27,7 @@ PROPERTIES = {
     "ISO-10": "what is malformed is denied",
     "ISO-11": "what the authors say must never be permitted is not permitted",
     "ISO-12": "no copy is in a tier, in clear, in a place or for a time that a source of its policy does not allow",
+    "ISO-13": "a grant or segment opens nothing across a label that it does not name",
 }
 CLAIM = "no cross-tenant content or hit without a named grant or named segment"
 LIMITS = (
@@ -92,6 +93,7 @@ class Proof:
     revoked: tuple[str, ...]
     searched: Searched
     properties: tuple[ProvedProperty, ...]
+    without_effect: tuple[tuple[str, str], ...] = ()  # declared, permitted, and why it opens nothing
     versions: dict[str, str] = field(
         default_factory=lambda: {
             "kvcustody": __version__,
@@ -124,6 +126,7 @@ class Proof:
             "method": "exhaustive over the finite policy domain with two fresh tenants",
             "searched": searched,
             "properties": [_property_data(found) for found in self.properties],
+            **({"without_effect": dict(self.without_effect)} if self.without_effect else {}),
             "versions": self.versions,
         }
 

@@ -1,5 +1,5 @@
 """The parts of a proof that are no decisions: classifications are never lowered, obligations never loosened, copies
-nowhere that they may not be.
+nowhere that they may not be, and no label crossed that its grant or segment does not name.
 
 1. Routes are asked by one example of each set of patterns that a route can match, in both cases of letters, by none
    at all, and by one that cannot be trusted; claims and hints by every known word and one unknown.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from kvcustody.policies.document.model import EVERY_TENANT, Action, Policy, Scope, Tier, Via
+from kvcustody.policies.document.model import EVERY_TENANT, Action, Grant, Policy, Scope, Tier, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.obligations import Obligations, TierDuty, combine, ended, obligations_of
 from kvcustody.policies.workbench.prove.counterexamples import Findings
@@ -133,6 +133,29 @@ def _looser_copies(got: TierDuty, declared: Declared, tenant: str, level: int, t
         for value in values if name in least.match else ():
             if got.allows(((name, value),), {name: [other for other in values if other != value]}):
                 yield f"copies of {name} {value} go to a store that is not there, declared to match `{name}`"
+
+
+def check_labels(
+    table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings
+) -> None:
+    """ISO-13: by each route, a grant or segment opens blocks of the reader's labels, but for those it names."""
+    named = {rule.id: rule for rule in declared.rules()}
+    for rule in table.policy.openings():
+        if rule.id in table.revoked:
+            continue
+        readers = (rule.reader,) if isinstance(rule, Grant) else rule.tenants or tenants
+        for reader in readers:
+            for route in routes((table.policy, declared.policy), reader):
+                findings.labels_checked += 1
+                if table.uncrossed(rule, reader, route):
+                    continue
+                findings.labels_open += 1
+                least = declared.differing(named.get(rule.id, rule), reader, route)
+                if least:
+                    said = {"id": rule.id, "reader": reader, "owner": rule.owner, "route": route}
+                    findings.says(
+                        "ISO-13", f"crosses `{', '.join(sorted(least))}`, which it does not name", said
+                    )
 
 
 def looser(field: str, got: Obligations, than: Obligations) -> bool:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kvcustody.policies.document.digest import digest
 from kvcustody.policies.document.model import Action, Policy, Scope, Tier, Via
+from kvcustody.policies.table.crossing import rules_without_effect
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import (
     TENANT_LENGTH_MAX,
@@ -33,6 +34,7 @@ from kvcustody.policies.workbench.prove.counterexamples import Findings
 from kvcustody.policies.workbench.prove.model import Proof, Searched
 from kvcustody.policies.workbench.prove.obligation_checks import (
     check_duties,
+    check_labels,
     check_levels,
     check_tiers,
 )
@@ -134,6 +136,7 @@ class _Search:
         check_levels(self._table, self._declared, self._tenants, self._findings)
         check_duties(self._table, self._declared, self._tenants, self._findings)
         check_tiers(self._table, self._declared, self._tenants, self._findings)
+        check_labels(self._table, self._declared, self._tenants, self._findings)
         for said in self._never:
             if said.tier is not None:
                 self._never_in(said, said.tier)
@@ -311,6 +314,7 @@ class _Search:
             revoked=tuple(sorted(self._table.revoked)),
             searched=searched,
             properties=self._findings.properties(with_never=bool(self._never)),
+            without_effect=tuple(rules_without_effect(self._table.policy)),
         )
 
 

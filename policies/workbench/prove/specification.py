@@ -66,6 +66,11 @@ class Declared:
             return []
         return [s for s in self._segments.get(owner, []) if s.tenants is None or reader in s.tenants]
 
+    def rules(self) -> list[Grant | SegmentRule]:
+        """Every declared grant and segment."""
+        grants = [grant for pair in self._grants.values() for grant in pair]
+        return [*grants, *(segment for own in self._segments.values() for segment in own)]
+
     def owners(self, reader: str) -> set[str]:
         """Every owner of a declared grant or segment for this reader."""
         grants = {owner for who, owner in self._grants if who == reader}
@@ -88,6 +93,22 @@ class Declared:
             mine = self.segments(request.reader, request.owner)
             return {segment.id for segment in mine if _shows(segment, request)}
         return set()
+
+    def labels(self, tenant: str, route: str | None) -> frozenset[tuple[str, str]]:
+        """The labels of a request with a plain route (or none): its tenant's and those of each rule that matches."""
+        entry = self.admitted(tenant)
+        found = set(() if entry is None else entry.labels)
+        for rule in self.policy.classify:
+            if rule.tenant in (tenant, EVERY_TENANT) and (
+                rule.route is None or (route is not None and route_matches(rule.route, route))
+            ):
+                found.update(rule.labels)
+        return frozenset(found)
+
+    def differing(self, rule: Grant | SegmentRule, reader: str, route: str | None) -> set[str]:
+        """The labels in which a reader's request differs from the owner's blocks and that the rule does not name."""
+        pairs = self.labels(reader, route) ^ self.labels(rule.owner, None)
+        return {name for name, _ in pairs} - set(rule.crosses)
 
     def forbids(self, request: Request) -> list[str]:
         """The ids of the rules that forbid it."""

@@ -72,6 +72,13 @@ def played(folder: Path) -> str:
         elif len(info) == 3 and info[1] == "append":
             with (folder / info[2]).open("a") as file:
                 file.write("\n" + body)
+        elif len(info) == 2 and info[0] == "diff":
+            file = folder / info[1]
+            old, new = (
+                "".join(line[2:] + "\n" for line in body.splitlines() if line[0] == sign) for sign in "-+"
+            )
+            assert old in file.read_text(), "what the page changes is there"
+            file.write_text(file.read_text().replace(old, new))
         elif info == ["console"]:
             lines = [line for line in body.splitlines() if line.startswith("$ ")]
             printed = [f"{line}\n{session.run(line[2:])}".rstrip() for line in lines]

@@ -45,13 +45,13 @@ def policy(*arguments, code=0, stdin=None):
 
 def test_validate(files):
     assert "sound, sha256:" in policy("validate", "a.yaml")
-    assert "broken.yaml:59:13: KVP401" in policy("validate", "a.yaml", "broken.yaml", code=1)
+    assert "broken.yaml:60:13: KVP401" in policy("validate", "a.yaml", "broken.yaml", code=1)
     (one, two) = json.loads(policy("validate", "a.yaml", "broken.yaml", "--json", code=1))
     assert one["sound"] and two["problems"][0]["help"] == "docs/policy/codes.md#kvp401"
     sarif = json.loads(policy("validate", "broken.yaml", "--format", "sarif", code=1))
     (result,) = sarif["runs"][0]["results"]
     region = result["locations"][0]["physicalLocation"]["region"]
-    assert result["ruleId"] == "KVP401" and region == {"startLine": 59, "startColumn": 13}
+    assert result["ruleId"] == "KVP401" and region == {"startLine": 60, "startColumn": 13}
     suite = ElementTree.fromstring(policy("validate", "a.yaml", "broken.yaml", "--format", "junit", code=1))
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert "cannot be read" in policy("validate", "absent.yaml", code=2)
@@ -322,7 +322,7 @@ def test_simulate_on_a_replayed_ledger(files):
 
 def check_lint_by_ledger():
     """What the replay reused through is in use, and what it never met is said."""
-    extra = "  - {id: spare, owner: acme-labs, reader: acme, at_most: internal, until: 2027-03-31, reason: x}"
+    extra = "  - {id: spare, owner: acme, reader: northwind-bank, at_most: internal, until: 2027-03-31, reason: x}"
     Path("spare.yaml").write_text(Path("a.yaml").read_text().replace("grants:\n", f"grants:\n{extra}\n", 1))
     found = json.loads(policy("lint", "spare.yaml", "--ledger", "l.db", "--at", "2026-10-01", "--json"))
     unused = [problem["message"] for problem in found if problem["code"] == "KVP715"]

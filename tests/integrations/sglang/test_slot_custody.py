@@ -158,3 +158,15 @@ def test_the_ports_own_comparison_holds_without_namespaces(monkeypatch):
     open_to_all = engine()
     open_to_all.run("alpha", "ann", PROMPT)
     assert open_to_all.run("beta", "eve", PROMPT) == 0
+
+
+def test_an_id_that_a_request_has_is_no_other_requests():
+    shared = engine()
+    rid = shared.ask("alpha", "ann", PROMPT)
+    assert shared.start(rid)
+    assert not shared.custody.is_used("another")
+    assert shared.custody.is_used(rid), "dropped, without an answer under the id"
+    assert shared.port.attempts.totals["id-in-use"] == 1
+    shared.finish(rid)
+    assert not shared.custody.is_used(rid)
+    assert shared.problems() == []

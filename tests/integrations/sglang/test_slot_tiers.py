@@ -20,7 +20,9 @@ from kvcustody.governance.restriction.restricted_subjects import (
     RestrictedSubject,
     RestrictedSubjects,
 )
+from kvcustody.governance.tiers import tier as tier_module
 from kvcustody.governance.tiers.tier import SealedTier
+from kvcustody.integrations.sglang import slot_tiers
 from kvcustody.integrations.sglang.slot_custody import SlotCustody
 from kvcustody.integrations.sglang.slot_tiers import UNIT_TOKENS, SlotTiers, unit_pages
 from kvcustody.policies.reading.load_policy import load_policy
@@ -546,4 +548,51 @@ def test_drawn_work_brings_back_only_its_own_and_keeps_every_book(tmp_path: Path
         assert own.problems() == []
     own.custody.step()
     assert sum(use.restored_blocks for use in own.transfers.uses()) > 0
+    own.close()
+
+
+@pytest.mark.parametrize("looks_again", [True, False])
+def test_what_a_load_outlasts_is_not_attached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks_again: bool
+) -> None:
+    """The control is the parameter: without a look at the time behind the load, what is due comes back."""
+    if not looks_again:
+        for module in (tier_module, slot_tiers):
+            monkeypatch.setattr(module, "in_time", lambda restored, now_us: list(restored))
+    short = prompt(1, UNIT_TOKENS * OBJECT_UNITS + 1)
+    own = TieredEngine(tmp_path, "host")
+    own.run("alpha", "ann", short)
+    own.crowd()
+    (tier,) = own.tiers
+    real = tier._load_object
+
+    def slow(*given: Any) -> bool:
+        came = real(*given)
+        own.clock.advance(2_000_000)
+        return came
+
+    monkeypatch.setattr(tier, "_load_object", slow)
+    own.clock.advance(IDLE_US - 1_000_000)
+    assert own.run("alpha", "ann", short) == (0 if looks_again else UNIT_TOKENS * OBJECT_UNITS)
+    settled(own)
+    own.close()
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_who_waits_while_weights_change_is_brought_nothing_of_the_old_ones(
+    tmp_path: Path, parts: bool
+) -> None:
+    """The control is the parameter: it was admitted for the old ones, and a tier has them still."""
+    own = TieredEngine(tmp_path, "host")
+    own.run("alpha", "ann", MINE)
+    own.crowd()
+    rid = own.ask("alpha", "ann", MINE)
+    own.custody.clear()
+    if parts:
+        own.custody.part_waiting()
+        own.waiting[rid].who = ("alpha", "ann", "parted")
+    assert own.start(rid)
+    assert own.running[rid].protected == (0 if parts else 160)
+    own.chunk(rid, len(MINE))
+    own.finish(rid)
     own.close()

@@ -134,7 +134,28 @@ def test_what_rests_is_sealed(world: TrtllmWorld) -> None:
     assert "acme" not in " ".join(path.name for path in files)
 
 
-def test_a_copy_ends_at_its_deadline_while_nobody_asks(world: TrtllmWorld) -> None:
+def test_what_is_due_before_a_promise_ends_is_not_promised(
+    world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim is loaded when the engine likes: what is due meanwhile would be attached past its time."""
+    engine = world.engine
+    engine.run(PROMPT, world.salt("brief"))
+    engine.forget_device()
+    assert engine.run(PROMPT, world.salt("brief")).connector_tokens == 0, "due in two seconds"
+    monkeypatch.setattr(transfer_thread, "PROMISE_US", 0)
+
+    def promised() -> int:
+        engine.run(PROMPT, world.salt("brief"))
+        engine.forget_device()
+        return engine.run(PROMPT, world.salt("brief")).connector_tokens
+
+    assert WHOLE in (promised() for _ in range(10)), "control: with no time for a promise it is promised"
+
+
+def test_a_copy_ends_at_its_deadline_while_nobody_asks(
+    world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer_thread, "PROMISE_US", 0)
     engine = world.engine
     engine.run(PROMPT, world.salt("acme"))
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvcustody.integrations.vllm.model_identity import Models
+from kvcustody.governance.identity.content_digest import file_facts
+from kvcustody.integrations.vllm.model_identity import Models, changes_weights
+from kvcustody.integrations.vllm.worker import loaded_adapters
 
 
 def process(weights: Path) -> Models:
@@ -88,9 +90,79 @@ def test_files_that_changed_are_other_weights_to_the_next_process(weights: Path,
     assert process(weights).of(None).digest != one.of(None).digest
 
 
-def test_an_adapters_files_are_read_when_it_is_met_first(weights: Path, adapter: Any) -> None:
+def read(models: Models, adapter: Any) -> None:
+    """A worker reads the adapter's files as they are."""
+    models.read_by_worker(adapter.lora_int_id, adapter.lora_path, file_facts(adapter.lora_path))
+
+
+def test_an_adapter_whose_files_are_rewritten_is_another_from_the_next_request_on(
+    weights: Path, adapter: Any
+) -> None:
     one = process(weights)
-    before = one.of(adapter).digest
+    before = one.of(adapter)
+    read(one, adapter)
+    assert one.of(adapter) == before, "control: nothing has changed"
     changed(adapter.lora_path)
-    assert one.of(adapter).digest == before, "the engine has what it loaded"
-    assert process(weights).of(adapter).digest != before
+    first, second = one.of(adapter), one.of(adapter)
+    assert len({before, first, second}) == 3, "whose weights a step has is not known: each is alone"
+    read(one, adapter)
+    after = one.of(adapter)
+    assert after == one.of(adapter) and after not in {before, first, second}
+
+
+def test_files_of_the_same_size_and_time_are_told_apart_while_the_engine_runs(
+    weights: Path, adapter: Any
+) -> None:
+    one, path = process(weights), Path(adapter.lora_path, "weights")
+    before, stat = one.of(adapter), path.stat()
+    path.unlink()
+    path.write_bytes(b"2")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert one.of(adapter) != before
+
+
+def test_an_adapter_that_a_worker_reads_anew_is_reached_by_no_earlier_key(
+    weights: Path, adapter: Any
+) -> None:
+    """Files are rewritten between a request and the step that reads them: what the request left is found by nobody."""
+    one = process(weights)
+    before, changes = one.of(adapter), one.changes
+    changed(adapter.lora_path)
+    read(one, adapter)
+    assert one.of(adapter) != before and one.changes > changes, "those that wait are admitted again"
+    same = one.of(adapter)
+    read(one, adapter)
+    assert one.of(adapter) == same, "control: read again, unchanged"
+
+
+def test_files_that_change_while_they_are_read_are_nobodys(
+    weights: Path, adapter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(manager: object, lora_request: Any) -> str:
+        changed(lora_request.lora_path)
+        return "weights"
+
+    one, load_noted = process(weights), loaded_adapters.noting_loads(load)
+    one.of(adapter)
+    assert load_noted(None, adapter) == "weights"
+    for told in loaded_adapters.take_loaded():
+        one.read_by_worker(*told)
+    assert one.of(adapter) != one.of(adapter), "nothing is shared until they were read as they are"
+    assert loaded_adapters.take_loaded() == []
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("reload_weights", True),
+        ("update_weights", True),
+        ("finish_weight_update", True),
+        ("start_weight_update", True),
+        ("compute_weight_checksums", False),
+        ("get_weight_version", False),
+        ("block_residue", False),
+        (changed, False),
+    ],
+)
+def test_calls_that_may_change_weights_are_known_by_name(method: object, changes: bool) -> None:
+    assert changes_weights(method) is changes

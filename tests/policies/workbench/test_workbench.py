@@ -179,11 +179,15 @@ PLAIN = (
     "mid: {tiers: [host], encrypt: none}",
     "mid: {tiers: [host], encrypt: required}",
 )
+OPEN = (  # so that its grant, group and segment open something
+    ("labels: {region: eu}}", "labels: {region: eu}, scope: tenant}"),
+    ("cap: 30%}}", "cap: 30%}, labels: {region: eu}, scope: tenant}"),
+)
 LRU = "eviction: {policy: lru}"
 
 
 def lint_codes(compiled, *edits, **settings):
-    return sorted({finding.code for finding in lint(compiled(PLAIN, *edits), now_us=NOW, **settings)})
+    return sorted({finding.code for finding in lint(compiled(PLAIN, *OPEN, *edits), now_us=NOW, **settings)})
 
 
 LINT = {
@@ -202,6 +206,7 @@ LINT = {
     "KVP713": [(RULE, RULE + "  - {id: r, effect: forbid, action: reuse, when: {reader: labs, owner: acme, via: grant}}\n")],
     "KVP714": [("grants:\n", "grants:\n  - {id: a, owner: acme, reader: labs, at_most: low, from: 2026-06-01, "
                 "until: 2026-12-01, reason: x}\n")],
+    "KVP716": [],  # the base as it is
     "KVP722": [("  globex:", "  1abs: {}\n  globex:")],
     "KVP731": [("low: {idle: 1d, absolute: 7d", "low: {idle: 1h, absolute: 2h"), ("{idle: 1h, absolute: 1d, active_max: 1h}",
                "{idle: 1h, absolute: 1h, active_max: 1h}")],
@@ -218,7 +223,7 @@ def test_the_base_has_no_finding(compiled):
 
 @pytest.mark.parametrize("code", LINT)
 def test_each_finding(compiled, code):
-    found = lint(compiled(*LINT[code]), now_us=NOW)
+    found = lint(compiled(*(() if code == "KVP716" else OPEN), *LINT[code]), now_us=NOW)
     mine = [finding for finding in found if finding.code == code]
     assert mine and all(finding.line > 1 or code == "KVP705" for finding in mine)
     assert mine[0].hint == LINT_CODES[code].advice
@@ -286,7 +291,9 @@ def test_a_tier_that_nobody_has_is_told(compiled):
 
 
 def test_copies_of_what_is_never_kept_are_told(compiled):
-    (only,) = lint(compiled(PLAIN, ("high: never", "high: {tiers: [host], encrypt: required}")), now_us=NOW)
+    (only,) = lint(
+        compiled(PLAIN, *OPEN, ("high: never", "high: {tiers: [host], encrypt: required}")), now_us=NOW
+    )
     assert only.code == "KVP761" and "nothing of it outlives its request" in only.message
 
 
@@ -555,7 +562,7 @@ def test_an_explanation_names_what_decided(compiled):
     found = explain(compiled(), ask(level=2))
     fitting = {entry.id for entry in found.considered if entry.fits}
     assert "no-high" in fitting and json.dumps(found.data())
-    assert explain(compiled(), ask()).summary == "permitted by labs-reads-acme"
+    assert explain(compiled(*OPEN), ask()).summary == "permitted by labs-reads-acme"
     assert (
         explain(compiled(), ask("acme", level=2, scope=Scope.SUBJECT, via=Via.OWN)).summary
         == "denied: forbidden by no-high"

@@ -219,18 +219,6 @@ def test_positive_control_children_that_inherit_nothing_are_strangers(
         assert set(engine.governor.tenant_counters) == {"a", f"anonymous^{OWN}"}
 
 
-def test_an_id_in_use_is_not_served_twice() -> None:
-    with governed(generate=LONG) as engine:
-        engine.submit(person("a"), prompt(20), request_id="same")
-        engine.step()
-        engine.batching.identify("same", person("b"))
-        engine.add(prompt(20), request_id="same")
-        engine.step()
-        assert engine.results["same"].error and "is in use" in engine.results["same"].error
-        engine.run()
-        assert len(engine.output("same")) == 26
-
-
 def test_token_ids_that_are_not_token_ids_fail_their_own_request() -> None:
     with governed() as engine:
         bad, empty, good = (engine.submit(person(), tokens) for tokens in ([5, -1], [], prompt(9)))

@@ -59,12 +59,16 @@ def test_the_engine_says_which_models_keys_it_makes(
     monkeypatch.setattr("kvcustody.integrations.vllm.model_identity._log", log)
     one = rig()
     request = one.add(prompt(40), "alpha")
+    before = governed_request(request).model.digest.hex()
     one.side.reset()
     after = one.add(prompt(40), "alpha")
     one.run()
     said = [call.kwargs["model_digest"] for call in log.calls if call.args == ("model identity",)]
-    assert said == [governed_request(each).model.digest.hex() for each in (request, after)]
+    assert said == [before, governed_request(after).model.digest.hex()]
     assert said[0] != said[1], "weights that were loaded again are another model"
+    assert governed_request(request).model == governed_request(after).model, (
+        "one that waited runs on them, too"
+    )
 
 
 def test_the_token_is_taken_from_the_request(rig: Callable[..., Rig]) -> None:

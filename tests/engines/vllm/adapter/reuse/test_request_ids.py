@@ -1,0 +1,31 @@
+"""A request id is its request's: another under it is dropped, and nobody is answered for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from standins.engines.vllm.scheduler_rig import Rig, prompt
+
+
+@pytest.fixture
+def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+    """Makes rigs."""
+    return lambda **named: Rig(model, monkeypatch, **named)
+
+
+def test_a_second_request_under_an_id_is_dropped_and_the_first_goes_on(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    first = one.add(prompt(100), "alpha", n=8)
+    one.step()
+    second = one.add(prompt(50, seed=3), "beta", start=False)
+    second.request_id = first.request_id
+    one.scheduler.add_request(second)
+    assert one.scheduler.requests[first.request_id] is first
+    assert not one.side.control.has_outputs, "an answer would reach the first one's client"
+    assert one.port.attempts.totals["id-in-use"] == 1
+    one.run()
+    assert len(one.outputs[first.request_id]) == 8
+    one.verify()

@@ -1,0 +1,160 @@
+"""What a grant or segment opens: blocks that exist, of labels that it names; and what was reused is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from kvcustody.audit.events import DecisionRecorded, Event, HitCounted
+from kvcustody.clock import VirtualClock
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.ledger_protocol import CountingLedger
+from kvcustody.policies.document.model import Grant, SegmentRule
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.workbench.prove.prove import prove
+from kvcustody.testkit.tiny_model import tiny_model
+from standins.builders import governor
+from standins.builders import table as compiled
+
+MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})
+PROMPT = [*range(1, 65), 7]
+POLICY = """\
+schema: kvcustody/policy@1
+name: crossing
+profile: shared
+classifications: [low]
+labels: {{region: [eu, us], purpose: [chat, files]}}
+classify:
+  - {{tenant: "*", as: low}}
+  - {{tenant: reader, route: /v1/files, labels: {{purpose: files}}}}
+tenants:
+  holder: {{quota: {{guaranteed: 25%, cap: 100%, borrow: true}}, scope: {scope}, labels: {{region: eu}}}}
+  reader: {{quota: {{guaranteed: 25%, cap: 100%, borrow: true}}, scope: tenant, labels: {{region: {region}}}}}
+grants:
+  - {{id: reads, owner: holder, reader: reader, at_most: low, until: 2099-01-01, {crosses}reason: test}}
+segments: {segments}
+rules: [{{id: own, effect: permit, action: reuse, when: {{reader: owner}}}}]
+retention: {{low: {{idle: 1h, absolute: 8h, active_max: 2h}}}}
+scrub: {{default: {{within: 1s, verify: none}}}}
+offload: {{low: never}}
+audit: {{on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}}}
+"""
+
+
+def of(
+    *, region: str = "eu", crosses: str = "", scope: str = "tenant", segments: str = "[]"
+) -> DecisionTable:
+    return compiled(POLICY.format(region=region, crosses=crosses, scope=scope, segments=segments))
+
+
+class Recording(CountingLedger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+
+    def submit_durable(self, event: Event, /) -> int:
+        self.events.append(event)
+        return super().submit_durable(event)
+
+    def submit(self, events: Sequence[Event], /) -> int:
+        self.events += events
+        return super().submit(events)
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def reused(table: DecisionTable, ledger: Recording, *, route: str | None = None) -> int:
+    """Tokens that the reader has of the holder's prompt, when its first use has had its time."""
+    made = governor(table, VirtualClock(), ledger=ledger)
+    owner = made.admit(identify(issuer="idp", tenant="holder"), MODEL, PROMPT)
+    assert isinstance(owner, Admission)
+    made.commit([owner.request_id], [len(PROMPT)])
+    made.release(owner.request_id)
+    hits = 0
+    for _ in range(2):
+        asked = made.admit(identify(issuer="idp", tenant="reader"), MODEL, PROMPT, route=route)
+        assert isinstance(asked, Admission)
+        hits = asked.hit_tokens
+        made.abort(asked.request_id)
+        made.settle()
+    made.step()
+    made.close()
+    return hits
+
+
+def test_a_grant_crosses_no_label_that_it_does_not_name() -> None:
+    assert reused(of(), Recording()) == 64, "control: equal labels"
+    assert reused(of(region="us"), Recording()) == 0
+    assert reused(of(region="us", crosses="crosses: [region], "), Recording()) == 64
+    assert reused(of(region="us", crosses="crosses: [purpose], "), Recording()) == 0
+
+
+def test_a_routes_label_is_crossed_only_by_name() -> None:
+    assert reused(of(), Recording(), route="/v1/files") == 0
+    assert reused(of(crosses="crosses: [purpose], "), Recording(), route="/v1/files") == 64
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_positive_control_without_the_look_at_labels_a_grant_crosses_them(
+    off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if off:
+        monkeypatch.setattr(DecisionTable, "opens", lambda *asked: True)
+    assert reused(of(region="us"), Recording()) == (64 if off else 0)
+
+
+def test_a_segment_crosses_no_label_that_it_does_not_name() -> None:
+    """What it opens is asked of the table as for a grant; the proof asks every reader and route."""
+    digest = "1" * 64
+    segment = f"[{{id: agent, owner: holder, tenants: [reader], digest: 'hmac:{digest}', tokens: 64, "
+    segment += "classification: low, expires: 2099-01-01%s}]"
+    for crosses, opens in (("", False), (", crosses: [region]", True)):
+        table = of(region="us", segments=segment % crosses)
+        (rule,) = table.policy.segments
+        assert isinstance(rule, SegmentRule) and table.opens(rule, "reader", None) is opens
+
+
+@pytest.mark.parametrize("scope", ["subject", "session"])
+def test_nothing_is_recorded_for_a_grant_that_can_open_nothing(scope: str) -> None:
+    ledger = Recording()
+    assert reused(of(scope=scope), ledger) == 0
+    assert ledger.of(DecisionRecorded) == []
+    assert [
+        one for one in ledger.of(HitCounted) if isinstance(one, HitCounted) and one.tenant == "reader"
+    ] == []
+
+
+def test_what_was_reused_is_counted_in_blocks_and_tokens() -> None:
+    ledger = Recording()
+    reused(of(), ledger)
+    assert ledger.of(DecisionRecorded), "its first use is on record"
+    (counted,) = ledger.of(HitCounted)
+    assert isinstance(counted, HitCounted)
+    assert (counted.tenant, counted.owner, counted.effect, counted.rule) == (
+        "reader",
+        "holder",
+        "permit",
+        "reads",
+    )
+    assert (counted.requests, counted.blocks, counted.tokens) == (1, 4, 64)
+
+
+def test_the_proof_shows_a_table_that_crosses_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = of(region="us")
+    assert prove(table).holds
+    monkeypatch.setattr(DecisionTable, "uncrossed", lambda *asked: ())
+    (broken,) = prove(table).broken
+    assert broken.id == "ISO-13" and broken.counterexample is not None
+    assert broken.counterexample.data == {"id": "reads", "reader": "reader", "owner": "holder", "route": None}
+    assert "region" in broken.counterexample.why
+
+
+def test_the_proof_names_what_opens_nothing() -> None:
+    (named,) = prove(of(scope="subject")).without_effect
+    assert named[0] == "reads" and "`scope` is `subject`" in named[1]
+    assert prove(of()).without_effect == ()
+    (grant,) = of().policy.grants
+    assert isinstance(grant, Grant) and of().opens(grant, "reader", None)
