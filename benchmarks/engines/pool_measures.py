@@ -1,6 +1,6 @@
 """What the measures of serving cost a request on our own pool: the same Governor with them and without, in turns.
 
-    python benchmarks/measures.py [--rounds 40] [--requests 400] [--processes 7] [--json FILE]
+    python benchmarks/engines/pool_measures.py [--rounds 40] [--requests 400] [--processes 7] [--json FILE]
 
 Thread CPU time of admission, commit, release and step, events left to the writer. `without` has a silent stand-in for
 each thing that counts: the distributions, the ghosts of what was evicted, who waits since when, the timing of look-ups.
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from bench import Bench, Silent, frozen, nothing, turned
 from governed import GovernedPeer
