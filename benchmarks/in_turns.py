@@ -12,7 +12,7 @@
    Where a script gives no more, it is the median.
 3. A ratio is this tree's figure over the commit's, the median of the pairs: below 1 this tree is faster. Its 95 %
    interval is exact (a sign test's), and two disturbed pairs of 12 hardly move it. Where it is too wide for an answer,
-   take more pairs.
+   take more pairs. One interval of twenty misses the truth by chance: repeat a surprise before you believe it.
 4. Both sides run from copies in a temporary folder, with the same interpreter and the same packages. You may edit
    this tree meanwhile. Its copy holds what is uncommitted, but nothing that git ignores.
 5. This tree's scripts measure both sides, so that a changed benchmark is no difference. `--own-scripts` lets each side
