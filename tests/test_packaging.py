@@ -13,7 +13,7 @@ import pytest
 
 from kvcustody.console.api.generate_commands import generated
 from kvcustody.console.shell.generate import shell_files
-from standins.packaged import ROOT, run
+from standins.packaged import ROOT, run, wheels  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.system
 
@@ -21,7 +21,7 @@ ROOMS = ("kernels", "allocator", "policies", "audit", "migrations", "governance"
 
 
 @pytest.fixture
-def wheel(wheels: tuple[Path, Path]) -> Path:
+def wheel(wheels: tuple[Path, Path]) -> Path:  # noqa: F811
     """What serves."""
     return wheels[0]
 
@@ -85,7 +85,7 @@ def of_the_testkit(names: set[str]) -> list[str]:
     return sorted(name for name in names if f"{name}.".startswith("kvcustody.testkit."))
 
 
-def test_what_tests_engines_is_in_a_wheel_of_its_own(wheels: tuple[Path, Path]) -> None:
+def test_what_tests_engines_is_in_a_wheel_of_its_own(wheels: tuple[Path, Path]) -> None:  # noqa: F811
     runtime, testkit = (zipfile.ZipFile(wheel) for wheel in wheels)
     ours = {name for name in runtime.namelist() if name.endswith(".py")}
     theirs = {name for name in testkit.namelist() if name.endswith(".py")}
@@ -109,7 +109,10 @@ def test_both_are_of_one_version_and_ask_for_each_other() -> None:
     assert kit["tool"]["setuptools"]["dynamic"] == main["tool"]["setuptools"]["dynamic"]
 
 
-def test_wheel_installs_clean_without_extras_and_imports(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+def test_wheel_installs_clean_without_extras_and_imports(
+    wheels: tuple[Path, Path],  # noqa: F811
+    tmp_path: Path,
+) -> None:
     wheel, testkit = wheels
     place = tmp_path / "venv"
     venv.create(place)
