@@ -118,11 +118,11 @@ def any_store(request: pytest.FixtureRequest) -> Iterator[Any]:
     began = time.monotonic()
     with database_branches.recorded() as entered:
         yield request.getfixturevalue("store" if request.param == "sqlite" else "postgres_store")
+    suite = str(request.path.relative_to(database_branches.TESTS))
     record_to = os.environ.get("KVCUSTODY_DATABASE_BRANCHES")
     if record_to is None:
-        database_branches.check(entered, database_branches.read_table())
+        database_branches.check(suite, entered, database_branches.read_table())
         return
-    suite = str(request.path.relative_to(database_branches.TESTS))
     line = {"suite": suite, "branches": sorted(entered), "seconds": time.monotonic() - began}
     with (Path(record_to) / f"{os.getpid()}").open("a") as file:
         file.write(json.dumps(line) + "\n")
