@@ -276,9 +276,23 @@ class SchedulerSide:
                     output.invalid_block_ids = late.blocks | (output.invalid_block_ids or set())
                 if late.requests:
                     output.failed_recving = late.requests | (output.failed_recving or set())
-            return update(scheduler_output, model_runner_output)
+            answer = update(scheduler_output, model_runner_output)
+            if output is not None and (output.invalid_block_ids or output.failed_recving):
+                self._tell_less()
+            return answer
 
         return updated
+
+    def _tell_less(self) -> None:
+        """Whose load failed, or was late, is told of what it has: vLLM noted as cached what was to be loaded."""
+        scheduler = self.control.scheduler
+        assert scheduler is not None
+        for request_id in scheduler.failed_recving_kv_req_ids:
+            request = scheduler.requests.get(request_id)
+            noted = getattr(request, "prefill_stats", None)
+            if request is not None and noted:
+                local = min(noted.num_local_cached_tokens, request.num_computed_tokens)
+                noted.set(noted.num_prompt_tokens, local, request.num_computed_tokens - local)
 
     def keep_loading(self, output: KVConnectorOutput) -> None:
         """What the workers' connectors say is over, less saves of requests that are loaded still, or gone (rule 7)."""

@@ -28,11 +28,11 @@ assert POLICY != TIER_POLICY
 def test_what_a_load_outlasts_is_computed(start: Callable[..., LocalEngine], tmp_path: Path) -> None:
     engine = start(deployment=deployment_with(tmp_path, POLICY), **options())
     engine.ask(prompt(900), tenant="alpha")
-    displace(engine, rounds=2)
+    displace(engine)
     for seed, is_slow in ((6, False), (7, True)):
         mine, began = prompt(seed), time.monotonic()
         first = engine.ask(mine, tenant="short", max_tokens=2)
-        displace(engine, rounds=3)
+        displace(engine)
         assert time.monotonic() - began < LIVES - MARGIN, "void: the machine is too slow"
         time.sleep(max(0.0, LIVES - MARGIN - (time.monotonic() - began)) if is_slow else 0.0)
         before = tier(engine)["restored_blocks"]
