@@ -51,7 +51,7 @@ from kvcustody.audit.verify.life_rows import silent_processes
 from kvcustody.audit.verify.register_rows import check_registers
 from kvcustody.audit.verify.sequence_rows import wrong_spans
 from kvcustody.audit.verify.stated_times import AHEAD, EARLY, LATE, LedgerTimes
-from kvcustody.audit.verify.stray_rows import stray_rows
+from kvcustody.audit.verify.stray_rows import keys_of_no_number, stray_rows
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import readable
 
@@ -59,6 +59,7 @@ Progress = Callable[[str, int, int], None]
 
 PROBLEMS_MAX = 1000
 REGISTERS = "registers"  # in place of a log: rows that are no projection of one leaf
+KEYS = "keys"  # in place of a log: rows that nothing can be compared with
 TRIGGERS = "triggers"  # the same: what keeps leaves as they are
 FIGURES = "figures"  # the same: what leaves add up to
 _ROOT_NAME = "root"
@@ -113,6 +114,10 @@ def fsck(
     """
     report = FsckReport()
     told = progress or (lambda log, done, total: None)
+    report.problems += [FsckFinding(KEYS, None, None, "", what) for what in keys_of_no_number(connection)]
+    if report.problems:
+        report.unproved.append("nothing else was compared: rows have keys that are no numbers")
+        return report
     rows = connection.execute(select(logs).order_by(logs.c.id)).all()
     total = sum(row.size for row in rows)
     sealed_us: dict[tuple[int, int], int | None] = {}

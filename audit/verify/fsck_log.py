@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Row, Table, cast, func, select
+from sqlalchemy import Connection, Row, Table, func, select
 
 from kvcustody.audit.counters.count_events import Figures, count_events
 from kvcustody.audit.database.dialect import dialect_of
@@ -141,11 +141,7 @@ class LogCheck:
             if not self._broken and frontier != self._frontier.to_bytes():
                 self._say(None, None, "the frontier is not that of the leaves")
             self._check_tail(last)
-        beyond = select(cast(events.c.idx, BigInteger)).where(
-            events.c.log == self._log,
-            events.c.idx >= self.size,
-            cast(events.c.idx, BigInteger) == events.c.idx,
-        )
+        beyond = select(events.c.idx).where(events.c.log == self._log, events.c.idx >= self.size)
         found = self._connection.scalar(beyond.order_by(events.c.idx).limit(1))
         if found is not None:
             self._say(self.size, int(found) - 1, "leaves are missing before the ones that follow")

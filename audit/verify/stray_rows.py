@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, Table, and_, cast, exists, or_, select
+from sqlalchemy import ColumnElement, Connection, Integer, Table, and_, exists, func, or_, select
 
+from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.schema.all_tables import every_table, projections, tables_of_one_row
 from kvcustody.audit.schema.counters import ALL_LOGS, counters, coverage_hours
 from kvcustody.audit.schema.ledger import events, logs, tenants
@@ -18,6 +19,20 @@ from kvcustody.audit.schema.trees import ROOT, root_leaves, tree_nodes
 _SHOWN = 100  # rows of each table: what one INSERT made, another can have made a million times
 _OF_ALL = {tree_nodes: ROOT, counters: ALL_LOGS, coverage_hours: ALL_LOGS}  # in place of a log's id
 _COMPARED = {tenants, root_leaves}  # every row of theirs is derived again
+
+
+def keys_of_no_number(connection: Connection) -> Iterator[str]:
+    """Keys that are no integers, which SQLite keeps: nothing can be compared where a row has one (3.5, a text)."""
+    if not dialect_of(connection).in_file:
+        return
+    for table in every_table():
+        for column in table.primary_key.columns:
+            if isinstance(column.type, Integer):
+                odd = select(column).where(func.typeof(column) != "integer").limit(1)
+                yield from (
+                    f"`{table.name}` has a row whose `{column.name}` is `{value}`"
+                    for value in connection.scalars(odd)
+                )
 
 
 def stray_rows(connection: Connection) -> Iterator[tuple[int | None, str]]:
@@ -36,7 +51,7 @@ def stray_rows(connection: Connection) -> Iterator[tuple[int | None, str]]:
 
 def _off_their_places(connection: Connection) -> Iterator[tuple[int | None, str]]:
     """Leaves in no log, or where no log has a place; those beyond its end are found from its own size."""
-    off = or_(events.c.idx < 0, _is_no_integer(events.c.idx), _has_no_log(events))
+    off = or_(events.c.idx < 0, _has_no_log(events))
     for log, idx in connection.execute(select(events.c.log, events.c.idx).where(off).limit(_SHOWN)):
         yield log, f"`events` has a leaf at `{idx}` of log `{log}`, which is no place of a log that is there"
 
@@ -58,13 +73,3 @@ def _without_log(connection: Connection, table: Table) -> Iterator[tuple[int | N
 
 def _has_no_log(table: Table) -> ColumnElement[bool]:
     return ~exists().where(logs.c.id == table.c.log)
-
-
-def _is_no_integer(column: ColumnElement[int]) -> ColumnElement[bool]:
-    """SQLite keeps 3.5 in a column of integers."""
-    kind = (
-        Integer
-        if isinstance(column.type, Integer) and not isinstance(column.type, BigInteger)
-        else BigInteger
-    )
-    return cast(column, kind) != column
