@@ -1,6 +1,6 @@
 """Cases from the ledger: one, or all, with the steps that count.
 
-1. What is read are projections of leaves, so a verified ledger gives the same cases.
+1. What is read are projections of leaves that are there, so a verified ledger gives the same cases.
 2. Who acted is held against `principal-changed` leaves: an actor that no leaf enrolled, or whom one had disabled by
    then, is named (`strangers`).
 """
@@ -14,8 +14,9 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, and_, select, true
 
 from kvcustody.audit.cases.case_record import CaseStep, OpenedCase, SubjectCase, replay
-from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.cases import case_steps, cases
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.errors import LedgerError
@@ -43,14 +44,16 @@ def read_cases(
     """Every case, newest first; of one tenant, or as a checkpoint left them."""
     mine: ColumnElement[bool] = true() if tenant is None else cases.c.tenant == tenant
     steps: dict[str, list[CaseStep]] = {}
-    in_cases: ColumnElement[bool] = true() if as_of is None else as_of.has(cases)
-    in_steps: ColumnElement[bool] = true() if as_of is None else as_of.has(case_steps)
+    in_cases: ColumnElement[bool] = is_in(as_of, cases)
+    in_steps: ColumnElement[bool] = is_in(as_of, case_steps)
     order = (case_steps.c.at_us, case_steps.c.log, case_steps.c.idx)
     of = case_steps.c.case_id.in_(select(cases.c.case_id).where(mine))
-    query = select(case_steps.c.case_id, *_STEP).where(and_(of, in_steps)).order_by(*order)
+    query = (
+        select(case_steps.c.case_id, *_STEP).where(and_(of, in_steps, has_leaf(case_steps))).order_by(*order)
+    )
     for case_id, *step in connection.execute(query):
         steps.setdefault(case_id, []).append(CaseStep(*step))
-    opened = select(*_CASE).where(and_(mine, in_cases))
+    opened = select(*_CASE).where(and_(mine, in_cases, has_leaf(cases)))
     opened = opened.order_by(cases.c.at_us.desc(), cases.c.log, cases.c.idx.desc())
     found = (OpenedCase(*row) for row in connection.execute(opened))
     return tuple(replay(one, steps.get(one.case_id, ())) for one in found)
@@ -58,11 +61,11 @@ def read_cases(
 
 def read_case(connection: Connection, case_id: str) -> SubjectCase:
     """One case; raises `LedgerError` where the ledger has none of this id."""
-    row = connection.execute(select(*_CASE).where(cases.c.case_id == case_id)).first()
+    row = connection.execute(select(*_CASE).where(cases.c.case_id == case_id, has_leaf(cases))).first()
     if row is None:
         raise LedgerError(f"case `{case_id}` is not in the ledger", case_id=case_id)
     order = (case_steps.c.at_us, case_steps.c.log, case_steps.c.idx)
-    query = select(*_STEP).where(case_steps.c.case_id == case_id).order_by(*order)
+    query = select(*_STEP).where(case_steps.c.case_id == case_id, has_leaf(case_steps)).order_by(*order)
     return replay(OpenedCase(*row), (CaseStep(*step) for step in connection.execute(query)))
 
 
@@ -71,7 +74,7 @@ def principal_periods(connection: Connection) -> PrincipalPeriods:
     query = (
         select(events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
-        .where(logs.c.name == SYSTEM, events.c.kind == "principal-changed")
+        .where(logs.c.name == SYSTEM, events.c.kind == "principal-changed", has_leaf(events))
         .order_by(events.c.idx)
     )
     changes: dict[str, list[tuple[int, bool]]] = {}

@@ -15,11 +15,16 @@ from sqlalchemy import Connection, select
 from kvcustody.audit.cases.case_record import StepKind, SubjectCase
 from kvcustody.audit.cases.read_cases import read_case
 from kvcustody.audit.processes.work_periods import WorkPeriod, at_work
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.cases import case_steps
 from kvcustody.audit.schema.ledger import events, incarnations
 
 FOLLOWED = "processing-restricted"
-_ASKED = select(case_steps.c.case_id).where(case_steps.c.step == StepKind.RESTRICT.value).distinct()
+_ASKED = (
+    select(case_steps.c.case_id)
+    .where(case_steps.c.step == StepKind.RESTRICT.value, has_leaf(case_steps))
+    .distinct()
+)
 
 
 class Restriction(NamedTuple):
@@ -54,7 +59,7 @@ def followed_by(
     query = (
         select(incarnations.c.uuid, events.c.leaf)
         .join(incarnations, incarnations.c.id == events.c.incarnation)
-        .where(events.c.kind == FOLLOWED)
+        .where(events.c.kind == FOLLOWED, has_leaf(events))
         .order_by(events.c.at_us, events.c.log, events.c.idx)
     )
     last: dict[str, str] = {}

@@ -312,7 +312,7 @@ def _hourly(
         if over_all and table is counters:
             query = query.where(column.log == ALL_LOGS)
         elif only is None:
-            query = query.where(column.log != ALL_LOGS)
+            query = query.where(column.log.in_(select(logs.c.id)))
         else:
             query = query.where(column.log.in_(only))
         parts.append(query)

@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.schema.all_tables import MONTHLY
 
+_ON_PARTS = ("append_only", "no_truncate")  # on each month of a table too
 _INSERT_ONLY = ("events", "tree_nodes", "root_leaves", "checkpoints", "signed_checkpoints")
 
 _SQLITE_LOGS = (
@@ -129,6 +130,48 @@ def _postgres_triggers() -> Iterator[str]:
         "CREATE TRIGGER places AFTER INSERT ON events REFERENCING NEW TABLE AS added"
         " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_places()"
     )
+
+
+def missing_triggers(connection: Connection) -> Iterator[str]:
+    """Which triggers (rules 1 and 3) are not there as they were made, or do not fire."""
+    if dialect_of(connection).in_file:
+        there = set(
+            connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'trigger'").scalars()
+        )
+        for statement in _sqlite_triggers():
+            if statement not in there:
+                yield f"trigger `{statement.split()[2]}` is missing, or is another"
+        return
+    bodies = set(
+        connection.exec_driver_sql(
+            "SELECT prosrc FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
+        ).scalars()
+    )
+    firing = {
+        (table, name)
+        for table, name in connection.exec_driver_sql(
+            "SELECT c.relname, t.tgname FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid"
+            " WHERE c.relnamespace = current_schema()::regnamespace AND t.tgenabled IN ('O', 'A')"
+        )
+    }
+    parts: dict[str, list[str]] = {}
+    for table, part in connection.exec_driver_sql(
+        "SELECT p.relname, c.relname FROM pg_inherits AS i JOIN pg_class AS p ON p.oid = i.inhparent"
+        " JOIN pg_class AS c ON c.oid = i.inhrelid WHERE c.relkind = 'r'"
+        " AND p.relnamespace = current_schema()::regnamespace"
+    ):
+        parts.setdefault(table, []).append(part)
+    for statement in _postgres_triggers():
+        name = statement.split()[2]
+        if "$$" in statement:
+            if statement.split("$$")[1] not in bodies:
+                yield f"function `{name}` is missing, or is another"
+            continue
+        table = statement.split(" ON ")[1].split()[0]
+        on_parts = parts.get(table, []) if name in _ON_PARTS else []
+        for each in (table, *on_parts):
+            if (each, name) not in firing:
+                yield f"trigger `{name}` of `{each}` is missing, or does not fire"
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import WorkPeriod
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import erasure_results, incarnations, workers
 
 _AT_ONCE = 500  # erasures in one statement
@@ -58,7 +59,11 @@ def read_states(
             select(result.erasure, workers.c.name, func.min(result.at_us))
             .join(incarnations, incarnations.c.id == result.incarnation)
             .join(workers, workers.c.id == incarnations.c.worker)
-            .where(result.erasure.in_([one.erasure for one in part]), result.outcome == "complete")
+            .where(
+                result.erasure.in_([one.erasure for one in part]),
+                result.outcome == "complete",
+                has_leaf(erasure_results),
+            )
             .group_by(result.erasure, workers.c.name)
         )
         for erasure, worker, at_us in connection.execute(query):

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, and_, bindparam, exists, select
 from kvcustody.audit.erasure.erasure_state import AskedErasure, ErasureState, read_states, state_of
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import erasure_results, erasures, incarnations, workers
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
@@ -84,20 +85,25 @@ class SelectorNames(NamedTuple):
     session: str | None
 
 
-_REQUEST = select(
-    erasures.c.erasure,
-    erasures.c.tenant,
-    erasures.c.selector,
-    erasures.c.subject,
-    erasures.c.session,
-    erasures.c.actor,
-    erasures.c.at_us,
-    (erasures.c.deadline_boot_us + incarnations.c.offset_us).label("deadline_us"),
-    erasures.c.detail,
-).join(incarnations, incarnations.c.id == erasures.c.incarnation)
+_REQUEST = (
+    select(
+        erasures.c.erasure,
+        erasures.c.tenant,
+        erasures.c.selector,
+        erasures.c.subject,
+        erasures.c.session,
+        erasures.c.actor,
+        erasures.c.at_us,
+        (erasures.c.deadline_boot_us + incarnations.c.offset_us).label("deadline_us"),
+        erasures.c.detail,
+    )
+    .join(incarnations, incarnations.c.id == erasures.c.incarnation)
+    .where(has_leaf(erasures))
+)
 _ANSWERED = exists().where(
     erasure_results.c.erasure == erasures.c.erasure,
     erasure_results.c.outcome == "complete",
+    has_leaf(erasure_results),
     erasure_results.c.incarnation.in_(
         select(incarnations.c.id).where(incarnations.c.uuid.in_(bindparam("lives", expanding=True)))
     ),
@@ -199,7 +205,7 @@ def _answer(connection: Connection, erasure: str, worker: int, name: str) -> Era
     query = (
         select(erasure_results, life.uuid)
         .join(incarnations, life.id == result.incarnation)
-        .where(result.erasure == erasure, life.worker == worker)
+        .where(result.erasure == erasure, life.worker == worker, has_leaf(erasure_results))
         .order_by(result.outcome == "complete", result.at_us, result.idx)
     )
     rows = connection.execute(query).all()

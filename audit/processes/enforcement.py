@@ -18,6 +18,7 @@ from kvcustody.audit.counters.read_figures import monitored_figures
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import Body, at_work, life_leaves, work_periods
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.times import SECOND_US, iso
 
@@ -27,7 +28,7 @@ _NAMED = 4
 _NEWEST = (
     select(events.c.idx, events.c.at_us, events.c.leaf)
     .join(logs, logs.c.id == events.c.log)
-    .where(events.c.kind == ORDERED, logs.c.name == SYSTEM)
+    .where(events.c.kind == ORDERED, logs.c.name == SYSTEM, has_leaf(events))
     .order_by(events.c.idx.desc())
     .limit(1)
 )
@@ -293,7 +294,7 @@ def _changes(connection: Connection) -> Iterable[tuple[str, int, dict[str, Any]]
         select(incarnations.c.uuid, events.c.at_us, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
         .join(incarnations, incarnations.c.id == events.c.incarnation)
-        .where(logs.c.name == SYSTEM, events.c.kind == CHANGED)
+        .where(logs.c.name == SYSTEM, events.c.kind == CHANGED, has_leaf(events))
         .order_by(events.c.at_us, events.c.idx)
     )
     for row in connection.execute(query):

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, select, text
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.errors import LedgerError
 
@@ -30,7 +31,7 @@ _TENANT_ALONE = text("SELECT coalesce(current_setting('kvcustody.tenant', true),
 _LIFE_LEAVES = (
     select(events.c.idx, events.c.leaf)
     .join(logs, logs.c.id == events.c.log)
-    .where(logs.c.name == SYSTEM, events.c.kind.in_(LIVES))
+    .where(logs.c.name == SYSTEM, events.c.kind.in_(LIVES), has_leaf(events))
     .order_by(events.c.idx)
 )
 

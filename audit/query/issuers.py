@@ -10,6 +10,7 @@ import orjson
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.events import BARE, SYSTEM
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs, tenants
 from kvcustody.ids import TenantId
 from kvcustody.tenants import SEPARATOR, Issuers
@@ -22,7 +23,7 @@ def known_issuers(connection: Connection) -> Issuers:
     query = (
         select(events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
-        .where(events.c.kind == _KIND, logs.c.name == SYSTEM)
+        .where(events.c.kind == _KIND, logs.c.name == SYSTEM, has_leaf(events))
         .order_by(events.c.idx)
     )
     home, met = "", dict[str, None]()

@@ -13,6 +13,7 @@ import orjson
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 
 ROTATE, DESTROY = "rotate", "destroy"
@@ -20,7 +21,7 @@ _KIND = "keys-ordered"
 _ORDERS = (
     select(events.c.idx, events.c.at_us, events.c.leaf)
     .join(logs, logs.c.id == events.c.log)
-    .where(events.c.kind == _KIND, logs.c.name == SYSTEM)
+    .where(events.c.kind == _KIND, logs.c.name == SYSTEM, has_leaf(events))
     .order_by(events.c.idx)
 )
 

@@ -15,6 +15,7 @@ from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import LIVES, WorkPeriod, work_periods
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.report.sections.cases import ReportedCase, read_reported_cases
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import (
     erasure_results,
     erasures,
@@ -88,7 +89,9 @@ def read_activity(
 
     def within(table: Table) -> ColumnElement[bool]:
         log = true() if own is None else table.c.log == own
-        return and_(as_of.has(table), table.c.at_us >= since_us, table.c.at_us < until_us, log)
+        return and_(
+            as_of.has(table), has_leaf(table), table.c.at_us >= since_us, table.c.at_us < until_us, log
+        )
 
     kinds: dict[str, int] = {}
     for item in overview.counted:
@@ -119,7 +122,7 @@ def _erasures(
         row.erasure: row
         for row in connection.execute(
             select(result.erasure, result.outcome, result.blocks, result.remaining, result.reason)
-            .where(as_of.has(erasure_results))
+            .where(as_of.has(erasure_results), has_leaf(erasure_results))
             .order_by(result.at_us, result.log, result.idx)
         )
     }
@@ -156,7 +159,7 @@ def _answered(
     query = (
         select(result.erasure, result.outcome, result.at_us, incarnations.c.uuid)
         .join(incarnations, incarnations.c.id == result.incarnation)
-        .where(as_of.has(erasure_results))
+        .where(as_of.has(erasure_results), has_leaf(erasure_results))
         .order_by(result.at_us, result.log, result.idx)
     )
     last = {(row.erasure, row.uuid): (row.outcome, row.at_us) for row in connection.execute(query)}

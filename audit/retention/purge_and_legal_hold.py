@@ -39,6 +39,7 @@ from kvcustody.audit.retention.counted_months import CountedMonths, ExpiredLeave
 from kvcustody.audit.retention.drop_leaves import drop_leaves, thin_tiles, tiles_to_thin
 from kvcustody.audit.retention.free_space import free_space
 from kvcustody.audit.retention.truncate_month import empty_months, old_months
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.schema.retention import legal_holds
 from kvcustody.audit.schema.trees import checkpoints
@@ -89,10 +90,11 @@ class LogPlan(NamedTuple):
 
 
 def active_holds(connection: Connection) -> tuple[Hold, ...]:
-    """Holds that were placed and not lifted, oldest first."""
+    """Holds that leaves say were placed and not lifted, oldest first."""
     column = legal_holds.c
     found: dict[str, Hold] = {}
-    for row in connection.execute(select(legal_holds).order_by(column.at_us, column.log, column.idx)):
+    query = select(legal_holds).where(has_leaf(legal_holds)).order_by(column.at_us, column.log, column.idx)
+    for row in connection.execute(query):
         if row.action == PLACED:
             found[row.hold] = Hold(row.hold, row.tenant, row.reason, row.actor, row.at_us, row.subject)
         else:

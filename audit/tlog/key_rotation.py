@@ -20,6 +20,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.tlog.backend import parse_json
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint
@@ -131,7 +132,7 @@ def handover_leaves(connection: Connection, below: int | None = None) -> list[tu
     query = (
         select(events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
-        .where(logs.c.name == SYSTEM, events.c.kind == SIGNING_KEY_KIND)
+        .where(logs.c.name == SYSTEM, events.c.kind == SIGNING_KEY_KIND, has_leaf(events))
         .order_by(events.c.idx)
     )
     if below is not None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.tlog.backend import parse_json
 from kvcustody.audit.tlog.merkle import TreeHead
@@ -94,7 +95,7 @@ def recorded_breaks(connection: Connection) -> list[RecordedBreak]:
     query = (
         select(events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
-        .where(logs.c.name == SYSTEM, events.c.kind == LOG_BROKEN_KIND)
+        .where(logs.c.name == SYSTEM, events.c.kind == LOG_BROKEN_KIND, has_leaf(events))
         .order_by(events.c.idx)
     )
     found = []

@@ -18,7 +18,6 @@ from kvcustody.audit.counters.count_events import FigureName, Figures, HourFigur
 from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state
 from kvcustody.audit.counters.packed_figures import shared_by_logs, unpack, unpack_hour
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters, coverage_hours
-from kvcustody.audit.schema.ledger import logs
 from kvcustody.errors import CustodyError, LedgerError
 
 _SHOWN = 3
@@ -53,17 +52,6 @@ def wrong_figures(connection: Connection, log: int, counted: Figures) -> Iterato
         )
     if len(differing) > _SHOWN:
         yield f"`counters`: {len(differing) - _SHOWN} more figures are not what the leaves give"
-
-
-def strange_figures(connection: Connection) -> Iterator[str]:
-    """Figures of logs that are not there."""
-    known = select(logs.c.id)
-    for table in (counters, counter_deltas):
-        strange = select(table.c.log).where(table.c.log.not_in(known)).limit(1)
-        if table is counters:
-            strange = strange.where(table.c.log != ALL_LOGS)
-        if connection.scalar(strange) is not None:
-            yield f"`{table.name}` has figures of a log that is not there"
 
 
 def wrong_sums_over_logs(connection: Connection) -> Iterator[str]:

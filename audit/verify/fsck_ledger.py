@@ -20,17 +20,17 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
+from kvcustody.audit.database.append_only_triggers import missing_triggers
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.schema.ledger import events, logs, residencies
+from kvcustody.audit.schema.ledger import logs, residencies
 from kvcustody.audit.schema.trees import (
     ROOT,
     checkpoints,
     root_leaves,
     root_log,
     signed_checkpoints,
-    tree_nodes,
     unsealed_heads,
 )
 from kvcustody.audit.tlog.checkpoint import open_checkpoint, parse_checkpoint
@@ -45,12 +45,13 @@ from kvcustody.audit.tlog.key_rotation import (
 from kvcustody.audit.tlog.log_break import parse_break, recorded_breaks
 from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
-from kvcustody.audit.verify.figure_rows import strange_figures, wrong_sums_over_logs, wrong_verdicts
+from kvcustody.audit.verify.figure_rows import wrong_sums_over_logs, wrong_verdicts
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
 from kvcustody.audit.verify.life_rows import silent_processes
 from kvcustody.audit.verify.register_rows import check_registers
 from kvcustody.audit.verify.sequence_rows import wrong_spans
 from kvcustody.audit.verify.stated_times import AHEAD, EARLY, LATE, LedgerTimes
+from kvcustody.audit.verify.stray_rows import keys_of_no_number, stray_rows
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import readable
 
@@ -58,6 +59,8 @@ Progress = Callable[[str, int, int], None]
 
 PROBLEMS_MAX = 1000
 REGISTERS = "registers"  # in place of a log: rows that are no projection of one leaf
+KEYS = "keys"  # in place of a log: rows that nothing can be compared with
+TRIGGERS = "triggers"  # the same: what keeps leaves as they are
 FIGURES = "figures"  # the same: what leaves add up to
 _ROOT_NAME = "root"
 _AT_ONCE = 4096
@@ -111,6 +114,10 @@ def fsck(
     """
     report = FsckReport()
     told = progress or (lambda log, done, total: None)
+    report.problems += [FsckFinding(KEYS, None, None, "", what) for what in keys_of_no_number(connection)]
+    if report.problems:
+        report.unproved.append("nothing else was compared: rows have keys that are no numbers")
+        return report
     rows = connection.execute(select(logs).order_by(logs.c.id)).all()
     total = sum(row.size for row in rows)
     sealed_us: dict[tuple[int, int], int | None] = {}
@@ -130,27 +137,16 @@ def fsck(
         report.problems += check.problems
         report.unproved += check.unproved
         sealed_us |= check.sealed_us
-    strays = select(events.c.log, events.c.idx).where(events.c.log.not_in([row.id for row in rows])).limit(1)
-    for log, idx in connection.execute(strays):
-        report.problems.append(
-            FsckFinding(f"log {log}", idx, idx, "", "leaves are in a log that is not there")
-        )
+    named = {row.id: row.name for row in rows}
+    for log, what in stray_rows(connection):
+        report.problems.append(FsckFinding(named.get(log, f"log {log}"), None, None, "", what))
+    report.problems += [FsckFinding(TRIGGERS, None, None, "", what) for what in missing_triggers(connection)]
     report.problems += _unassigned(connection, [row.name for row in rows])
     if dialect_of(connection).partitions:
         report.problems += _opened_twice(connection)
-    head = select(unsealed_heads.c.log).where(unsealed_heads.c.log.not_in([row.id for row in rows])).limit(1)
-    for log in connection.scalars(head):
-        report.problems.append(
-            FsckFinding(f"log {log}", None, None, "", "`unsealed_heads` has a row of a log that is not there")
-        )
-    node = select(tree_nodes.c.log).where(tree_nodes.c.log.not_in([ROOT, *(row.id for row in rows)])).limit(1)
-    for log in connection.scalars(node):
-        report.problems.append(
-            FsckFinding(f"log {log}", None, None, "", "`tree_nodes` has nodes of a log that is not there")
-        )
-    heads = _check_root(connection, report, {row.id: row.name for row in rows}, sealed_us)
+    heads = _check_root(connection, report, named, sealed_us)
     _check_notes(connection, report, heads, keys, kept)
-    figures = [*strange_figures(connection), *wrong_sums_over_logs(connection), *wrong_spans(connection)]
+    figures = [*wrong_sums_over_logs(connection), *wrong_spans(connection)]
     figures += [] if report.problems else wrong_verdicts(connection)
     if report.problems:
         report.unproved.append("verdicts by hour were not judged again: what they are judged from is wrong")

@@ -169,10 +169,6 @@ class LogCheck:
         if self.purged and self._dropped_below < self._purged_end:
             what = f"leaves are gone, and no purge on record is of any from `{self._dropped_below}` on"
             self._say(self._dropped_below, self._purged_end - 1, what)
-        for table in TABLES:
-            rows = select(table.c.idx).where(table.c.log == self._log, table.c.idx >= self.size).limit(1)
-            for idx in self._connection.scalars(rows):
-                self._say(idx, idx, f"`{table.name}` has a row of a leaf that is not there")
 
     def _check_tail(self, sealed: int) -> None:
         """What no checkpoint covers yet, and what `unsealed_heads` says of it."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, or_, select
 
 from kvcustody.audit.processes.sequence_gaps import dropped_spans
 from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.schema.sequences import sequence_spans
+
+_SHOWN = 100
 
 
 def wrong_spans(connection: Connection) -> Iterator[str]:
@@ -22,6 +24,9 @@ def wrong_spans(connection: Connection) -> Iterator[str]:
             continue
         for first, last in dropped_spans(connection, row.id):
             yield f"`sequence_spans` has sequences `{first}` to `{last}` of `{row.uuid}`, and no leaf has them"
+    first, last = sequence_spans.c.first_sequence, sequence_spans.c.last_sequence
+    for row in connection.execute(select(first, last).where(or_(first < 0, last < first)).limit(_SHOWN)):
+        yield f"`sequence_spans` has sequences `{row[0]}` to `{row[1]}`, which no process can have"
     for life in connection.scalars(select(sequence_spans.c.incarnation).distinct()):
         if life not in known:
             yield f"`sequence_spans` has sequences of process `{life}`, which no row is of"

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.audit.database.append_only_triggers import create_triggers
 from kvcustody.audit.events import (
     BlocksAttached,
     CustodyEnded,
@@ -79,6 +80,12 @@ def unguarded() -> Callable[[Connection], None]:
             connection.exec_driver_sql(f"DROP TRIGGER {name}")
 
     return lift
+
+
+@pytest.fixture
+def guard() -> Callable[[Connection], None]:
+    """What hides the act of `unguarded`: SQLite has its triggers again."""
+    return lambda connection: None if connection.dialect.name == "postgresql" else create_triggers(connection)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import orjson
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import root_leaves
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -82,7 +83,7 @@ def enrolment_leaves(connection: Connection) -> list[tuple[int, bytes]]:
     query = (
         select(events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
-        .where(logs.c.name == SYSTEM, events.c.kind == REPORT_KEY_KIND)
+        .where(logs.c.name == SYSTEM, events.c.kind == REPORT_KEY_KIND, has_leaf(events))
         .order_by(events.c.idx)
     )
     return [(row.idx, bytes(row.leaf)) for row in connection.execute(query)]

@@ -75,7 +75,7 @@ def test_a_moved_ledger_is_the_same_and_goes_on(
 
 
 def test_a_damaged_or_filled_or_changing_ledger_is_not_moved(
-    source: Engine, postgres_store: Engine, make_writer: Make, unguarded: Any, tmp_path: Path
+    source: Engine, postgres_store: Engine, make_writer: Make, unguarded: Any, guard: Any, tmp_path: Path
 ) -> None:
     """The target stays empty."""
     writer = make_writer(source, worker="worker-2", spill_directory=tmp_path / "spill-2")
@@ -98,6 +98,7 @@ def test_a_damaged_or_filled_or_changing_ledger_is_not_moved(
     assert rows(postgres_store) == empty
     with source.begin() as connection:
         connection.exec_driver_sql("UPDATE receipts SET verified = verified - 1 WHERE rowid = 7")
+        guard(connection)
     assert move_ledger(source, postgres_store).leaves > 200
     with pytest.raises(LedgerError, match="move into an empty ledger"):
         move_ledger(source, postgres_store)

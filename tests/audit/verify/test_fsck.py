@@ -79,14 +79,23 @@ class Attack:
         self.database = sqlite3.connect(self.path, isolation_level=None)
         self.database.execute("PRAGMA synchronous=OFF")
         self.execute = self.database.execute
-        for (name,) in self.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
+        self.triggers: dict[str, str] = dict(self.execute(query).fetchall())
+        self.lift()
+
+    def lift(self) -> None:
+        for name in self.triggers:
             self.execute(f"DROP TRIGGER {name}")
 
     def check(self, kept: tuple[bytes, ...] = ()) -> FsckReport:
+        """What `fsck` says once the triggers are back."""
+        for made in self.triggers.values():
+            self.execute(made)
         engine = open_store(self.path, read_only=True)
         with engine.connect() as connection:
             report = fsck(connection, keys=[KEY.verifier], kept=kept)
         engine.dispose()
+        self.lift()
         return report
 
     def leaf(self, log: int, idx: int) -> bytes:

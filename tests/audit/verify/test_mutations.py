@@ -26,7 +26,9 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import column as plain_column
+from sqlalchemy import table as plain_table
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from kvcustody.audit.counters.fold import fold
 from kvcustody.audit.counters.judge_hours import judge
@@ -87,6 +89,7 @@ TRACE = "ab" * 16
 COPIES = (("aa", "bb"), (1, 2), (4, 5), (400, 500))
 LISTED = {(entry.table, name) for entry in NOT_EVIDENCE for name in entry.columns}
 Make = Callable[..., Any]
+Harm = Callable[[Connection], None]
 
 
 class _Edit(NamedTuple):
@@ -267,7 +270,7 @@ def checked(connection: Connection) -> FsckReport:
     return fsck(connection, keys=[KEY.verifier], witnesses=[WITNESS.verifier])
 
 
-def _missed(engine: Engine, unguarded: Callable[[Connection], None], of: str = "") -> tuple[int, list[str]]:
+def _missed(engine: Engine, unguarded: Harm, guard: Harm, of: str = "") -> tuple[int, list[str]]:
     """How many edits were tried, and those that were neither found nor listed."""
     with engine.connect() as connection:
         report = checked(connection)
@@ -280,6 +283,7 @@ def _missed(engine: Engine, unguarded: Callable[[Connection], None], of: str = "
             done = [edit for edit in together if _do(connection, edit)]
             refused = [edit for edit in together if edit not in done]  # another row has this key
             assert all(edit.column is not None and edit.column.primary_key for edit in refused), refused
+            guard(connection)
             report = checked(connection)
             found = [problem.what for problem in report.problems]
             for edit in done:
@@ -304,8 +308,8 @@ def _names(found: list[str], edit: _Edit) -> bool:
 
 
 @pytest.mark.system
-def test_every_edit_is_found_or_declared(filled: Engine, unguarded: Callable[[Connection], None]) -> None:
-    tried, missed = _missed(filled, unguarded)
+def test_every_edit_is_found_or_declared(filled: Engine, unguarded: Harm, guard: Harm) -> None:
+    tried, missed = _missed(filled, unguarded, guard)
     assert not missed and tried > 250, "\n".join(missed)
 
 
@@ -337,12 +341,13 @@ OFF: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def test_without_its_derivation_edits_of_a_table_pass(
     table: str,
     monkeypatch: pytest.MonkeyPatch,
-    unguarded: Callable[[Connection], None],
+    unguarded: Harm,
+    guard: Harm,
     filled_sqlite: Engine,
 ) -> None:
     """Positive control, table by table."""
     OFF[table](monkeypatch)
-    assert _missed(filled_sqlite, unguarded, table)[1]
+    assert _missed(filled_sqlite, unguarded, guard, table)[1]
 
 
 def test_the_list_names_what_there_is() -> None:
@@ -368,3 +373,120 @@ def test_names_that_are_swapped_are_found_and_not_told(filled: Engine, unguarded
         assert [problem.what for problem in report.problems if one.pseudonym in problem.what]
         with pytest.raises(LedgerError, match=one.pseudonym):
             names_of(connection, "tenant-1", two.subject)
+
+
+class _Insert(NamedTuple):
+    """A row that nobody is to believe: a copy of one that is there, with other values in its key."""
+
+    table: Table
+    form: str
+    row: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.table.name}: {self.form}"
+
+
+FAR = 1_000_003
+PLACES = {"negative": -7, "fractional": 3.5, "beyond the end": FAR}
+
+
+def _forms(table: Table, row: dict[str, Any]) -> Iterator[_Insert]:
+    """Every form of a stray row that the table's columns allow."""
+    key = table.primary_key.columns
+    if "log" in table.columns:
+        for form, log in {"log not there": 9999, "negative log": -7, "fractional log": 1.5}.items():
+            yield _Insert(table, form, row | {"log": log})
+    for column in key:
+        if column.name != "log" and isinstance(column.type, (Big, Integer)):
+            for form, place in PLACES.items():
+                yield _Insert(table, f"{form} {column.name}", row | {column.name: place})
+    if [column.name for column in key] == ["id"]:
+        yield _Insert(table, "second row", row | {"id": 2})
+    if not any(isinstance(column.type, (Big, Integer)) for column in key):
+        texts = {column.name: _other(column, row, row[column.name]) for column in key}
+        yield _Insert(table, "second row", row | texts)
+
+
+def _may_be_there(entry: _Insert) -> bool:
+    """Rows of a table nothing of which is evidence, or of which no row proves anything by being there."""
+    return (
+        (entry.table.name, "*") in LISTED
+        or (entry.table.name, "id") in LISTED
+        or entry.table.name == "timestamps"
+    )
+
+
+def _inserts(connection: Connection) -> list[_Insert]:
+    made = []
+    for table in every_table():
+        row = connection.execute(select(table).order_by(*table.primary_key.columns)).first()
+        assert row is not None, table.name
+        made += [entry for entry in _forms(table, row._asdict()) if not _may_be_there(entry)]
+    return made
+
+
+def _insert(connection: Connection, entry: _Insert) -> bool:
+    """Insert the row past the schema's types; False where the database itself refuses it."""
+    names = list(entry.row)
+    raw = insert(plain_table(entry.table.name, *map(plain_column, names)))
+    try:
+        with connection.begin_nested():
+            connection.execute(raw, entry.row)
+    except DBAPIError:
+        return False
+    return True
+
+
+def _believed(engine: Engine, unguarded: Harm, guard: Harm) -> tuple[int, int, list[str]]:
+    """How many inserts were tried, how many the database refused, and those that were found by nobody."""
+    refused, missed = 0, []
+    with engine.connect() as connection:
+        inserts = _inserts(connection)
+    for entry in inserts:
+        with engine.connect() as connection:
+            unguarded(connection)
+            if not _insert(connection, entry):
+                refused += 1
+                connection.rollback()
+                continue
+            guard(connection)
+            if checked(connection).ok:
+                missed.append(str(entry))
+            connection.rollback()
+    return len(inserts), refused, missed
+
+
+@pytest.mark.system
+def test_every_stray_row_is_refused_or_found(filled: Engine, unguarded: Harm, guard: Harm) -> None:
+    tried, refused, missed = _believed(filled, unguarded, guard)
+    print(f"{filled.dialect.name}: {tried} forms of stray rows, {refused} refused by the database")
+    assert not missed and tried >= 200, (tried, refused, missed)
+
+
+def test_without_the_search_for_strays_they_pass(
+    filled_sqlite: Engine, unguarded: Harm, guard: Harm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positive control."""
+    monkeypatch.setattr(fsck_ledger, "stray_rows", lambda _: ())
+    assert len(_believed(filled_sqlite, unguarded, guard)[2]) > 100
+
+
+def test_triggers_that_are_gone_are_found(filled: Engine) -> None:
+    with filled.connect() as connection:
+        assert checked(connection).ok
+        if connection.dialect.name == "postgresql":
+            harms = [
+                "DROP TRIGGER append_only ON events",
+                "DROP TRIGGER no_truncate ON events_rest",
+                "ALTER TABLE events DISABLE TRIGGER places",
+                "CREATE OR REPLACE FUNCTION kvcustody_append_only() RETURNS trigger LANGUAGE plpgsql AS "
+                "'BEGIN RETURN OLD; END'",
+            ]
+        else:
+            names = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+            harms = [f"DROP TRIGGER {name}" for name in names.scalars()]
+    for harm in harms:
+        with filled.connect() as connection:
+            connection.exec_driver_sql(harm)
+            assert [problem.log for problem in checked(connection).problems] == [fsck_ledger.TRIGGERS], harm
+            connection.rollback()

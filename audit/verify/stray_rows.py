@@ -1,0 +1,75 @@
+"""Rows that no leaf proves: of a log or a leaf that is not there, at a place that no log has, or one row too many.
+
+1. The tables come from the schema: a table that is added is looked at too.
+2. Rows of a leaf that is there are compared with it elsewhere (`fsck_log`); here are those that nothing leads to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import ColumnElement, Connection, Integer, Table, and_, exists, func, or_, select
+
+from kvcustody.audit.database.dialect import dialect_of
+from kvcustody.audit.schema.all_tables import every_table, projections, tables_of_one_row
+from kvcustody.audit.schema.counters import ALL_LOGS, counters, coverage_hours
+from kvcustody.audit.schema.ledger import events, logs, tenants
+from kvcustody.audit.schema.trees import ROOT, root_leaves, tree_nodes
+
+_SHOWN = 100  # rows of each table: what one INSERT made, another can have made a million times
+_OF_ALL = {tree_nodes: ROOT, counters: ALL_LOGS, coverage_hours: ALL_LOGS}  # in place of a log's id
+_COMPARED = {tenants, root_leaves}  # every row of theirs is derived again
+
+
+def keys_of_no_number(connection: Connection) -> Iterator[str]:
+    """Keys that are no integers, which SQLite keeps: nothing can be compared where a row has one (3.5, a text)."""
+    if not dialect_of(connection).in_file:
+        return
+    for table in every_table():
+        for column in table.primary_key.columns:
+            if isinstance(column.type, Integer):
+                odd = select(column).where(func.typeof(column) != "integer").limit(1)
+                yield from (
+                    f"`{table.name}` has a row whose `{column.name}` is `{value}`"
+                    for value in connection.scalars(odd)
+                )
+
+
+def stray_rows(connection: Connection) -> Iterator[tuple[int | None, str]]:
+    """What is wrong, with the log's id where there is one."""
+    for table in every_table():
+        if table is events:
+            yield from _off_their_places(connection)
+        elif table in projections():
+            yield from _without_leaf(connection, table)
+        elif "log" in table.columns and table not in _COMPARED:
+            yield from _without_log(connection, table)
+        if table in tables_of_one_row():
+            others = connection.scalars(select(table.c.id).where(table.c.id != 1).limit(_SHOWN)).all()
+            yield from ((None, f"`{table.name}` has one row, 1, and another: `{other}`") for other in others)
+
+
+def _off_their_places(connection: Connection) -> Iterator[tuple[int | None, str]]:
+    """Leaves in no log, or where no log has a place; those beyond its end are found from its own size."""
+    off = or_(events.c.idx < 0, _has_no_log(events))
+    for log, idx in connection.execute(select(events.c.log, events.c.idx).where(off).limit(_SHOWN)):
+        yield log, f"`events` has a leaf at `{idx}` of log `{log}`, which is no place of a log that is there"
+
+
+def _without_leaf(connection: Connection, table: Table) -> Iterator[tuple[int | None, str]]:
+    its = and_(events.c.log == table.c.log, events.c.idx == table.c.idx)
+    query = select(table.c.log, table.c.idx).where(~exists().where(its)).distinct()
+    for log, idx in connection.execute(query.limit(_SHOWN)):
+        yield log, f"`{table.name}` has a row of leaf `{idx}` of log `{log}`, which is not there"
+
+
+def _without_log(connection: Connection, table: Table) -> Iterator[tuple[int | None, str]]:
+    query = select(table.c.log).where(_has_no_log(table)).distinct().limit(_SHOWN)
+    if table in _OF_ALL:
+        query = query.where(table.c.log != _OF_ALL[table])
+    for log in connection.scalars(query):
+        yield log, f"`{table.name}` has a row of a log that is not there"
+
+
+def _has_no_log(table: Table) -> ColumnElement[bool]:
+    return ~exists().where(logs.c.id == table.c.log)
