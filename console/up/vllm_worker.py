@@ -34,6 +34,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.files import write_file
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.settings import Settings
+from kvcustody.http_exchange import read_bounded
 from kvcustody.policies.document.model import Policy
 
 CONNECTOR = {"kv_connector": "KVCustody", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
@@ -41,6 +42,7 @@ MIDDLEWARE = "kvcustody.integrations.vllm.middleware.ScopeMiddleware"
 MODEL = "random"
 POOL_BLOCKS, BLOCK_TOKENS = 512, 32
 _AT_ONCE = 8  # requests under way
+_ANSWER_BYTES_MAX = 1 << 20
 _ANSWER_TOKENS = 16
 _START_SECONDS, _ANSWER_SECONDS, _END_SECONDS = 600.0, 120.0, 45.0
 _SUBJECT, _SESSION = "X-KVCustody-Subject", "X-KVCustody-Session"
@@ -189,7 +191,7 @@ class VllmWorker:
         while not self._stop.wait(0.3):
             self._check_it_runs()
             with contextlib.suppress(httpx.TransportError):
-                if client.get("/health", timeout=5.0).status_code == 200:
+                if _answer(client, client.build_request("GET", "/health", timeout=5.0)).status_code == 200:
                     return
             if time.monotonic() > until:
                 raise ConfigError(f"vLLM does not answer after {_START_SECONDS:g} s: {self._end_of_log()}")
@@ -239,7 +241,10 @@ class VllmWorker:
             "temperature": 0,
         }
         try:
-            answer = client.post("/v1/completions", json=body, headers=self._headers(principal))
+            headers = self._headers(principal)
+            answer = _answer(
+                client, client.build_request("POST", "/v1/completions", json=body, headers=headers)
+            )
         except httpx.TransportError:
             if self._stop.is_set():
                 return
@@ -303,3 +308,7 @@ def _named_vllm(folder: Path, version: str) -> Path:
     home.mkdir(parents=True, exist_ok=True)
     write_file(home / "METADATA", f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n".encode())
     return folder
+
+
+def _answer(client: httpx.Client, request: httpx.Request) -> httpx.Response:
+    return read_bounded(client, request, deadline_seconds=_ANSWER_SECONDS, bytes_max=_ANSWER_BYTES_MAX)

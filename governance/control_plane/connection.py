@@ -2,7 +2,8 @@
 
 1. The key comes from a file of mode 0600, and is sent to the one server that was named; redirects are not followed.
 2. Without TLS only this machine is talked to.
-3. Every refusal is a `ServiceError` with the problem's type; a server that cannot be reached is one with
+3. An answer is read up to a bound, and is not unpacked (`http_exchange`).
+4. Every refusal is a `ServiceError` with the problem's type; a server that cannot be reached is one with
    `unreachable`, one whose certificate or ours is refused is one with `tls`.
 """
 
@@ -20,11 +21,14 @@ import orjson
 
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.service.settings import is_local
+from kvcustody.http_exchange import read_bounded
 
 if TYPE_CHECKING:
     import httpx
 
 _KEY_BYTES_MAX = 16_384
+_ANSWER_BYTES_MAX = 1 << 30
+_WHOLE_ANSWER = 10  # times the timeout of a part
 HISTORY = "kvcustody-history"
 
 
@@ -50,6 +54,7 @@ class ControlPlaneConnection:
         plain = not server.startswith("https:") and files == (None, None, None)
         self._client = _client(server, False if plain else _tls(*files), timeout_seconds)
         self._client.headers["Authorization"] = f"Bearer {key}"
+        self._deadline_seconds = _WHOLE_ANSWER * timeout_seconds
         self.server = server
         self._on_history = on_history
 
@@ -84,11 +89,16 @@ class ControlPlaneConnection:
         self.request("DELETE", path)
 
     def request(self, method: str, path: str, **how: Any) -> httpx.Response:
-        """Any request; raises `ServiceError` for whatever is not a success (rule 3)."""
+        """Any request; raises `ServiceError` for whatever is not a success (rule 4)."""
         import httpx
 
         try:
-            answer = self._client.request(method, path, **how)
+            answer = read_bounded(
+                self._client,
+                self._client.build_request(method, path, **how),
+                deadline_seconds=self._deadline_seconds,
+                bytes_max=_ANSWER_BYTES_MAX,
+            )
         except httpx.HTTPError as error:
             refused = _of_tls(error)
             if refused is not None:

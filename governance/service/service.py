@@ -144,7 +144,7 @@ class Service:
         tokens = OidcTokens(settings.issuers, clock)
         by_key = RateLimiter(settings.key_failures_per_minute / _MINUTE, settings.key_failures_per_minute)
         self.authenticator = ServiceAuthenticator(
-            self.principals, tokens, self.sessions, failures, by_key, self.attempts.note
+            self.principals, tokens, self.sessions, failures, by_key, self.attempts.note, clock
         )
         self.tracing = open_tracing(settings, stack)
         self.rates = RateLimiter(settings.requests_per_second, settings.requests_burst)

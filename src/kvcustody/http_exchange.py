@@ -1,18 +1,24 @@
-"""One request to somebody else's server, over within its deadline whatever the other side does.
+"""What other servers answer: read up to a bound, within a deadline, whatever the other side does.
 
 1. A timeout of a socket begins anew with every byte, so a server that trickles could be waited for for ever: the deadline
    is of the whole exchange, be it in the handshake, the headers or the body.
 2. Of an answer no more than so many bytes are read. Redirects are not followed, and no proxy of the environment is used.
+3. No answer is unpacked: its few bytes could become any number. We ask for none that is packed, and refuse one that is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import httpx
 
 UNIX = "unix:"
+UNPACKED = {"Accept-Encoding": "identity"}
 
 
 class HttpReply(NamedTuple):
@@ -47,15 +53,14 @@ def exchange(
         async with (
             asyncio.timeout(deadline_seconds),
             httpx.AsyncClient(transport=transport, timeout=None, trust_env=False) as client,  # noqa: S113 - rule 1
-            client.stream(method, url, content=body, headers=headers) as answer,
+            client.stream(method, url, content=body, headers={**(headers or {}), **UNPACKED}) as answer,
         ):
-            data = b""
-            async for chunk in answer.aiter_bytes():
-                data += chunk
-                if len(data) > bytes_max:
-                    raise OSError(f"the answer is longer than {bytes_max} bytes")
+            check_unpacked(answer)
+            received = bytearray()
+            async for chunk in answer.aiter_raw():
+                add_bounded(received, chunk, bytes_max)
             kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-            return HttpReply(answer.status_code, kind, data)
+            return HttpReply(answer.status_code, kind, bytes(received))
 
     try:
         return asyncio.run(ask())
@@ -65,6 +70,53 @@ def exchange(
         raise ValueError(f"`{url}` is no address: {error}") from None
     except httpx.HTTPError as error:
         raise OSError(_reason(error)) from None
+
+
+def read_bounded(
+    client: httpx.Client,
+    request: httpx.Request,
+    *,
+    deadline_seconds: float,
+    bytes_max: int,
+) -> httpx.Response:
+    """Send a request over a client that keeps its connections; the answer has its body, and was not unpacked.
+
+    Raises `httpx.HTTPError`, also for an answer that is packed, too long, or not whole within the deadline. The deadline
+    is looked at between parts of the body: a part takes no longer than the client's own timeout.
+    """
+    import httpx
+
+    request.headers.update(UNPACKED)
+    ends = time.monotonic() + deadline_seconds
+    received = bytearray()
+    answer = client.send(request, stream=True)
+    try:
+        check_unpacked(answer)
+        for chunk in answer.iter_raw():
+            add_bounded(received, chunk, bytes_max)
+            if time.monotonic() >= ends:
+                raise httpx.ReadTimeout("no answer within the deadline", request=request)
+    except OSError as error:
+        raise httpx.DecodingError(str(error), request=request) from None
+    finally:
+        answer.close()
+    return httpx.Response(
+        answer.status_code, headers=answer.headers, content=bytes(received), request=request
+    )
+
+
+def check_unpacked(answer: httpx.Response) -> None:
+    """Raise `OSError` for an answer that says that it is packed (rule 3)."""
+    packed = answer.headers.get("content-encoding", "").strip().lower()
+    if packed not in ("", "identity"):
+        raise OSError("the answer is packed, though none was asked for that is")
+
+
+def add_bounded(received: bytearray, chunk: bytes, bytes_max: int) -> None:
+    """Add a part of an answer; raises `OSError` past the bound."""
+    received += chunk
+    if len(received) > bytes_max:
+        raise OSError(f"the answer is longer than {bytes_max} bytes")
 
 
 def _reason(error: BaseException) -> str:

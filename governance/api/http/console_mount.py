@@ -52,17 +52,18 @@ def log_in(service: Service, key: str, address: str) -> LoggedIn:
     caller = service.authenticator.caller(f"Bearer {key}", None, address)
     if caller.by != "key":  # a token's issuer keeps its principal: there is nobody to read anew (`sessions`)
         raise unauthenticated()
-    begun = service.sessions.begin(caller.name)
+    begun = service.sessions.begin(caller.name, key=caller.key)
     seconds = service.settings.session_minutes * 60
     return LoggedIn(set_cookie(begun.token, seconds, tls=service.settings.tls), begun.csrf, caller)
 
 
 def log_in_by_link(service: Service, token: str, *, direct: bool) -> LoggedIn:
     """Begin a session with a link (`access.sign_in_links`); raises `unauthenticated` where it signs nobody in."""
-    name = service.sign_in_links.take(token, direct=direct)
-    if name is None:
+    link = service.sign_in_links.take(token, direct=direct)
+    if link is None or service.principals.narrowed_since(link.principal, link.made_us):
         raise unauthenticated()
-    begun = service.sessions.begin(name)
+    name = link.principal
+    begun = service.sessions.begin(name, key="")
     caller = service.authenticator.of_session(begun.token)
     if caller is None:
         raise unauthenticated()

@@ -78,7 +78,10 @@ def disable(caller: CallerDep, service: ServiceDep, who: Ending) -> dict[str, An
 
 
 def revoke_keys(caller: CallerDep, service: ServiceDep, which: KeyEnding) -> dict[str, Any]:
-    """Refuse one key of a principal from now on, or all of them and its sessions; its keys, as they are then."""
+    """Refuse one key of a principal from now on, or all of them and its sessions; its keys, as they are then.
+
+    With one key end the sessions that were begun with it, and the keys that were made with it.
+    """
     book, allow = service.principals, which.allow_last
     if which.prefix is None:
         book.revoke_keys(which.name, allow_last=allow, by=caller.name)
@@ -222,7 +225,8 @@ def rotate_own_key(
     """A new key for yourself; your other keys end after the overlap.
 
     It is bound to the client certificate that the key you ask with is bound to; with `bind`, to the one of this
-    connection.
+    connection. It is revoked with the key you ask with. Asked for in a session, it also expires no later than the key
+    that the session was begun with, or than a session of no key: only an administrator gives a key that outlives it.
     """
     _enrolled(caller.by)
     book, presented = service.principals, request.scope.get(CERTIFICATE)
@@ -231,25 +235,32 @@ def rotate_own_key(
             "invalid", "`bind` needs a connection with a client certificate (`workers_listen`)"
         )
     bound = presented if how.bind else book.binding(caller.key)
-    days, overlap = how.days, how.overlap_days
     return book.issue_key(
-        caller.name, days=days, overlap_days=overlap, certificate=bound, by=caller.name
+        caller.name,
+        days=how.days,
+        overlap_days=how.overlap_days,
+        certificate=bound,
+        source=service.authenticator.source_of(caller),
+        by=caller.name,
     )._asdict()
 
 
 def revoke_own_key(
     caller: CallerDep, service: ServiceDep, prefix: Prefix, allow_last: AllowLast = False
 ) -> Response:
-    """Refuse one of your keys from now on."""
-    book = service.principals
-    book.revoke_key(prefix, principal=caller.name, allow_last=allow_last, by=caller.name)
+    """Refuse one of your keys, and those that were made with it, from now on; not the other key that you ask with."""
+    keep = caller.key if caller.by == "key" else ""
+    service.principals.revoke_key(
+        prefix, principal=caller.name, keep=keep, allow_last=allow_last, by=caller.name
+    )
+    service.changed()
     return Response(status_code=204)
 
 
 def begin_session(caller: CallerDep, service: ServiceDep) -> Response:
     """Begin a session of a person at the console: sets its cookie."""
     _enrolled(caller.by)
-    made = service.sessions.begin(caller.name)
+    made = service.sessions.begin(caller.name, key=caller.key)
     seconds = service.settings.session_minutes * 60
     body = orjson.dumps({"csrf": made.csrf, "expires_us": made.expires_us})
     answer = Response(body, 201, media_type="application/json")

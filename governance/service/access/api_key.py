@@ -4,7 +4,8 @@
    scanners of source code can check offline. Only a BLAKE2b digest of the whole is stored: there are too many keys
    for anybody to try, so a digest that is dear to compute would slow down those alone who are asked to verify.
 2. A well-formed key that is unknown costs one comparison of digests, as a known one with a wrong secret does.
-3. A key that was verified is remembered for a while under a digest of itself, keyed for this process alone; what its
+3. What is stored of a key that was made with another key says so in its parameters: `$blake2b$from=<prefix>$...`.
+4. A key that was verified is remembered for a while under a digest of itself, keyed for this process alone; what its
    row says (revoked, expired, replaced) is read at every request all the same.
 """
 
@@ -62,7 +63,8 @@ class KeyHasher:
         if stored is not None and self._remembers(digest, stored):
             return True
         self.verifications += 1
-        matches = hmac.compare_digest(digest_of(key), stored or self._unknown)
+        digest_part = _DIGEST + (stored or self._unknown).rpartition("$")[2]
+        matches = hmac.compare_digest(digest_of(key), digest_part)
         if not matches or stored is None:
             return False
         with self._lock:
@@ -93,6 +95,16 @@ def prefix_of(key: str) -> str | None:
         return None
     body = key.rpartition("_")[0]
     return found[1] if f"{zlib.crc32(body.encode()):08x}" == found[3] else None
+
+
+def with_source(stored: str, source: str) -> str:
+    """What is stored of a key, with the prefix of the key that it was made with (rule 3); empty: with none."""
+    return stored.replace(_DIGEST, made_with(source), 1) if source else stored
+
+
+def made_with(source: str) -> str:
+    """How what is stored of every key begins that was made with the key of this prefix (rule 3)."""
+    return f"{_DIGEST}from={source}$"
 
 
 def digest_of(key: str) -> str:

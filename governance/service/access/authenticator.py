@@ -5,7 +5,8 @@
 3. A credential is checked before anything is counted, and one that verifies is never refused for what others sent,
    from its own address or under its own prefix. What fails is counted by address and by prefix, and told to wait.
 4. A key or token that is bound to a client certificate is nobody's over a connection with another one, or with none.
-5. A principal that was disabled is nobody, whatever it shows; an answer that is still held open for it is not given.
+5. A principal that was disabled is nobody, whatever it shows. An answer that is held open is not given once what was
+   shown for it (key, session or token) has ended.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Callable
 
 import structlog
 
+from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.errors import credential_refused as refused
 from kvcustody.governance.observability.attempts import network_of, reason_of
 from kvcustody.governance.service.access.api_key import MARK, prefix_of
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.oidc_token import OidcTokens, VerifiedClaims
-from kvcustody.governance.service.access.principal_table import PrincipalRecord
+from kvcustody.governance.service.access.principal_table import KeySource, PrincipalRecord
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.sessions import Sessions
@@ -41,9 +43,11 @@ class ServiceAuthenticator:
         failures: RateLimiter,
         key_failures: RateLimiter,
         told: Callable[[str, str], None],
+        clock: Clock,
     ) -> None:
         """`failures` by address, `key_failures` by the prefix of a key; `told` is told each reason and network."""
         self._tell = told
+        self._clock = clock
         self._principals = principals
         self._tokens = tokens
         self._sessions = sessions
@@ -84,14 +88,31 @@ class ServiceAuthenticator:
 
     def of_session(self, cookie: str) -> Caller | None:
         """Who a session's cookie stands for; None where it is over or never was."""
-        name = self._sessions.principal(cookie)
-        found = None if name is None else self._principals.find(name)
-        return None if found is None or found.disabled_us is not None else _caller(found, "session")
+        session = self._sessions.find(cookie)
+        found = None if session is None else self._principals.find(session.principal)
+        if session is None or found is None or found.disabled_us is not None:
+            return None
+        return _caller(found, "session")._replace(key=session.key, session=session.digest)
 
     def check_still_valid(self, caller: Caller) -> None:
         """Raise `unauthenticated` where a caller was ended after its request had begun (rule 5)."""
-        if caller.by != "local" and self._principals.ended(caller.name, caller.key):
+        if caller.by == "local":
+            return
+        over = caller.until_us is not None and self._clock.utc_us() >= caller.until_us
+        left = bool(caller.session) and not self._sessions.stands(caller.session, caller.key)
+        if over or left or self._principals.ended(caller.name, caller.key):
             raise unauthenticated()
+
+    def source_of(self, caller: Caller) -> KeySource:
+        """What a key is made with that a caller asks for itself; raises `unauthenticated` where that has ended."""
+        if caller.by != "session":
+            return KeySource(caller.key, None)
+        until_us = (
+            self._principals.expiry(caller.key) if caller.key else self._sessions.expiry(caller.session)
+        )
+        if until_us is None:
+            raise unauthenticated()
+        return KeySource(caller.key, until_us)
 
     def _proven(self, authorization: str | None, cookie: str | None, certificate: str | None) -> Caller:
         if authorization is None:
@@ -109,7 +130,8 @@ class ServiceAuthenticator:
         proven = self._tokens.verify(credential, certificate)
         if self._principals.ended(proven.principal):
             raise refused("principal is disabled")
-        return Caller(proven.principal, proven.roles, self._tenant_of(proven), "token")
+        tenant = self._tenant_of(proven)
+        return Caller(proven.principal, proven.roles, tenant, "token", until_us=proven.until_us)
 
     def _tenant_of(self, proven: VerifiedClaims) -> str | None:
         """The tenant that a token names: whoever issues tokens for people says whose an id is, like everybody."""

@@ -18,7 +18,9 @@ class Caller(NamedTuple):
     roles: frozenset[Role]
     tenant: str | None
     by: str
-    key: str = ""  # the public prefix of the key, where one was used
+    key: str = ""  # the public prefix of the key that was used, or that the session was begun with
+    session: str = ""  # the digest of the session's cookie, where one was used
+    until_us: int | None = None  # UTC; when a token expires
 
     def reach(self, action: Permission) -> Reach:
         """How far the caller's roles go."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 from typing import Any, NamedTuple
 
-from kvcustody.clock import Clock
+from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import credential_refused as refused
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
 from kvcustody.governance.service.access.jwks import KeySet
@@ -23,6 +23,7 @@ class VerifiedClaims(NamedTuple):
     principal: str
     roles: frozenset[Role]
     tenant: str | None
+    until_us: int  # UTC; when it expires
 
 
 class OidcTokens:
@@ -76,4 +77,5 @@ def _proven(claims: dict[str, Any], entry: Issuer) -> VerifiedClaims:
     tenant = claims.get(entry.tenant_claim) if roles & OF_TENANTS else None
     if tenant is not None:
         check_tenant_name(tenant)
-    return VerifiedClaims(f"{entry.name}:{who}", check_roles(roles, tenant), tenant)
+    until_us = int((claims["exp"] + entry.leeway_seconds) * MICROSECONDS)
+    return VerifiedClaims(f"{entry.name}:{who}", check_roles(roles, tenant), tenant, until_us)

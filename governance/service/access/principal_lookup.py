@@ -145,6 +145,21 @@ class PrincipalLookup:
             ).first()
         return key is None or key.revoked_us is not None or self._clock.utc_us() >= key.expires_us
 
+    def expiry(self, prefix: str) -> int | None:
+        """When a key expires (UTC)."""
+        query = select(service_keys.c.expires_us).where(service_keys.c.prefix == prefix)
+        with self._engine.connect() as connection:
+            return connection.scalar(query)
+
+    def narrowed_since(self, name: str, since_us: int) -> bool:
+        """Whether a principal is disabled, or a key of it was revoked at or after this time (UTC)."""
+        table = service_keys.c
+        revoked = select(table.prefix).where(table.principal == name, table.revoked_us >= since_us).limit(1)
+        with self._engine.connect() as connection:
+            if connection.scalar(revoked) is not None:
+                return True
+        return self.ended(name)
+
     def binding(self, prefix: str) -> str | None:
         """The certificate that a key is bound to (rule 2)."""
         with self._engine.connect() as connection:

@@ -49,6 +49,16 @@ class IssuedKey(NamedTuple):
     expires_us: int
 
 
+class KeySource(NamedTuple):
+    """What a principal makes a key of its own with: the key that it showed, or that its session was begun with.
+
+    `until_us` (UTC): the key expires no later; None: it replaces what it was made with.
+    """
+
+    key: str
+    until_us: int | None
+
+
 KEY_COLUMNS = [service_keys.c[name] for name in ApiKeyRecord._fields]
 
 

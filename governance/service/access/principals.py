@@ -8,17 +8,19 @@
    is bound as it was, unless told otherwise.
 5. Whoever is disabled has no key and no session from before, not even once enabled again. Of one whom an issuer of
    tokens keeps (`issuer:name`) the book has a row from the first time that it is disabled.
-6. The last principal who may disable principals and revoke their keys is not ended by oversight. Counted are those
+6. What was made with a key ends with it: its sessions always, and once it is revoked the keys that were made with it
+   and with those. A key made in a session expires no later than the session's key. An administrator's key stands alone.
+7. The last principal who may disable principals and revoke their keys is not ended by oversight. Counted are those
    who can ask: enrolled, not disabled, with a valid key. Those whom an issuer of tokens keeps are not: only the
    issuer knows them. Of two who end each other at one moment, one is refused.
-7. Of two roles that nobody holds together (`APART`) a bootstrap key gives one, whoever it is that receives it: by
+8. Of two roles that nobody holds together (`APART`) a bootstrap key gives one, whoever it is that receives it: by
    enrolling, by a further key and by enabling alike. The first that it gives stays with it, kept before it is given;
    somebody with a bootstrap key of their own gives the other. Nobody can tell two names of one person apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from sqlalchemy import Connection, Engine, delete, insert, select, update
@@ -30,12 +32,13 @@ from kvcustody.audit.schema.service import service_keys, service_principals, ser
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
-from kvcustody.governance.service.access.api_key import KeyHasher
+from kvcustody.governance.service.access.api_key import KeyHasher, made_with, with_source
 from kvcustody.governance.service.access.principal_lookup import PrincipalLookup
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
     ApiKeyRecord,
     IssuedKey,
+    KeySource,
     PrincipalRecord,
     principal_of,
     roles_text,
@@ -54,9 +57,9 @@ from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 
 def check_last_custodian(
-    connection: Connection, name: str, now_us: int, *, without: str | None = None
+    connection: Connection, name: str, now_us: int, *, without: Collection[str] | None = None
 ) -> None:
-    """Raise `conflict` where ending `name`, or its key `without`, would leave nobody who manages keys.
+    """Raise `conflict` where ending `name`, or its keys `without`, would leave nobody who manages keys.
 
     Call it in the transaction that ends it; a name that manages no keys, or can no longer ask, is nobody's last.
     """
@@ -70,8 +73,8 @@ def check_last_custodian(
     asking = {manager: set(valid_keys(connection, manager, now_us)) for manager in managers}
     if not asking.get(name):
         return
-    left = set() if without is None else asking[name] - {without}
-    if without is not None and without not in asking[name]:
+    left = set() if without is None else asking[name].difference(without)
+    if left == asking[name]:
         return
     if not left and not any(keys for manager, keys in asking.items() if manager != name):
         raise ProblemError(
@@ -86,7 +89,7 @@ TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of tokens
 
 
 def claim_apart(connection: Connection, by: str, roles: frozenset[Role]) -> None:
-    """Keep which roles that nobody holds together a bootstrap key gives; raises `conflict` for the second (rule 7)."""
+    """Keep which roles that nobody holds together a bootstrap key gives; raises `conflict` for the second (rule 8)."""
     table = service_principals
     found = connection.execute(select(table).where(table.c.name == by).with_for_update()).first()
     if found is None or Role.BOOTSTRAP not in principal_of(found).roles:
@@ -194,11 +197,13 @@ class Principals(PrincipalLookup):
         days: float,
         overlap_days: float | None = None,
         certificate: str | None = None,
+        source: KeySource | None = None,
         by: str,
     ) -> IssuedKey:
         """A new key for a principal; with `overlap_days` its other keys expire after so many days.
 
-        `certificate` binds it (rule 4): workers alone present one.
+        `certificate` binds it (rule 4): workers alone present one. `source`: what it is made with (rule 6), where its
+        principal makes it; raises `unauthenticated` where that has ended.
         """
         principal = self.get(name)
         if principal.disabled_us is not None:
@@ -214,11 +219,20 @@ class Principals(PrincipalLookup):
         if certificate is None and overlap_days is not None:
             certificate = self._binding(name, now_us)
         made = self._hasher.make()
-        issued = IssuedKey(made.prefix, made.key, now_us + int(days * DAY_US))
+        expires_us = now_us + int(days * DAY_US)
+        if source is not None and source.until_us is not None:
+            expires_us = min(expires_us, source.until_us)
+        issued = IssuedKey(made.prefix, made.key, expires_us)
         detail = made.prefix if certificate is None else f"{made.prefix} x5t#S256={certificate}"
         self._note(principal, "key-replaced" if overlap_days is not None else "key-issued", by, detail)
+        source_key = "" if source is None else source.key
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            if source_key:
+                lock = select(service_keys.c.prefix).where(service_keys.c.prefix == source_key)
+                connection.execute(lock.with_for_update())  # a revocation comes before or after
             valid = valid_keys(connection, name, now_us)
+            if source_key and source_key not in valid:
+                raise ProblemError("unauthenticated")
             if overlap_days is not None:
                 until_us = now_us + int(overlap_days * DAY_US)
                 late = service_keys.c.prefix.in_(valid) & (service_keys.c.expires_us > until_us)
@@ -228,15 +242,22 @@ class Principals(PrincipalLookup):
             row = ApiKeyRecord(
                 made.prefix, name, now_us, issued.expires_us, None, None, certificate
             )._asdict()
-            connection.execute(insert(service_keys).values(**row, hash=made.hash))
+            connection.execute(insert(service_keys).values(**row, hash=with_source(made.hash, source_key)))
         self._known = {}
         return issued
 
     def revoke_key(
-        self, prefix: str, *, principal: str | None = None, allow_last: bool = False, by: str
+        self,
+        prefix: str,
+        *,
+        principal: str | None = None,
+        keep: str = "",
+        allow_last: bool = False,
+        by: str,
     ) -> ApiKeyRecord:
-        """Refuse a key from now on; on record afterwards. Another principal's key is absent where one is named.
+        """Refuse a key, and those that were made with it (rule 6), from now on; on record afterwards.
 
+        Another principal's key is absent where one is named. `keep`: the prefix of a key that stays all the same.
         Raises `conflict` for the last key of the last who manages keys, unless `allow_last`.
         """
         where = service_keys.c.prefix == prefix
@@ -244,16 +265,19 @@ class Principals(PrincipalLookup):
             where &= service_keys.c.principal == principal
         now_us = self._clock.utc_us()
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            row = connection.execute(select(*KEY_COLUMNS).where(where)).first()
+            row = connection.execute(select(*KEY_COLUMNS).where(where).with_for_update()).first()
             if row is None:
                 raise not_found()
+            ending = _made_with(connection, row.principal, prefix, keep)
             if not allow_last:
-                check_last_custodian(connection, row.principal, now_us, without=prefix)
-            fresh = where & service_keys.c.revoked_us.is_(None)
-            changed = connection.execute(update(service_keys).where(fresh).values(revoked_us=now_us)).rowcount
+                check_last_custodian(connection, row.principal, now_us, without=ending)
+            fresh = service_keys.c.prefix.in_(ending) & service_keys.c.revoked_us.is_(None)
+            changed = list(connection.scalars(select(service_keys.c.prefix).where(fresh)))
+            connection.execute(update(service_keys).where(fresh).values(revoked_us=now_us))
         self._known = {}
         if changed:
-            self._note(self.get(row.principal), "key-revoked", by, prefix)
+            changed.sort(key=ending.index)
+            self._note(self.get(row.principal), "key-revoked", by, ",".join(changed))
         return ApiKeyRecord(*row)._replace(revoked_us=row.revoked_us or now_us)
 
     def revoke_keys(self, name: str, *, allow_last: bool = False, by: str) -> list[ApiKeyRecord]:
@@ -283,7 +307,7 @@ class Principals(PrincipalLookup):
             connection.execute(insert(service_principals).values(**row._asdict() | {"roles": ""}))
 
     def _claim(self, by: str, roles: frozenset[Role]) -> None:
-        """Let a bootstrap key give roles, unless it gave what nobody holds beside them (rule 7)."""
+        """Let a bootstrap key give roles, unless it gave what nobody holds beside them (rule 8)."""
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             claim_apart(connection, by, roles)
 
@@ -299,6 +323,17 @@ class Principals(PrincipalLookup):
         self._record(
             PrincipalChanged(at_us, principal.name, action, roles, principal.tenant or "", by, detail)
         )
+
+
+def _made_with(connection: Connection, name: str, prefix: str, keep: str) -> list[str]:
+    """The prefixes of a key and of all made with it, directly or not (rule 6); neither `keep` nor what it made."""
+    ending = [prefix]
+    for source in ending:
+        stored = service_keys.c.hash.startswith(made_with(source), autoescape=True)
+        children = select(service_keys.c.prefix).where(service_keys.c.principal == name, stored)
+        fresh = connection.scalars(children.order_by(service_keys.c.issued_us).with_for_update())
+        ending += [found for found in fresh if found not in ending and found != keep]
+    return ending
 
 
 def _end_credentials(connection: Connection, name: str, now_us: int) -> list[str]:

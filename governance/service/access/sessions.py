@@ -1,7 +1,8 @@
 """Sessions of people at the console: a cookie that stands for a credential, and what keeps others from using it.
 
-1. The cookie holds 256 random bits; the database holds their keyed digest. A session ends at its deadline, when it is
-   idle too long, when its principal is disabled, or when it is ended.
+1. The cookie holds 256 random bits, and the public prefix of the key that the session was begun with; the database
+   holds the keyed digest of both. A session ends at its deadline, when it is idle too long, when its key does (revoked,
+   expired or replaced), when its principal is disabled, or when it is ended.
 2. A session is its principal, read anew at every request: roles are never remembered in it.
 3. An act in a session needs the session's CSRF token, which is computed from the cookie and kept nowhere, and must
    come from the service's own origin.
@@ -9,18 +10,20 @@
 
 from __future__ import annotations
 
+import re
 import secrets
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, delete, insert, or_, select, update
+from sqlalchemy import Connection, Engine, delete, insert, or_, select, update
 
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.schema.service import service_sessions
 from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.governance.service.access.principal_table import valid_keys
 from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest, same
 
 _TOUCH_US = 60 * MICROSECONDS  # how exactly idleness is known
-_TOKEN_CHARACTERS = 43
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}\.((?:[0-9a-f]{12})?)")
 
 
 class NewSession(NamedTuple):
@@ -29,6 +32,14 @@ class NewSession(NamedTuple):
     token: str
     csrf: str
     expires_us: int
+
+
+class StandingSession(NamedTuple):
+    """A session that is not over: whose it is, and the prefix of the key that it was begun with (empty: of none)."""
+
+    principal: str
+    key: str
+    digest: str
 
 
 class Sessions:
@@ -43,9 +54,12 @@ class Sessions:
         self._clock = clock
         self._us, self._idle_us = seconds * MICROSECONDS, idle_seconds * MICROSECONDS
 
-    def begin(self, principal: str) -> NewSession:
-        """A session for a principal who has just shown a credential; sessions that are over are removed."""
-        token, now_us = secrets.token_urlsafe(32), self._clock.utc_us()
+    def begin(self, principal: str, *, key: str) -> NewSession:
+        """A session for a principal who has just shown a credential; sessions that are over are removed.
+
+        `key`: the prefix of the API key that was shown; empty where a link or nothing of the kind was.
+        """
+        token, now_us = f"{secrets.token_urlsafe(32)}.{key}", self._clock.utc_us()
         table = service_sessions
         over = or_(table.c.expires_us <= now_us, table.c.used_us <= now_us - self._idle_us)
         row = {"principal": principal, "begun_us": now_us, "used_us": now_us, "expires_us": now_us + self._us}
@@ -54,19 +68,39 @@ class Sessions:
             connection.execute(insert(table).values(digest=self._digest(token), **row))
         return NewSession(token, self.csrf(token), now_us + self._us)
 
-    def principal(self, token: str) -> str | None:
-        """Whose session this is, if it is one and not over."""
-        if len(token) != _TOKEN_CHARACTERS:
+    def find(self, token: str) -> StandingSession | None:
+        """The session of a cookie, if it is one and not over; notes that it was used."""
+        form, now_us, table = _TOKEN.fullmatch(token), self._clock.utc_us(), service_sessions
+        if form is None:
             return None
-        digest, now_us, table = self._digest(token), self._clock.utc_us(), service_sessions
+        digest = self._digest(token)
         with self._engine.connect() as connection:
-            row = connection.execute(select(table).where(table.c.digest == digest)).first()
-        if row is None or now_us >= row.expires_us or now_us - row.used_us >= self._idle_us:
+            row = self._standing(connection, digest, form[1], now_us)
+        if row is None:
             return None
         if now_us - row.used_us >= _TOUCH_US:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 connection.execute(update(table).where(table.c.digest == digest).values(used_us=now_us))
-        return str(row.principal)
+        return StandingSession(str(row.principal), form[1], digest)
+
+    def expiry(self, digest: str) -> int | None:
+        """When a session ends at the latest (UTC)."""
+        query = select(service_sessions.c.expires_us).where(service_sessions.c.digest == digest)
+        with self._engine.connect() as connection:
+            return connection.scalar(query)
+
+    def stands(self, digest: str, key: str) -> bool:
+        """Whether a session that was found is not over now."""
+        with self._engine.connect() as connection:
+            return self._standing(connection, digest, key, self._clock.utc_us()) is not None
+
+    def _standing(self, connection: Connection, digest: str, key: str, now_us: int) -> Any:
+        """The row of a session that is not over (rule 1)."""
+        table = service_sessions
+        row = connection.execute(select(table).where(table.c.digest == digest)).first()
+        if row is None or now_us >= row.expires_us or now_us - row.used_us >= self._idle_us:
+            return None
+        return row if not key or key in valid_keys(connection, row.principal, now_us) else None
 
     def end(self, token: str) -> None:
         """End a session; one that is over, or never was, is not an error."""

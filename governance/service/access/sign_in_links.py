@@ -27,8 +27,15 @@ class SignInLink(NamedTuple):
     expires_us: int
 
 
-class _Waiting(NamedTuple):
+class TakenLink(NamedTuple):
+    """Whom a link signs in, and since when it waited (UTC): what narrowed the principal since ends the link too."""
+
     principal: str
+    made_us: int
+
+
+class _Waiting(NamedTuple):
+    link: TakenLink
     expires_us: int
 
 
@@ -46,16 +53,16 @@ class SignInLinks:
         with self._lock:
             while len(self._waiting) >= LINKS_MAX:
                 del self._waiting[next(iter(self._waiting))]
-            self._waiting[_digest(token)] = _Waiting(principal, expires_us)
+            self._waiting[_digest(token)] = _Waiting(TakenLink(principal, self._clock.utc_us()), expires_us)
         return SignInLink(token, expires_us)
 
-    def take(self, token: str, *, direct: bool) -> str | None:
+    def take(self, token: str, *, direct: bool) -> TakenLink | None:
         """Whom a link signs in, which it then does no more; None where it does not. `direct`: see `is_direct`."""
         if not direct or len(token) != _TOKEN_CHARACTERS:
             return None
         with self._lock:
             found = self._waiting.pop(_digest(token), None)
-        return None if found is None or self._clock.now_us() >= found.expires_us else found.principal
+        return None if found is None or self._clock.now_us() >= found.expires_us else found.link
 
 
 def is_direct(peer: str | None, host: str, *, forwarded: bool) -> bool:

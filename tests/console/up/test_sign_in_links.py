@@ -8,10 +8,15 @@ from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS, LINKS_MAX, SignInLinks, is_direct
 
 
+def _taken(links: SignInLinks, token: str) -> str | None:
+    link = links.take(token, direct=True)
+    return None if link is None else link.principal
+
+
 def test_a_link_is_good_once() -> None:
     links = SignInLinks(VirtualClock())
     made = links.make("you")
-    assert links.take(made.token, direct=True) == "you"
+    assert _taken(links, made.token) == "you"
     assert links.take(made.token, direct=True) is None
 
 
@@ -21,14 +26,14 @@ def test_it_ends_after_a_minute(late_us: int, who: str | None) -> None:
     links = SignInLinks(clock)
     made = links.make("you")
     clock.advance(LINK_SECONDS * MICROSECONDS + late_us)
-    assert links.take(made.token, direct=True) == who
+    assert _taken(links, made.token) == who
 
 
 def test_from_elsewhere_it_opens_nothing_and_stays_unspent() -> None:
     links = SignInLinks(VirtualClock())
     made = links.make("you")
     assert links.take(made.token, direct=False) is None
-    assert links.take(made.token, direct=True) == "you"
+    assert _taken(links, made.token) == "you"
 
 
 @pytest.mark.parametrize("token", ["", "x", "x" * 43, "\udcff" * 43])
@@ -41,7 +46,7 @@ def test_what_was_never_made_opens_nothing(token: str) -> None:
 def test_so_many_wait_and_the_oldest_goes() -> None:
     links = SignInLinks(VirtualClock())
     made = [links.make(str(number)).token for number in range(LINKS_MAX + 1)]
-    assert [links.take(token, direct=True) for token in made] == [None, *map(str, range(1, LINKS_MAX + 1))]
+    assert [_taken(links, token) for token in made] == [None, *map(str, range(1, LINKS_MAX + 1))]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,203 @@
+"""What was made with a key ends with it: sessions, links, answers that are held open, and further keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvcustody.clock import MICROSECONDS
+from kvcustody.governance.service.access import principals as book_module
+from kvcustody.governance.service.access.api_key import prefix_of
+from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
+from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.access.sessions import Sessions
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.service import Service
+
+
+def session_of(client: Any, key: str) -> dict[str, str]:
+    """The headers of an act in a session that was begun with a key."""
+    begun = client("POST", "/v1/session", key)
+    return {"Cookie": begun.headers["set-cookie"].split(";")[0], "X-CSRF-Token": begun.json()["csrf"]}
+
+
+def rotated(client: Any, key: str | None = None, **how: Any) -> dict[str, Any]:
+    """The answer to a rotation with an overlap."""
+    body = {"days": 90, "overlap_days": 1}
+    answer = client("POST", "/v1/keys:rotate", key, json=body, **how)
+    return {"status": answer.status_code, **answer.json()}
+
+
+def works(client: Any, key: str | None = None, **how: Any) -> bool:
+    return bool(client("GET", "/v1/whoami", key, **how).status_code == 200)
+
+
+def by_revoking(service: Service, key: str) -> None:
+    service.principals.revoke_key(str(prefix_of(key)), by="test")
+
+
+def by_revoking_all(service: Service, key: str) -> None:
+    name = service.principals.by_key(prefix_of(key), key)
+    assert name is not None
+    service.principals.revoke_keys(name[0].name, by="test")
+
+
+def by_replacing(service: Service, key: str) -> None:
+    found = service.principals.by_key(prefix_of(key), key)
+    assert found is not None
+    service.principals.issue_key(found[0].name, days=1, overlap_days=0, by="test")
+
+
+def by_disabling(service: Service, key: str) -> None:
+    found = service.principals.by_key(prefix_of(key), key)
+    assert found is not None
+    service.principals.disable(found[0].name, by="test")
+
+
+ENDINGS = [by_revoking, by_revoking_all, by_replacing, by_disabling]
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+def test_a_session_ends_with_the_key_that_it_was_begun_with(
+    service: Service, client, people, end: Callable[[Service, str], None]
+) -> None:
+    key = people.add(f"session-{end.__name__}", Role.AUDITOR)
+    other = service.principals.issue_key(f"session-{end.__name__}", days=1, by="test").key
+    session, of_other = session_of(client, key), session_of(client, other)
+    assert works(client, headers=session) and works(client, headers=of_other), "control: both stand"
+    end(service, key)
+    assert not works(client, headers=session)
+    assert rotated(client, headers=session)["status"] == 401
+    assert works(client, headers=of_other) is (end is by_revoking), "control: the other key's session"
+
+
+def test_without_the_check_the_session_of_a_revoked_key_makes_a_key(
+    service: Service, client, people, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positive control: the defence off, the attack succeeds."""
+    key = people.add("attacked", Role.AUDITOR)
+    session = session_of(client, key)
+    by_revoking(service, key)
+    assert rotated(client, headers=session)["status"] == 401
+    everything = lambda _connection, _name, _now_us: [str(prefix_of(key))]  # noqa: E731
+    monkeypatch.setattr("kvcustody.governance.service.access.sessions.valid_keys", everything)
+    monkeypatch.setattr(book_module, "valid_keys", everything)
+    made = rotated(client, headers=session)
+    monkeypatch.undo()
+    assert made["status"] == 201 and works(client, made["key"])
+
+
+def test_a_session_ends_when_its_key_expires(make_service, make_client, make_people) -> None:
+    service = make_service()
+    client = make_client(service)
+    make_people(service).add("brief", Role.AUDITOR)
+    key = service.principals.issue_key("brief", days=1, by="test")
+    session = session_of(client, key.key)
+    assert works(client, headers=session)
+    with service.engine.begin() as connection:
+        table = book_module.service_keys
+        past_us = service.clock.utc_us() - 1
+        connection.execute(table.update().where(table.c.prefix == key.prefix).values(expires_us=past_us))
+    assert not works(client, headers=session)
+
+
+def test_a_session_of_another_form_or_with_another_key_named_in_it_is_none(client, people) -> None:
+    session = session_of(client, people["auditor"])
+    cookie = session["Cookie"]
+    for forged in (cookie.rpartition(".")[0], cookie.rpartition(".")[0] + ".", cookie[:-12] + "0" * 12):
+        assert not works(client, headers={**session, "Cookie": forged}), forged
+    assert works(client, headers=session)
+
+
+def test_a_key_that_was_made_in_a_session_expires_with_the_sessions_key(
+    service: Service, client, people
+) -> None:
+    key = people.add("ivy", Role.AUDITOR)
+    expires_us = service.principals.expiry(str(prefix_of(key)))
+    made = rotated(client, headers=session_of(client, key))
+    assert made["status"] == 201 and made["expires_us"] == expires_us
+    direct = rotated(client, made["key"])
+    assert direct["expires_us"] > service.clock.utc_us() + 80 * 86_400 * MICROSECONDS, (
+        "control: a key that replaces the key that is shown lives as long as asked"
+    )
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+def test_revoking_a_key_ends_every_key_that_was_made_with_it(
+    service: Service, client, people, in_session: bool
+) -> None:
+    name = f"jane-{in_session}"
+    key = people.add(name, Role.AUDITOR)
+    apart = service.principals.issue_key(name, days=1, by="test").key
+    child = (
+        rotated(client, headers=session_of(client, key))["key"] if in_session else rotated(client, key)["key"]
+    )
+    grandchild = rotated(client, child)["key"]
+    assert all(works(client, found) for found in (key, child, grandchild, apart)), "control: all work"
+    by_revoking(service, key)
+    assert [works(client, found) for found in (key, child, grandchild)] == [False] * 3
+    assert works(client, apart), "an administrator's key stands alone"
+    late = rotated(client, apart)["key"]
+    by_revoking(service, key)
+    assert works(client, late)
+
+
+def test_a_thief_who_revokes_the_stolen_key_keeps_nothing(service: Service, client, people) -> None:
+    """The key that asks is spared by its own request; whoever revokes the first key later ends it all the same."""
+    key = people.add("kim", Role.AUDITOR)
+    stolen = rotated(client, key)["key"]
+    assert client("DELETE", f"/v1/keys/{prefix_of(key)}", stolen).status_code == 204
+    assert works(client, stolen), "control: whoever rotates may end the old key with the new one"
+    by_revoking(service, key)
+    assert not works(client, stolen)
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+def test_an_answer_that_is_held_open_in_a_session_is_not_given_once_it_ended(
+    service: Service, client, people, end: Callable[[Service, str], None]
+) -> None:
+    key = people.add(f"held-{end.__name__}", Role.AUDITOR)
+    cookie = session_of(client, key)["Cookie"].partition("=")[2]
+    caller = service.authenticator.of_session(cookie)
+    assert caller is not None
+    service.authenticator.check_still_valid(caller)
+    end(service, key)
+    with pytest.raises(ProblemError):
+        service.authenticator.check_still_valid(caller)
+
+
+def test_an_answer_that_is_held_open_ends_with_its_session_and_its_token(
+    service: Service, client, people
+) -> None:
+    cookie = session_of(client, people["auditor"])["Cookie"].partition("=")[2]
+    caller = service.authenticator.of_session(cookie)
+    assert caller is not None
+    token = caller._replace(
+        by="token", session="", key="", until_us=service.clock.utc_us() + MICROSECONDS * 60
+    )
+    service.authenticator.check_still_valid(token)
+    service.sessions.end(cookie)
+    for ended in (caller, token._replace(until_us=service.clock.utc_us())):
+        with pytest.raises(ProblemError):
+            service.authenticator.check_still_valid(ended)
+
+
+def test_a_link_ends_when_its_principal_is_narrowed(service: Service, people) -> None:
+    from kvcustody.governance.api.http.console_mount import log_in_by_link
+
+    key = people.add("lou", Role.AUDITOR)
+    kept, ended = service.sign_in_links.make("lou").token, service.sign_in_links.make("lou").token
+    assert log_in_by_link(service, kept, direct=True).caller.name == "lou", "control: a link signs in"
+    by_revoking(service, key)
+    with pytest.raises(ProblemError):
+        log_in_by_link(service, ended, direct=True)
+
+
+def test_every_session_says_with_which_key_it_began() -> None:
+    """`Sessions.begin` has no default for the key, and the authenticator finds sessions through `find` alone."""
+    import inspect
+
+    assert inspect.signature(Sessions.begin).parameters["key"].default is inspect.Parameter.empty
+    assert "_sessions.find" in inspect.getsource(ServiceAuthenticator.of_session)
