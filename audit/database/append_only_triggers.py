@@ -135,18 +135,16 @@ def _postgres_triggers() -> Iterator[str]:
 def missing_triggers(connection: Connection) -> Iterator[str]:
     """Which triggers (rules 1 and 3) are not there as they were made, or do not fire."""
     if dialect_of(connection).in_file:
-        there = set(
-            connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'trigger'").scalars()
-        )
+        made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'trigger'").scalars()
+        there = {_one_line(statement) for statement in made}
         for statement in _sqlite_triggers():
-            if statement not in there:
+            if _one_line(statement) not in there:
                 yield f"trigger `{statement.split()[2]}` is missing, or is another"
         return
-    bodies = set(
-        connection.exec_driver_sql(
-            "SELECT prosrc FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
-        ).scalars()
-    )
+    made = connection.exec_driver_sql(
+        "SELECT prosrc FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
+    ).scalars()
+    bodies = {_one_line(body) for body in made}
     firing = {
         (table, name)
         for table, name in connection.exec_driver_sql(
@@ -164,7 +162,7 @@ def missing_triggers(connection: Connection) -> Iterator[str]:
     for statement in _postgres_triggers():
         name = statement.split()[2]
         if "$$" in statement:
-            if statement.split("$$")[1] not in bodies:
+            if _one_line(statement.split("$$")[1]) not in bodies:
                 yield f"function `{name}` is missing, or is another"
             continue
         table = statement.split(" ON ")[1].split()[0]
@@ -172,6 +170,11 @@ def missing_triggers(connection: Connection) -> Iterator[str]:
         for each in (table, *on_parts):
             if (each, name) not in firing:
                 yield f"trigger `{name}` of `{each}` is missing, or does not fire"
+
+
+def _one_line(statement: str) -> str:
+    """Databases keep a statement as it was written, and revisions broke lines elsewhere."""
+    return " ".join(statement.split())
 
 
 @contextmanager

@@ -24,9 +24,11 @@ def wrong_spans(connection: Connection) -> Iterator[str]:
             continue
         for first, last in dropped_spans(connection, row.id):
             yield f"`sequence_spans` has sequences `{first}` to `{last}` of `{row.uuid}`, and no leaf has them"
-    first, last = sequence_spans.c.first_sequence, sequence_spans.c.last_sequence
-    for row in connection.execute(select(first, last).where(or_(first < 0, last < first)).limit(_SHOWN)):
-        yield f"`sequence_spans` has sequences `{row[0]}` to `{row[1]}`, which no process can have"
+    span = sequence_spans.c
+    impossible = or_(span.first_sequence < 0, span.last_sequence < span.first_sequence)
+    query = select(span.first_sequence, span.last_sequence).where(impossible).limit(_SHOWN)
+    for begin, end in connection.execute(query):
+        yield f"`sequence_spans` has sequences `{begin}` to `{end}`, which no process can have"
     for life in connection.scalars(select(sequence_spans.c.incarnation).distinct()):
         if life not in known:
             yield f"`sequence_spans` has sequences of process `{life}`, which no row is of"
