@@ -180,6 +180,7 @@ def test_while_a_thread_guards_no_more_nothing_is_admitted_and_health_says_so(tm
 
 def test_refusals_that_cannot_be_recorded_wait_for_the_next_window() -> None:
     """The one timer: whatever recording raises, the next window is armed, and nothing is lost."""
+    from kvcustody.clock import VirtualClock
     from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter
 
     recorded: list[int] = []
@@ -189,7 +190,7 @@ def test_refusals_that_cannot_be_recorded_wait_for_the_next_window() -> None:
         if len(recorded) == 1:
             raise OddError
 
-    recorder = AttemptsReporter(Attempts(), record)
+    recorder = AttemptsReporter(Attempts("service", VirtualClock()), record)
     recorder.note("invalid")
     recorder.flush()
     assert recorder._timer is not None
