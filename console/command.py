@@ -3,11 +3,14 @@
 1. A `CustodyError` prints `error: KVC…: message` on stderr and exits 2; there is no traceback for a user's mistake.
 2. Ctrl-C exits 130 after everything that was open has been closed.
 3. stdout carries the result alone; with `--json` it is one JSON document.
-4. A command that reads a ledger with replayed or generated history says so, whatever it shows of it.
+4. No text of a table or a document reaches the terminal as a command to it: control characters and what turns the
+   direction of writing stand as their escapes, and names are no markup.
+5. A command that reads a ledger with replayed or generated history says so, whatever it shows of it.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
@@ -24,12 +27,16 @@ import typer.core
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from kvcustody.errors import ConfigError, CustodyError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 _LINE_SECONDS = 10.0
+_TURNS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # the direction of writing, or the line
+_NOT_SHOWN = re.compile(f"[\x00-\x1f\x7f-\x9f{_TURNS}]")
+_NOT_SHOWN_IN_JSON = re.compile(f"[\x7f-\x9f{_TURNS}]")  # JSON escapes the others itself
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of tables.")]
 
@@ -128,7 +135,7 @@ def interruptible() -> Iterator[Callable[[], None]]:
 
 
 def tell_history(text: str, processes: Sequence[dict[str, Any]] = ()) -> None:
-    """Rule 4: once a command on stderr, and in its JSON document where the processes are known."""
+    """Rule 5: once a command on stderr, and in its JSON document where the processes are known."""
     told = _MARKED.get(None)
     if told is None or not told.said:
         print(f"note: {text}", file=sys.stderr)
@@ -136,11 +143,12 @@ def tell_history(text: str, processes: Sequence[dict[str, Any]] = ()) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout; of a ledger with marked processes an object names them, as `marked` (rule 4)."""
+    """One JSON document on stdout; of a ledger with marked processes an object names them, as `marked` (rule 5)."""
     told = _MARKED.get(None)
     if told is not None and told.processes and isinstance(value, dict):
         value = value | {"marked": told.processes}
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    sys.stdout.write(_NOT_SHOWN_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 class _Lines(Progress):
@@ -183,10 +191,23 @@ def progress_bar() -> Progress:
     )
 
 
+def printable(text: str) -> str:
+    """The text with escapes for what would command the terminal that shows it (rule 4)."""
+    return _NOT_SHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class _PlainTable(Table):
+    """A table whose texts are shown as they are, whoever wrote them (rule 4); what is to stand out is a `Text`."""
+
+    def add_row(self, *cells: Any, **how: Any) -> None:
+        """A row of texts."""
+        super().add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells), **how)
+
+
 def make_table(title: str, *columns: str, left: int = 1) -> Table:
     """A plain table; the first `left` columns are text, the rest numbers."""
-    table = Table(
-        title=title,
+    table = _PlainTable(
+        title=Text(printable(title)) if title else None,
         title_justify="left",
         title_style="bold",
         box=None,
@@ -194,7 +215,7 @@ def make_table(title: str, *columns: str, left: int = 1) -> Table:
         padding=(0, 2, 0, 0),
     )
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right")
+        table.add_column(Text(printable(column)), justify="left" if index < left else "right")
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import typer
+from rich.text import Text
 
 from kvcustody.audit.processes.running_policies import read_running_policies
 from kvcustody.console.clock import deadline_us
@@ -53,8 +54,7 @@ def inbox(
     for item in items:
         due = "" if item["due_us"] is None else readable(item["due_us"])
         state = item["state"]
-        marked = f"[{_MARKS[state]}]{state}[/]" if state in _MARKS else state
-        table.add_row(marked, item["text"], due, item["command"])
+        table.add_row(Text(state, _MARKS.get(state, "")), item["text"], due, item["command"])
     stdout().print(table)
 
 

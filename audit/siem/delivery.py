@@ -30,6 +30,7 @@ from kvcustody.audit.siem.cursor_reader import CursorBatch, pull, read_positions
 from kvcustody.audit.siem.sink import RejectedError, Sink, SinkError
 from kvcustody.errors import CustodyError
 from kvcustody.files import write_file
+from kvcustody.guarding_thread import GuardingThread
 
 _DETACHED = "detached"
 _POSITIONS = "positions.json"
@@ -76,7 +77,7 @@ class DeliveryPump:
         self._interval_seconds = interval_seconds
         self._give_up_seconds = give_up_seconds
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: GuardingThread | None = None
         self._failing_since: float | None = None
         self._failures = 0
         self._problem = ""
@@ -158,7 +159,7 @@ class DeliveryPump:
     def start(self) -> None:
         """Deliver on a thread until `close`."""
         name = f"kvcustody-sink-{self._sink.name}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = GuardingThread(self._run, name=name)
         self._thread.start()
 
     def close(self, timeout_seconds: float = 15.0) -> None:

@@ -35,6 +35,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey, SigningKeyError, sign_s
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 from kvcustody.files import sync_path, write_file
+from kvcustody.guarding_thread import GuardingThread
 
 
 class SignerStatus(NamedTuple):
@@ -68,7 +69,7 @@ class CheckpointSigner:
         self._on_signed = on_signed
         self._status = SignerStatus(0, 0, "", "")
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: GuardingThread | None = None
 
     def status(self) -> SignerStatus:
         """A snapshot for health and reports."""
@@ -159,7 +160,7 @@ class CheckpointSigner:
     def start(self) -> None:
         """Sign once an interval from now on."""
         self._running = _running(self._memory, fcntl.LOCK_SH)
-        self._thread = threading.Thread(target=self._run, name="kvcustody-signer", daemon=True)
+        self._thread = GuardingThread(self._run, name="kvcustody-signer")
         self._thread.start()
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ import orjson
 from kvcustody.audit.witness.cosign import CosignReply, Witness
 from kvcustody.audit.witness.request import REQUEST_BYTES_MAX
 from kvcustody.audit.witness.state import WitnessError
+from kvcustody.guarding_thread import GuardingThread
 
 ADD_CHECKPOINT = "/add-checkpoint"
 _SECONDS_MAX = 10
@@ -46,7 +47,7 @@ class WitnessServer:
 
     def start(self) -> None:
         """Serve in a thread."""
-        threading.Thread(target=self.serve, name="kvcustody-witness", daemon=True).start()
+        GuardingThread(self.serve, name="kvcustody-witness").start()
 
     def close(self) -> None:
         """Stop what `start` began, and let the address go."""

@@ -22,6 +22,7 @@ from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.witness.client import Cosigned, WitnessAddress, cosign
 from kvcustody.errors import LedgerError
+from kvcustody.guarding_thread import GuardingThread
 
 _WAIT_SECONDS_MAX = 300.0
 _JITTER = random.SystemRandom()
@@ -53,7 +54,7 @@ class WitnessSubmitter:
         self._timeout_seconds = timeout_seconds
         self._status = {each.key.name: SubmitterStatus(each.key.name, 0, 0, "") for each in addresses}
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[GuardingThread] = []
 
     def status(self) -> tuple[SubmitterStatus, ...]:
         """A snapshot, in the order of the addresses."""
@@ -79,9 +80,7 @@ class WitnessSubmitter:
     def start(self) -> None:
         """One thread for each witness (rule 1)."""
         for address in self._addresses:
-            thread = threading.Thread(
-                target=self._run, args=(address,), name=f"kvcustody-witness-{address.key.name}", daemon=True
-            )
+            thread = GuardingThread(self._run, args=(address,), name=f"kvcustody-witness-{address.key.name}")
             thread.start()
             self._threads.append(thread)
 

@@ -48,6 +48,7 @@ from kvcustody.audit.writer.spill_file import SpillFile, lock_worker_name
 from kvcustody.audit.writer.tenant_shares import TenantShares
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError, LedgerUnavailable
+from kvcustody.guarding_thread import GuardingThread, not_guarding
 from kvcustody.tenants import Issuers
 
 Call = Callable[[], None]
@@ -157,7 +158,7 @@ class LedgerWriter:
             os.close(self._worker_lock)
             sink.close()
             raise
-        self._thread = threading.Thread(target=self._run, name="kvcustody-ledger", daemon=True)
+        self._thread = GuardingThread(self._run, name="kvcustody-ledger", goes_on=False)
         self._thread.start()
 
     def _start(self, may_be_away: bool) -> None:
@@ -174,9 +175,12 @@ class LedgerWriter:
 
     @property
     def admitting(self) -> bool:
-        """False while new custody could not be recorded: stop admitting, never stop scrubbing."""
+        """False while new custody could not be recorded or guarded: stop admitting, never stop scrubbing."""
         return (
-            not self._outage.full and len(self._intake) <= self._settings.capacity and self._thread.is_alive()
+            not self._outage.full
+            and len(self._intake) <= self._settings.capacity
+            and self._thread.is_alive()
+            and not not_guarding()
         )
 
     @property
@@ -546,12 +550,12 @@ class _SideThread:
     def __init__(self) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._problems: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: GuardingThread | None = None
 
     def run(self, call: Call, meanwhile: Call) -> None:
         """Run both and return when both have ended; raises what `meanwhile` raises, else what `call` does."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="kvcustody-commit", daemon=True)
+            self._thread = GuardingThread(self._serve, name="kvcustody-commit")
             self._thread.start()
         self._calls.put(call)
         try:

@@ -13,6 +13,7 @@ import threading
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.dialect import dialect_of
+from kvcustody.guarding_thread import GuardingThread
 
 _LEAVES = 3000  # between copies: about 1,000 pages
 
@@ -25,7 +26,7 @@ class WalCheckpointer:
         self._leaves = 0
         self._wake = threading.Event()
         self._done = False
-        self._thread: threading.Thread | None = None
+        self._thread: GuardingThread | None = None
 
     def committed(self, leaves: int) -> None:
         """So many leaves were committed: copy, when there is enough to copy."""
@@ -34,7 +35,7 @@ class WalCheckpointer:
             return
         self._leaves = 0
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvcustody-wal", daemon=True)
+            self._thread = GuardingThread(self._run, name="kvcustody-wal")
             self._thread.start()
         self._wake.set()
 

@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from kvcustody.console.api.client import ApiReply, Asker
-from kvcustody.console.command import make_table, print_json, stdout
+from kvcustody.console.command import make_table, print_json, printable, stdout
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_folder, evidence_mode, write_file
 
@@ -79,7 +79,7 @@ def show(value: Any) -> None:
             print(f"more: --cursor {value['next']}")
         return
     for name, item in value.items():
-        print(f"{name}: {_cell(item)}")
+        print(f"{printable(name)}: {printable(_cell(item))}")
 
 
 def _page(items: list[Any]) -> None:
@@ -88,7 +88,7 @@ def _page(items: list[Any]) -> None:
         return
     if not all(isinstance(item, dict) for item in items):
         for item in items:
-            print(_cell(item))
+            print(printable(_cell(item)))
         return
     names = list(items[0])[:_COLUMNS_MAX]
     table = make_table("", *names, left=len(names))

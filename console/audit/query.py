@@ -26,7 +26,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.verify.stated_times import LedgerTimes
 from kvcustody.audit.witness.status import witness_status
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, printable, stdout
 from kvcustody.console.opening import reading
 from kvcustody.console.options import DEFAULT, Ledger, moment_us
 from kvcustody.errors import ConfigError
@@ -305,4 +305,4 @@ def _says(body: dict[str, Any]) -> str:
     """What a leaf says, without its head and its runs, on one line that no value can break or colour."""
     values = {key: value for key, value in body.items() if key not in _HEAD and value not in (None, "", [])}
     text = " ".join(f"{key}={value}" for key, value in values.items())
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:300]
+    return printable(text)[:300]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 from sqlalchemy import Engine
 
 from kvcustody.audit.cases.case_clock import read_holidays, working_calendar
@@ -251,11 +252,11 @@ def show_list(
     stdout().print(table)
 
 
-def _marked(state: str) -> str:
+def _marked(state: str) -> Text:
     """The word, standing out where the clock was not kept, or is about to run out."""
     if state in (CaseState.MISSED, CaseState.LATE):
-        return f"[bold red]{state}[/]"
-    return f"[yellow]{state}[/]" if state == CaseState.NEAR else state
+        return Text(state, "bold red")
+    return Text(state, "yellow" if state == CaseState.NEAR else "")
 
 
 @app.command(epilog="Example: `kvcustody case show 4f1c… --json`")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.text import Text
 
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening
 from kvcustody.audit.erasure.erasure_holds import holds_on_erasure
@@ -37,6 +38,7 @@ from kvcustody.console.command import (
     confirm,
     make_table,
     print_json,
+    printable,
     stdout,
     tell_history,
 )
@@ -175,12 +177,12 @@ def show_status(
         on = (
             "everything" if hold.tenant is None else f"{'a subject of ' if hold.subject else ''}{hold.tenant}"
         )
-        print(f"legal hold {hold.hold} on {on} since {readable(hold.at_us)}: {hold.reason}")
+        print(f"legal hold {hold.hold} on {on} since {readable(hold.at_us)}: {printable(hold.reason)}")
 
 
-def marked_state(state: ErasureState) -> str:
+def marked_state(state: ErasureState) -> Text:
     """The word, standing out where a deadline was not kept."""
-    return f"[bold red]{state}[/]" if state in (ErasureState.MISSED, ErasureState.LATE) else state.value
+    return Text(state.value, "bold red" if state in (ErasureState.MISSED, ErasureState.LATE) else "")
 
 
 def _plain(found: Status) -> dict[str, Any]:

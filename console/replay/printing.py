@@ -142,7 +142,7 @@ def _print_proofs(report: ReplayReport, console: Console) -> None:
     console.print(table)
     table = make_table("Conservation", "identity", "left", "right", "holds")
     for row in report.identities:
-        holds = "[green]yes" if row.holds else "[bold red]no"
+        holds = Text("yes", "green") if row.holds else Text("no", "bold red")
         table.add_row(row.name, f"{row.left:,}", f"{row.right:,}", holds)
     console.print(table)
 
@@ -152,6 +152,8 @@ def print_golden(rows: Iterable[Row], console: Console) -> None:
     table = make_table("Recorded traces", "trace", "figure", "expected", "measured", "agrees", left=2)
     for row in rows:
         expected = "" if row.expected is None else f"{row.expected:,.{row.digits}f}"
-        verdict = "" if row.expected is None else "[green]yes" if row.agrees else "[bold red]no"
+        verdict: Text | str = ""
+        if row.expected is not None:
+            verdict = Text("yes", "green") if row.agrees else Text("no", "bold red")
         table.add_row(row.trace, row.figure, expected, f"{row.measured:,.{row.digits}f}", verdict)
     console.print(table)

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
+from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, printable, stdout
 from kvcustody.console.opening import connect, one_ledger, reading, service_settings, writing
 from kvcustody.console.options import DEFAULT, Authority, Config, KeyFile, Ledger, Server, SettledLedger
 from kvcustody.console.report.document import FORMATS
@@ -221,11 +221,14 @@ def list_reports(
     for item in items:
         period = f"{readable(item['since_us'], '%Y-%m-%d')} to {readable(item['until_us'], '%Y-%m-%d')}"
         why = item["error"] or "; ".join(each["cause"] for each in item["reasons"])
-        handed = ", ".join(f"{each['destination']}: {_marked(each['state'])}" for each in item["deliveries"])
+        handed = Text(", ").join(
+            Text(printable(f"{each['destination']}: ")) + _marked(each["state"])
+            for each in item["deliveries"]
+        )
         verdict = item["opinion"] if item["state"] == "made" else item["state"]
         digest = (item["digest"] or "")[:12]
         table.add_row(
-            period, item["framework"], item["tenant"] or "all tenants", _marked(verdict), escape(why), handed,
+            period, item["framework"], item["tenant"] or "all tenants", _marked(verdict), why, handed,
             digest, item["report"],
         )  # fmt: skip
     stdout().print(table)
@@ -307,5 +310,5 @@ def _told(found: dict[str, Any], as_json: bool) -> None:
     print(f"schedule {found['schedule']} is {found['state']}{due}")
 
 
-def _marked(word: str) -> str:
-    return f"[{_MARKS[word]}]{word}[/]" if word in _MARKS else word
+def _marked(word: str) -> Text:
+    return Text(printable(word), _MARKS.get(word, ""))

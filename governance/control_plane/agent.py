@@ -33,6 +33,7 @@ from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.stats import Counted
 from kvcustody.governance.orphans.scans import Scanned
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.policies.table.decision_table import DecisionTable
 
 REPORT_SECONDS = 10.0
@@ -82,7 +83,7 @@ class Agent:
         self._scans: dict[str, Future[Scanned]] = {}  # by order, those that were not answered
         self.problem = ""  # why the control plane was told nothing last time; empty when it was
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvcustody-agent", daemon=True)
+        self._thread = GuardingThread(self._run, name="kvcustody-agent")
 
     def start(self) -> None:
         """Report from now on."""

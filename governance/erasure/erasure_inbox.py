@@ -4,7 +4,9 @@ that says for whom it enforces and for restrictions of processing, and has its f
 - Before the first request of a process, everything that its worker still owes an answer for is taken up again: what
   was requested while it was away, and what a crash interrupted.
 - Looking never runs on the thread that owns the state, and a ledger that cannot be read is read again later.
-- An erasure whose subject nobody can name any more is answered by no process: it is logged, and stays partial.
+- An erasure whose subject nobody can name any more, or that cannot be read, is answered by no process: it is logged,
+  and stays partial; the others are carried out. Where orders cannot be read, those from before stay in force, and a
+  thread that cannot read them again and again closes admission (`guarding_thread`).
 - Orders on keys are followed on the owning thread, all of them whenever there is a new one: nothing changes where
   they were followed before. Of orders on enforcement the newest counts; of restrictions those in force.
 """
@@ -12,19 +14,19 @@ that says for whom it enforces and for restrictions of processing, and has its f
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import structlog
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames, names, pending
 from kvcustody.audit.processes.enforcement import newest_order
 from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.errors import ServiceError
+from kvcustody.errors import CustodyError, ServiceError
 from kvcustody.governance.erasure.erasure_run import ErasureResult
 from kvcustody.governance.erasure.selector import Selector, selector_from
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
@@ -32,7 +34,9 @@ from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.ordering import followed
 from kvcustody.governance.restriction.orders import restricted_now
 from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
+from kvcustody.guarding_thread import GuardingThread
 
+T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 
@@ -84,8 +88,10 @@ class ErasureInbox:
         self._enforcement_asked: Enforcement | None = None  # handed to the owning thread last
         self._enforcement_followed: Future[Any] | None = None
         self._restricted = NOBODY_RESTRICTED  # handed to the owning thread last
+        self._last: HeardOrders | None = None
+        self._odd: list[Exception] = []  # why parts of the last look could not be read
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: GuardingThread | None = None
 
     def recover_pending(self, facade: ErasureTarget) -> int:
         """On the owning thread: carry out what is owed; returns how many were new."""
@@ -102,6 +108,7 @@ class ErasureInbox:
 
     def look(self, facade: ErasureTarget) -> int:
         """On any thread: hand what is owed to the owning thread's next step; returns how many were new."""
+        self._odd = []
         heard = self._heard()
         orders = self._orders(heard)
         for selector, order in orders:
@@ -111,22 +118,43 @@ class ErasureInbox:
         if heard.restricted.orders != self._restricted.orders:
             self._restricted = heard.restricted
             facade.call(_RestrictionCommand(heard.restricted))
+        if self._odd:
+            raise self._odd[0]
         return len(orders)
 
     def _heard(self) -> HeardOrders:
         """What the ledger says now."""
         assert self._engine is not None
         with self._engine.connect() as connection:
-            owed = pending(connection, self._worker)
-            ordered = newest_order(connection)
-            return HeardOrders(
-                [(requested, names(connection, requested, self._keys)) for requested in owed],
-                newest(
-                    OrderedKeys(order.tenant, order.action, order.at_us) for order in key_orders(connection)
-                ),
-                None if ordered is None else followed(ordered),
-                restricted_now(connection, self._keys),
+            owed = []
+            for requested in pending(connection, self._worker):
+                try:
+                    owed.append((requested, names(connection, requested, self._keys)))
+                except (ValueError, TypeError, LookupError, CustodyError):
+                    _log.error("an erasure cannot be read", erasure=requested.erasure, exc_info=True)
+            self._last = last = HeardOrders(
+                owed,
+                self._part(lambda: _key_orders(connection), "keys"),
+                self._part(lambda: _enforcement(connection), "enforcement"),
+                self._part(lambda: restricted_now(connection, self._keys), "restricted"),
             )
+            return last
+
+    def _part(self, read: Callable[[], T], name: str) -> T:
+        """What is heard of one kind; where that cannot be read, what was heard last, if anything was.
+
+        The other kinds are followed all the same, and `look` raises once they are.
+        """
+        try:
+            return read()
+        except (SQLAlchemyError, ServiceError):
+            raise
+        except Exception as problem:
+            if self._last is None:  # at the start there is nothing to go on with
+                raise
+            self._odd.append(problem)
+            last: T = getattr(self._last, name)
+            return last
 
     def _hand_over_enforcement(self, facade: ErasureTarget, order: Enforcement | None) -> None:
         """Hand over an order that is new, and once more one that could not be recorded."""
@@ -148,9 +176,7 @@ class ErasureInbox:
 
     def start(self, facade: ErasureTarget, every_seconds: float) -> None:
         """Look again and again on a thread of its own, until `stop`."""
-        self._thread = threading.Thread(
-            target=self._run, args=(facade, every_seconds), name="kvcustody-erasures", daemon=True
-        )
+        self._thread = GuardingThread(self._run, args=(facade, every_seconds), name="kvcustody-erasures")
         self._thread.start()
 
     def stop(self) -> None:
@@ -176,8 +202,13 @@ class ErasureInbox:
             if known is None:
                 _log.error("an erasure's subject cannot be named any more", erasure=requested.erasure)
                 continue
+            try:
+                selector = _selector(requested, known.subject, known.session)
+            except (ValueError, TypeError, LookupError, CustodyError):
+                _log.error("an erasure cannot be read", erasure=requested.erasure, exc_info=True)
+                continue
             self._taken.add(requested.erasure)
-            made.append((_selector(requested, known.subject, known.session), self._order(requested)))
+            made.append((selector, self._order(requested)))
         return made
 
     def _order(self, requested: Requested) -> dict[str, Any]:
@@ -229,6 +260,15 @@ class _RestrictionCommand:
 
     def __call__(self, facade: ErasureTarget) -> None:
         facade.restrict(self._ordered)
+
+
+def _key_orders(connection: Connection) -> tuple[OrderedKeys, ...]:
+    return newest(OrderedKeys(order.tenant, order.action, order.at_us) for order in key_orders(connection))
+
+
+def _enforcement(connection: Connection) -> Enforcement | None:
+    ordered = newest_order(connection)
+    return None if ordered is None else followed(ordered)
 
 
 def _selector(requested: Requested, subject: str | None, session: str | None) -> Selector:

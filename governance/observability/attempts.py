@@ -20,7 +20,6 @@ import structlog
 
 from kvcustody.audit.events import AttemptsRefused, Event
 from kvcustody.clock import MICROSECONDS, Clock
-from kvcustody.errors import CustodyError
 
 REASONS = frozenset(
     {"missing", "invalid", "malformed", "incomplete", "other-key", "forged", "expired", "future-dated"}
@@ -140,7 +139,7 @@ class AttemptsReporter:
             return
         try:
             self._record(taken)
-        except (CustodyError, OSError) as error:
+        except Exception as error:  # whatever it was: they are recorded later
             self.attempts.give_back(taken)
             _log.error("refused identities are not on record yet", reason=str(error))
             self._arm()

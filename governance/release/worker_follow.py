@@ -25,6 +25,7 @@ from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.reader import ReleaseReader, expiry_of
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.release.startup_policy import StartupPolicy
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.policies.table.decision_table import DecisionTable
 
 LEASE_SECONDS = 60
@@ -55,7 +56,7 @@ class PolicyFeed:
         self._revoked = authority.revoked
         self._pending: Future[Any] | None = None
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: GuardingThread | None = None
         self._waits = False
         self.problem = ""
         self._renewal: Future[None] | None = None
@@ -94,9 +95,7 @@ class PolicyFeed:
         followed by the next at once.
         """
         self._waits = waits
-        self._thread = threading.Thread(
-            target=self._run, args=(interval_seconds,), name="kvcustody-policy-feed", daemon=True
-        )
+        self._thread = GuardingThread(self._run, args=(interval_seconds,), name="kvcustody-policy-feed")
         self._thread.start()
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from kvcustody.audit.schema.service import service_jobs
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.guarding_thread import GuardingThread
 
 _log = structlog.get_logger(__name__)
 _LOST = "the service ended before the job did"
@@ -87,7 +88,7 @@ class JobRunner:
         self._cancelled: set[str] = set()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lose()
-        self._thread = threading.Thread(target=self._run, name="kvcustody-jobs", daemon=True)
+        self._thread = GuardingThread(self._run, name="kvcustody-jobs")
         self._thread.start()
 
     def start(

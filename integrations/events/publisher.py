@@ -28,6 +28,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tokens.router_namespace import RouterNamespaces
 from kvcustody.governance.tokens.scope_token_secret import open_scope_key
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.events import sglang_wire, vllm_wire
 from kvcustody.integrations.events.block_event import BlockEvent, check_event, cleared
 from kvcustody.integrations.events.dynamo_wire import DynamoWire
@@ -143,7 +144,7 @@ class EventPublisher:
             raise
         self.endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
         self.replay_endpoint = self._router and self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._thread = threading.Thread(target=self._run, name="kvcustody-events", daemon=True)
+        self._thread = GuardingThread(self._run, name="kvcustody-events")
         self._thread.start()
 
     # -- the engine's side --------------------------------------------------------------------------------------------

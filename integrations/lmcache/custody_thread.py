@@ -42,6 +42,7 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.lmcache.chunk_keys import ObjectKey, chunk_key
 from kvcustody.integrations.lmcache.kept_shape import ChunkShape, keep_shape, kept_shape
 
@@ -168,7 +169,7 @@ class CustodyThread:
         self._jobs: SimpleQueue[tuple[Callable[[Chunks], object], Future[object]] | None] = SimpleQueue()
         self._shape: ChunkShape | None = None
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread: GuardingThread | None = None
         self._begun = threading.Event()  # it is open, or why it is not is known
         self._is_closed = False
         self.failure: str = ""
@@ -205,7 +206,7 @@ class CustodyThread:
         with self._lock:
             if self._thread is None and not self._is_closed:
                 self._shape = ChunkShape(chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens)
-                self._thread = threading.Thread(target=self._run, name="kvcustody-lmcache", daemon=True)
+                self._thread = GuardingThread(self._run, name="kvcustody-lmcache")
                 self._thread.start()
 
     def run(self, call: Callable[[Chunks], T]) -> Future[T]:

@@ -43,6 +43,7 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import shred_name
 from kvcustody.governance.tiers.tier_clock import TierClock
 from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.lmcache.chunk_keys import chunk_key, layout_of
 from kvcustody.integrations.lmcache.custody_thread import open_without_blocks
 from kvcustody.policies.document.model import Tier
@@ -120,7 +121,7 @@ class SerdeCustody:
             self._shred = self._open_shred(opening)
             self.worker.governor.erasures.tiers += [KeysElsewhere(tier, self._shred)]
             self._stack = opening.pop_all()
-        self._thread = threading.Thread(target=self._step, name="kvcustody-serde", daemon=True)
+        self._thread = GuardingThread(self._step, name="kvcustody-serde")
         self._thread.start()
 
     def _open_shred(self, stack: ExitStack) -> ShredKeys:

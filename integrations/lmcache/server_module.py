@@ -32,6 +32,7 @@ from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.tiers.seal.seal_notice import SealNotice
 from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.lmcache.l2_adapter import CustodyL2Adapter
 from kvcustody.integrations.lmcache.sealed_serde import SealedProcessor
 
@@ -90,9 +91,7 @@ class FirstTierModule:
         except (AttributeError, ValueError) as error:
             raise IsolationError(f"this LMCache is not as it was when it was governed: {error}") from error
         self._notice = _notice(load_settings(), port)
-        self._thread = threading.Thread(
-            target=self._end_what_is_left, name="kvcustody-first-tier", daemon=True
-        )
+        self._thread = GuardingThread(self._end_what_is_left, name="kvcustody-first-tier")
         self._thread.start()
         _log.info("first tier governed", managers=len(self._first))
 

@@ -30,6 +30,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName
 from kvcustody.errors import ConfigError
 from kvcustody.governance.identity.content_digest import weights_fingerprint
 from kvcustody.governance.tiers.owned_copies import Memory, OwnedCopies, OwnedTerms, digest_of
+from kvcustody.guarding_thread import GuardingThread
 
 _LOOK_SECONDS = 0.5  # between looks at what is due
 _RANKS = ("tp_size", "pp_size", "attn_cp_size", "dcp_size")
@@ -54,7 +55,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
         self._copies: OwnedCopies | None = None
         self._page_bytes = 0
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._end_what_is_due, name="kvcustody-hicache", daemon=True)
+        self._thread = GuardingThread(self._end_what_is_due, name="kvcustody-hicache")
 
     # -- pools ----------------------------------------------------------------------------------------------------
 

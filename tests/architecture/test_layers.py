@@ -30,6 +30,7 @@ FOUNDATION = frozenset(
         "errors",
         "extensions",
         "files",
+        "guarding_thread",
         "http_exchange",
         "ids",
         "signed_document",

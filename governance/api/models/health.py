@@ -77,7 +77,8 @@ class Health(Model):
 
     `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite). `issuers`: whose
     tenants the ledger names, first the one that the bare ids are of. `refused_identities`: of the last day, as they
-    are on record.
+    are on record. `not_guarding`: threads of this process that ended or keep failing; while there are any, it admits
+    nothing.
     """
 
     model_config = example(
@@ -100,6 +101,7 @@ class Health(Model):
             "refused_identities": [_REFUSED],
             "received_leaves": 120,
             "workers": 1,
+            "not_guarding": [],
             "silent_workers": [],
         }
     )
@@ -114,6 +116,7 @@ class Health(Model):
     refused_identities: list[RefusedModel]  # type: ignore[valid-type]
     received_leaves: Whole
     workers: Whole
+    not_guarding: list[str]
     silent_workers: list[str]
 
 

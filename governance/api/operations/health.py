@@ -24,6 +24,7 @@ from kvcustody.governance.service.inbox.item import InboxItem
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from kvcustody.guarding_thread import not_guarding
 from kvcustody.times import DAY_US
 
 
@@ -83,6 +84,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
         "refused_identities": [one._asdict() for one in refused],
         "received_leaves": service.ingest.stored_leaves,
         "workers": len(workers),
+        "not_guarding": list(not_guarding()),
         "silent_workers": sorted({worker.worker for worker in workers if worker.state is WorkerState.SILENT}),
     }
 

@@ -36,6 +36,7 @@ from kvcustody.audit.writer.crash_recovery import (
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.times import SECOND_US
 
 DAY_SECONDS = 86_400
@@ -73,7 +74,7 @@ class DeadWorkers:
         self._begun: dict[str, Closing] = {}
         self._lock = threading.Lock()
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvcustody-dead-workers", daemon=True)
+        self._thread = GuardingThread(self._run, name="kvcustody-dead-workers")
         self._thread.start()
 
     def close_before(self, worker: str, incarnation: str) -> None:

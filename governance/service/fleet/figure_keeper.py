@@ -22,6 +22,7 @@ from kvcustody.audit.counters.fold import DELTAS_MAX, fold
 from kvcustody.audit.counters.judge_hours import HourlyJudge
 from kvcustody.audit.processes.sequence_gaps import keep_spans
 from kvcustody.clock import Clock
+from kvcustody.guarding_thread import GuardingThread
 
 _TURNS_MAX = 16  # of a pass; what is left then is for the next
 # A pass rests so many times as long as it took.
@@ -52,7 +53,7 @@ class FigureKeeper:
         self._judge_at = self._spans_at = self._folded_at = self._fold_seconds = 0.0
         self._fold_behind = False  # there was more than one pass takes
         self._judging = HourlyJudge(reader, engine)
-        self._thread = threading.Thread(target=self._run, name="kvcustody-figures", daemon=True)
+        self._thread = GuardingThread(self._run, name="kvcustody-figures")
         self._thread.start()
 
     def keep(self) -> None:

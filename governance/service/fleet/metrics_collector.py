@@ -19,6 +19,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 
+from kvcustody.guarding_thread import GuardingThread
+
 Read = TypeVar("Read")
 STALE_SECONDS = 60.0
 _REST = 9  # times as long as a read took
@@ -49,7 +51,7 @@ class MetricsCollector(Generic[Read]):
         self._wanted = self._begun = self._ended = 0  # reads, by number
         self._ending = False
         self._state = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name=f"kvcustody-metrics-{name}", daemon=True)
+        self._thread = GuardingThread(self._run, name=f"kvcustody-metrics-{name}")
         self._thread.start()
 
     def ask(self) -> None:

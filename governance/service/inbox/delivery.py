@@ -24,6 +24,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.files import write_file
 from kvcustody.governance.service.inbox.item import InboxItem
 from kvcustody.governance.service.settings import InboxMail, InboxWebhook, ServiceSettings
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.signed_document import digest
 from kvcustody.times import readable
 
@@ -50,7 +51,7 @@ class InboxDelivery:
             self._receivers["mail"] = _mail(settings.inbox_mail, settings.ledger_origin)
         self._told: dict[str, set[str]] = {name: set() for name in self._receivers}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvcustody-inbox", daemon=True)
+        self._thread = GuardingThread(self._run, name="kvcustody-inbox")
         if self._receivers:
             self._load()
             self._thread.start()

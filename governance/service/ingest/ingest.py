@@ -37,6 +37,7 @@ from kvcustody.governance.service.ingest.check_leaves import Name, Received, Sen
 from kvcustody.governance.service.ingest.commit_turns import TURN, CommitTurns
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
 from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.guarding_thread import GuardingThread
 
 _WAITING_LEAVES_MAX = 100_000
 _WAITING_LEAVES_MAX_OF_WORKER = _WAITING_LEAVES_MAX // 8
@@ -126,7 +127,7 @@ class Ingest:
         self._together = _TOGETHER_LEAVES_MIN
         self._turns = CommitTurns()
         self.stored_leaves = 0
-        self._thread = threading.Thread(target=self._run, name="kvcustody-ingest", daemon=True)
+        self._thread = GuardingThread(self._run, name="kvcustody-ingest")
         self._thread.start()
 
     def read(self, body: bytes, sender: Sender) -> Received:

@@ -43,6 +43,7 @@ from kvcustody.governance.service.schedules.calendar_periods import Period
 from kvcustody.governance.service.schedules.open_destinations import may_receive, open_destinations
 from kvcustody.governance.service.schedules.parcel import Parcel
 from kvcustody.governance.service.schedules.schedule_book import ACTIVE, Schedule, ScheduleBook
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.times import SECOND_US, iso
 
 _log = structlog.get_logger(__name__)
@@ -83,7 +84,7 @@ class ReportScheduler:
         self._destinations = open_destinations(service.settings.report_destinations)
         self._turning = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvcustody-schedules", daemon=True)
+        self._thread = GuardingThread(self._run, name="kvcustody-schedules")
         self._thread.start()
 
     def close(self) -> None:

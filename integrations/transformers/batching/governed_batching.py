@@ -33,6 +33,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.events.feed import BlockEventPublisher
 from kvcustody.integrations.transformers.batching.block_memory import EngineBlocks
 from kvcustody.integrations.transformers.batching.check_engine import (
@@ -111,10 +112,10 @@ class GovernedBatching:
             self._abandon()
             raise
         model._cached_continuous_batching_manager = self.manager
-        self._timer: threading.Thread | None = None
+        self._timer: GuardingThread | None = None
         if tick_seconds is not None:
-            self._timer = threading.Thread(
-                target=self._tick_while_stopped, args=(tick_seconds,), name="kvcustody-timer", daemon=True
+            self._timer = GuardingThread(
+                self._tick_while_stopped, args=(tick_seconds,), name="kvcustody-timer"
             )
             self._timer.start()
 

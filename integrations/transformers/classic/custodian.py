@@ -24,6 +24,7 @@ from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.transformers.classic.residency import CacheResidency
 from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory, SlabSize
 from kvcustody.policies.document.model import Action, Tier
@@ -52,13 +53,12 @@ class Custodian:
             deque()
         )  # handles of collected caches: appended by the collector, any thread
         self._stop = threading.Event()
-        self._timer: threading.Thread | None = None
+        self._timer: GuardingThread | None = None
         if tick_seconds is not None:
-            self._timer = threading.Thread(
-                target=_tick,
+            self._timer = GuardingThread(
+                _tick,
                 args=(weakref.ref(self), self._stop, tick_seconds),
                 name="kvcustody-caches",
-                daemon=True,
             )
             self._timer.start()
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.guarding_thread import GuardingThread
 
 LATEST_SECONDS = 3600.0
 
@@ -21,7 +22,7 @@ class WakeTimer:
         self.on_due = wake
         self._due_us: int | None = None
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._thread: GuardingThread | None = None
         self._closed = False
 
     def arm(self, due_us: int | None) -> None:
@@ -31,7 +32,7 @@ class WakeTimer:
         with self._changed:
             self._due_us = due_us
             if self._thread is None and due_us is not None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="kvcustody-wake", daemon=True)
+                self._thread = GuardingThread(self._run, name="kvcustody-wake")
                 self._thread.start()
             self._changed.notify()
 

@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,6 +57,7 @@ from kvcustody.governance.tiers.tier import (
 )
 from kvcustody.governance.tiers.tier_rules import NOT_HERE
 from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseTier,
@@ -278,7 +278,7 @@ class TierThread:
         self._watch = KeyringWatch(keys.keyring, keys.path)
         self._jobs: SimpleQueue[tuple[CopyJob, memoryview | None, ExitStack | None]] = SimpleQueue()
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name=f"kvcustody-{name}", daemon=True)
+        self._thread = GuardingThread(self._run, name=f"kvcustody-{name}")
         self._thread.start()
 
     def put(self, job: CopyJob, plain: memoryview | None = None, held: ExitStack | None = None) -> None:

@@ -1,0 +1,100 @@
+"""What a tenant's administrator names and writes does not command the terminal of whoever lists it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from kvcustody.console.api.print_answer import show
+from kvcustody.console.command import make_table, print_json, printable
+
+ROOT = Path(__file__).resolve().parents[2] / "console"
+HOSTILE = {
+    "colour": "\x1b[31mred",
+    "title": "\x1b]0;owned\x07",
+    "link": "\x1b]8;;http://evil.example\x1b\\here",
+    "c1": "\x9b2J",
+    "line": "first\r\x1b[2Ksecond",
+    "row": "one\ntwo",
+    "turned": "\u202eevil",
+    "isolate": "\u2066x\u2069",
+    "delete": "\x7f",
+}
+COMMANDS = {*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), "\u202e", "\u2066", "\u2069"} - {"\n"}
+
+
+def shown_of(table: Table) -> str:
+    """What a terminal without colours gets."""
+    written = io.StringIO()
+    Console(file=written, width=200, force_terminal=True, no_color=True, color_system=None).print(table)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_table_shows_every_text_and_obeys_none(text: str) -> None:
+    table = make_table(f"of {text}", "name", f"of {text}", left=2)
+    table.add_row(text, "plain")
+    shown = shown_of(table)
+    assert not COMMANDS & set(shown), "no command reaches the terminal"
+    assert printable(text) in shown and "plain" in shown
+    assert len(shown.strip().splitlines()) == 3, "no text makes a line of its own"
+
+
+def test_names_are_no_markup() -> None:
+    table = make_table("tenants", "name")
+    table.add_row("[link=http://evil.example]here[/link] [bold]x[/]")
+    assert "[link=http://evil.example]here[/link] [bold]x[/]" in shown_of(table)
+
+
+def test_without_the_printer_the_terminal_is_commanded() -> None:
+    """Positive control: a table of `rich` as it is."""
+    table = Table("name")
+    table.add_row(HOSTILE["colour"])
+    assert "\x1b" in shown_of(table)
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_document_says_the_same_and_commands_nothing(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"name": text, text: [text]})
+    said = capsys.readouterr().out
+    assert not COMMANDS & set(said)
+    assert json.loads(said) == {"name": text, text: [text]}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_an_answer_of_the_api_commands_nothing(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ({"name": text}, {"items": [text]}, {"items": [{"name": text, "more": [text]}]}):
+        show(value)
+        assert not COMMANDS & set(capsys.readouterr().out), value
+
+
+def test_every_list_command_prints_with_the_one_printer() -> None:
+    """Whoever adds rows made the table with `make_table`; nobody makes one of `rich`'s, or prints markup in cells."""
+    printers = 0
+    for path in sorted(ROOT.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        of_rich = any(
+            isinstance(node, ast.ImportFrom) and node.module == "rich.table" for node in ast.walk(tree)
+        )
+        made = [call for call in calls if ast.unparse(call.func) in ("Table", "Table.grid")]
+        if of_rich:
+            assert not made, f"{path} makes a table of its own"
+        for call in calls:
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "add_row":
+                if ast.unparse(call.func.value) == "super()":
+                    continue
+                printers += 1
+                assert "make_table" in path.read_text(encoding="utf-8"), (
+                    f"{path} has rows, and no `make_table`"
+                )
+                for cell in call.args:
+                    text = ast.unparse(cell)
+                    assert "[/]" not in text and "[bold" not in text, f"{path}: markup in a cell: {text}"
+    assert printers > 40
