@@ -493,23 +493,6 @@ def test_a_session_without_its_subjects_secret_is_another(any_store: Engine, mak
     assert names[2].subject != names[1].subject and names[2].session != names[1].session
 
 
-def test_a_subject_from_before_there_were_secrets_keeps_its_sessions_names(
-    any_store: Engine, make_writer: Any
-) -> None:
-    old = [("a" * 24, "acme", "alice", "", None), ("b" * 24, "acme", "alice", str(opened(1).session), None)]
-    with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
-        subject_rows.store_names(connection, old)
-    writer = make_writer(any_store)
-    writer.submit([opened(1), opened(2)._replace(session="another")])
-    writer.close()
-    with any_store.connect() as connection:
-        found = connection.execute(select(residencies.c.subject, residencies.c.session)).all()
-        assert {row.subject for row in found} == {"a" * 24} and "b" * 24 in {row.session for row in found}
-        stored = set(connection.scalars(select(subjects.c.pseudonym)))
-        assert {row.session for row in found} <= stored  # without a secret every session has a row
-        assert set(subject_rows.names_of(connection, "acme", "alice")) == stored
-
-
 def test_an_erasures_session_can_be_found_by_its_pseudonym(any_store: Engine, make_writer: Any) -> None:
     writer = make_writer(any_store)
     writer.submit([opened(1)])
