@@ -190,7 +190,7 @@ def test_a_fault_of_the_device_is_a_device_error(monkeypatch, where):
             device.scrub.launch([(np.arange(4), False)])
         return
     device.scrub.launch([(np.arange(4), False)])
-    monkeypatch.setattr("fake_cuda.FakeEvent.query", fail)
+    monkeypatch.setattr("standins.device.fake_cuda.FakeEvent.query", fail)
     with pytest.raises(DeviceError, match="illegal memory access"):
         device.scrub.answered()
 

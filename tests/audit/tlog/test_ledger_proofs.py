@@ -115,7 +115,10 @@ def proofs_of(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> tuple[
 
 
 def test_half_levels_change_what_a_proof_reads_and_nothing_else(
-    ledger: Engine, unguarded: Callable[[Connection], None], monkeypatch: pytest.MonkeyPatch
+    ledger: Engine,
+    unguarded: Callable[[Connection], None],
+    guard: Callable[[Connection], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A ledger from before there were any, or from in between, gives the same proofs; fsck misses none of them."""
     sign(ledger)
@@ -130,6 +133,7 @@ def test_half_levels_change_what_a_proof_reads_and_nothing_else(
         assert connection.execute(delete(tree_nodes).where(halves)).rowcount > 30
         found, read = proofs_of(connection, monkeypatch)
         assert found == with_halves and 192 <= read <= 512
+        guard(connection)
         assert fsck(connection).ok
 
 
@@ -178,7 +182,9 @@ def test_tiles_keep_the_leaves_of_one_reading_alone(ledger: Engine) -> None:
             assert len(tiles.leaves) == 16
 
 
-def test_a_wrong_half_level_is_found(ledger: Engine, unguarded: Callable[[Connection], None]) -> None:
+def test_a_wrong_half_level_is_found(
+    ledger: Engine, unguarded: Callable[[Connection], None], guard: Callable[[Connection], None]
+) -> None:
     with ledger.connect() as connection:
         assert fsck(connection).ok
         unguarded(connection)
@@ -186,6 +192,7 @@ def test_a_wrong_half_level_is_found(ledger: Engine, unguarded: Callable[[Connec
         log, idx = connection.execute(halves.where(tree_nodes.c.log > 0).limit(1)).one()
         here = (tree_nodes.c.log == log, tree_nodes.c.level == HALF, tree_nodes.c.idx == idx)
         connection.execute(update(tree_nodes).where(*here).values(hash=bytes(32)))
+        guard(connection)
         problems = fsck(connection).problems
     assert [(problem.idx, problem.last) for problem in problems] == [(16 * idx, 16 * idx + 15)]
 

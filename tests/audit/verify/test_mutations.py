@@ -180,10 +180,10 @@ def fill(engine: Engine, make_writer: Make, world: Make, tmp_path: Path) -> Engi
     judged = judge(engine, engine, now_us=writer.offset_us + 10_000_000)
     assert judged is not None
     assert keep_spans(engine)
-    writer.submit_durable(SubjectUnlinked(1, "tenant-0", 1, "dpo", "asked"))
+    writer.submit_durable(SubjectUnlinked(1, "tenant-0", 0, "dpo", "asked"))
     writer.submit([ResidencyReleased(9_500_000, 9999, "tenant-0", "finish", (), 0)])
     assert writer.flush() and idle.flush()
-    writer.submit_durable(SubjectUnlinked(2, "tenant-1", 1, "dpo", "committed, and under no checkpoint yet"))
+    writer.submit_durable(SubjectUnlinked(2, "tenant-1", 0, "dpo", "committed, and under no checkpoint yet"))
     with engine.begin() as connection:
         unlink(connection, "tenant-0", "nobody")
         note = connection.execute(select(signed_checkpoints)).first()

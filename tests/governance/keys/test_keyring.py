@@ -20,11 +20,14 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping, open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from standins import LIBRARY
 from standins.governance.memory_scan import copies
 
 ACME = tenant_owner("idp", "acme")
 GLOBEX = tenant_owner("idp", "globex")
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "domain.json").read_text())
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(LIBRARY)}  # of a process of its own
 
 
 def _ring(folder: Path, **limits: int) -> Keyring:
@@ -109,7 +112,7 @@ def test_two_processes_with_one_root_derive_equal_keys_and_no_other_does(tmp_pat
     real = {_block_key(ring, _spec(session=f"s{i}")) for i in range(50)} | {_block_key(ring, _spec())}
     here = str(Path(__file__).parent)
     command = [sys.executable, "-c", OTHER_PROCESS, here, str(tmp_path)]
-    other = subprocess.run(command, check=True, capture_output=True, text=True)
+    other = subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT)
     assert other.stdout.strip() == _block_key(ring, _spec())
 
     elsewhere = tmp_path / "elsewhere"
@@ -254,7 +257,7 @@ def test_a_crash_at_any_point_of_a_rotation_leaves_a_readable_store(tmp_path: Pa
     for step in range(12):
         known = ring.epochs(ACME)
         command = [sys.executable, "-c", CRASH, str(Path(__file__).parent), str(tmp_path), str(step)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=ENVIRONMENT)
         ring.refresh()
         assert _block_key(ring, _spec()) == before
         assert set(ring.epochs(ACME)) - set(known) <= {max(known) + 1}
@@ -304,7 +307,9 @@ def _copies_around_destroy(folder: Path, how: str) -> tuple[tuple[int, int], tup
         ring.domains.fill(_spec(), key)
         needles = bytes(ring._secret(ACME, 1).view()), bytes(key.view())
     command = [sys.executable, "-c", HOLDER, str(Path(__file__).parent), str(folder), how]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         before = tuple(copies(process.pid, needle) for needle in needles)

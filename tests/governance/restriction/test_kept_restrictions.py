@@ -35,7 +35,12 @@ class Facade:
 
 
 def answer(*people: RestrictedSubject) -> Answers:
-    return lambda *_, **__: {"items": [], "keys": [], "restrictions": [one._asdict() for one in people]}
+    return lambda *_, **__: {
+        "items": [],
+        "keys": [],
+        "enforcement": None,
+        "restrictions": [one._asdict() for one in people],
+    }
 
 
 def start(path: Path | None, said: Answers | None = None) -> tuple[RemoteInbox, Facade]:

@@ -65,7 +65,10 @@ def test_no_connector_at_all_is_refused() -> None:
 def test_the_connector_s_classes_check_before_anything_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtllm_world.llm_args", lambda: llm_args(kv_cache_config__host_cache_size=1 << 30))
+    monkeypatch.setattr(
+        "standins.integrations.trtllm_world.llm_args",
+        lambda: llm_args(kv_cache_config__host_cache_size=1 << 30),
+    )
     with pytest.raises(ConfigError, match="host pool keeps KV in clear"):
         TrtllmWorld(tmp_path, monkeypatch)
 

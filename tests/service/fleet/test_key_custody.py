@@ -59,14 +59,14 @@ def test_a_handover_that_cannot_be_recorded_does_not_happen(
     service: Any, client: Any, people: Any, monkeypatch: Any
 ) -> None:
     path = service.settings.signing_key_path
-    before = read_signing_key(path).verifier
+    before, custodian = read_signing_key(path).verifier, people["key-custodian"]
 
     def away(*_: object, **__: object) -> None:
         raise LedgerUnavailable("away")
 
     with monkeypatch.context() as broken:
         broken.setattr(service.writer, "submit_durable", away)
-        assert client("POST", "/v1/keys/signing:rotate", people["key-custodian"], json={}).status_code == 503
+        assert client("POST", "/v1/keys/signing:rotate", custodian, json={}).status_code == 503
     assert read_signing_key(path).verifier == before
     people.add("still-signed", Role.AUDITOR)
     size = service.signer.status().size
