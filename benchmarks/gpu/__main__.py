@@ -50,7 +50,7 @@ SOURCES = (
     "policies",
     "src",
     "testkit",
-    "tests/device",
+    "tests/lib",
     "tests/engines",
     "tests/kernels",
 )

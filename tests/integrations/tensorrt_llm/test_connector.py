@@ -375,7 +375,9 @@ def test_content_that_no_token_says_is_neither_kept_nor_found(
     engine = world.engine
     engine.run(PROMPT, world.salt("acme"))
     engine.forget_device()
-    monkeypatch.setattr("stand_in_engine.LlmRequest.multimodal_hashes", [[1]], raising=False)
+    monkeypatch.setattr(
+        "standins.integrations.stand_in_engine.LlmRequest.multimodal_hashes", [[1]], raising=False
+    )
     assert engine.run(PROMPT, world.salt("acme")).connector_tokens == 0
     monkeypatch.undo()
 
