@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from kvcustody.console.plugins import GROUP, add_command
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.events.command import read_salts
 from kvcustody.integrations.events.publisher import EventPublisher
+from standins import LIBRARY
 from standins.integrations.kv_wires import some_removed, some_stored, wait_until
 from standins.integrations.observed_totals import observed_totals
 
@@ -55,7 +57,10 @@ def run(*arguments: object) -> Any:
 def start(*arguments: object) -> subprocess.Popen[str]:
     """The same command in a process of its own."""
     command = [sys.executable, __file__, "observe", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with_standins = {**os.environ, "PYTHONPATH": str(LIBRARY)}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=with_standins
+    )
 
 
 @pytest.mark.system("`observe` does not end cleanly")

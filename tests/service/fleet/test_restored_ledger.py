@@ -38,6 +38,7 @@ from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.fleet import key_custody
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from standins import LIBRARY
 from standins.postgres import durable_server
 from standins.service.service_world import Server, Worker
 
@@ -295,7 +296,7 @@ while True:
 def test_what_a_killed_worker_kept_is_handed_in_by_its_successor(make_world: Any) -> None:
     world: World = make_world(NEVER)
     world.save()
-    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    paths = [str(LIBRARY)]
     arguments = [world.server.address, world.key, str(world.folder / "spill"), *paths]
     process = subprocess.Popen(
         [sys.executable, "-c", VICTIM, *arguments], stdout=subprocess.PIPE, text=True, env={**os.environ}
