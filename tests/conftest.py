@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 
 def pytest_configure(config: pytest.Config) -> None:
     """The same examples every time, and none judged by the clock: a failure is the change's. A soak draws anew."""
+    gc.disable()  # modules and items live to the end: the collector would look at all of them again and again
     if config.option.markexpr != "soak" and find_spec("hypothesis"):  # which an engine's environment has not
         from hypothesis import settings
 
@@ -30,6 +32,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seed = os.environ.get("KVCUSTODY_TEST_ORDER")
     if seed is not None:
         _shuffle(items, int(seed))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(10_000, 20, 20)
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look for what they left
 
 
 def _leave_twins_to_the_system_tests(items: list[pytest.Item]) -> None:

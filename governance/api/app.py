@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from kvcustody.governance.api.http.console_mount import Pages
 from kvcustody.governance.api.http.gate import Gate
 from kvcustody.governance.api.http.route_builder import Api
@@ -57,8 +59,14 @@ _GROUPS = (
 
 
 def create_api(service: Service | None) -> Api:
-    """Every operation of version 1."""
-    api = Api(service)
+    """Every operation of version 1. The document alone needs no `service`."""
+    return Api(service, _declared())
+
+
+@cache
+def _declared() -> Api:
+    """Every operation, once in a process: what an operation asks of FastAPI does not depend on the service."""
+    api = Api(None)
     for add in _GROUPS:
         add(api)
     return api

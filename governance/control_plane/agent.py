@@ -93,7 +93,7 @@ class Agent:
         """Report no more; a second time changes nothing. A request that is on its way is left to end by itself."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(_END_SECONDS)
+            self._thread.end(_END_SECONDS)
 
     # -- the thread -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ssl
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,7 @@ import orjson
 
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.service.settings import is_local
+from kvcustody.guarding_thread import open_question
 from kvcustody.http_exchange import read_bounded
 
 if TYPE_CHECKING:
@@ -59,9 +61,10 @@ class ControlPlaneConnection:
         self._on_history = on_history
 
     def get(self, path: str, **query: Any) -> Any:
-        """The JSON of an answer; None is left out of the query."""
+        """The JSON of an answer; None is left out of the query. With `wait` the answer may take that many seconds."""
         given = {name: value for name, value in query.items() if value is not None}
-        return _json(self.request("GET", path, params=given))
+        with open_question() if given.get("wait") else nullcontext():
+            return _json(self.request("GET", path, params=given))
 
     def post(
         self, path: str, body: Any = None, *, key: str | None = None, headers: dict[str, str] | None = None
@@ -173,7 +176,7 @@ def _client(server: str, verify: ssl.SSLContext | Literal[False], timeout_second
     limits = httpx.Limits(max_connections=16, max_keepalive_connections=8)
     settings: dict[str, Any] = {"timeout": timeout_seconds, "trust_env": False, "follow_redirects": False}
     if server.startswith("unix:"):
-        transport = httpx.HTTPTransport(uds=server.removeprefix("unix:"), limits=limits)
+        transport = httpx.HTTPTransport(verify=False, uds=server.removeprefix("unix:"), limits=limits)
         return httpx.Client(transport=transport, base_url="http://kvcustody", **settings)
     parts = urlsplit(server)
     if (

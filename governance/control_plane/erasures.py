@@ -61,7 +61,7 @@ class RemoteInbox(ErasureInbox):
         """Take up nothing more; an open question is left to end with the connection."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(_END_SECONDS)
+            self._thread.end(_END_SECONDS)
             self._thread = None
 
     def recover_pending(self, facade: ErasureTarget) -> int:

@@ -102,7 +102,7 @@ class PolicyFeed:
         """Stop polling; what was handed over stays. A question that is held open is left to end by itself."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(timeout=_END_SECONDS if self._waits else 10)
+            self._thread.end(_END_SECONDS if self._waits else 10)
 
     def _run(self, interval_seconds: float) -> None:
         first = _AT_ONCE_SECONDS if self._waits else interval_seconds

@@ -15,13 +15,16 @@ _YOUNG = 50_000  # containers more than at the last look; the default is 700
 
 @contextmanager
 def gc_seldom() -> Iterator[None]:
-    """Inside this block; afterwards the collector is as it was."""
+    """Inside this block; afterwards the collector is as it was. A process that froze its objects itself keeps them so."""
     before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_YOUNG, *before[1:])
+    frozen_before = gc.get_freeze_count() > 0
+    if not frozen_before:
+        gc.collect()
+        gc.freeze()
+    gc.set_threshold(max(_YOUNG, before[0]), *before[1:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not frozen_before:
+            gc.unfreeze()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import permutations
 
 from kvcustody.policies.bundle.manifest import SCHEMA, BundleManifest, read_manifest
@@ -152,13 +153,19 @@ def check_document(manifest: BundleManifest, document: str) -> Policy:
         raise DocumentRejected(
             f"bundle of revision `{manifest.revision}` holds another document than was signed"
         )
-    policy = load_policy(document, name=f"{manifest.name}@{manifest.revision}")
+    policy = _read_document(document, f"{manifest.name}@{manifest.revision}")
     if (policy.name, policy_digest(policy)) != (manifest.name, manifest.digest):
         raise DocumentRejected(
             f"bundle of revision `{manifest.revision}`: this program reads another policy in the document than the "
             f"`{manifest.digest}` that was signed"
         )
     return policy
+
+
+@lru_cache(maxsize=64)
+def _read_document(document: str, name: str) -> Policy:
+    """A release is read from its beginning at every step, and its documents stay the same."""
+    return load_policy(document, name=name)
 
 
 def check_current(manifest: BundleManifest, trust: Trust, *, now_utc_us: int, revision_min: int) -> None:

@@ -4,7 +4,8 @@
 2. A thread that ended though its work had not, and one whose work failed `FAILURES_MAX` times in close succession, guards
    no more: `not_guarding` names it. The ledger's writer then admits nothing, and health shows the name.
 3. Work that returns has ended in order. So has that of an owner that is gone.
-4. `goes_on=False` is for work that cannot begin anew, because it released what it worked with: its first failure ends it.
+4. A question that another machine holds open ends no sooner because its asker wants to end: `end` does not wait for it.
+5. `goes_on=False` is for work that cannot begin anew, because it released what it worked with: its first failure ends it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import structlog
@@ -22,6 +23,7 @@ _log = structlog.get_logger(__name__)
 FAILURES_MAX = 3
 PAUSE_SECONDS_MAX = 2.0
 _PAUSE_SECONDS = 0.05
+_LOOK_SECONDS = 0.02
 _CLOSE_SECONDS = 60.0  # failures further apart are not of one kind
 _SHOWN_SECONDS = 120.0  # without another failure the work is well again
 _failing: weakref.WeakSet[GuardingThread] = weakref.WeakSet()
@@ -45,6 +47,7 @@ class GuardingThread(threading.Thread):
         self._failures = 0  # in close succession
         self._failed_at = 0.0
         self._ended = False  # though its work had not
+        self._holds_question = False  # rule 4
 
     def run(self) -> None:
         """Do the work until it returns."""
@@ -74,6 +77,12 @@ class GuardingThread(threading.Thread):
         recently = time.monotonic() - self._failed_at < _SHOWN_SECONDS
         return self._failures < FAILURES_MAX or not recently
 
+    def end(self, seconds: float) -> None:
+        """Wait up to `seconds` for the thread to end; not while it waits in an open question (rule 4)."""
+        ends = time.monotonic() + seconds
+        while self.is_alive() and not self._holds_question and time.monotonic() < ends:
+            self.join(_LOOK_SECONDS)
+
     def _note_failure(self, began: float) -> None:
         now = time.monotonic()
         self._failures = self._failures + 1 if now - began < _CLOSE_SECONDS else 1
@@ -82,6 +91,20 @@ class GuardingThread(threading.Thread):
             _failing.add(self)
         with suppress(Exception):  # a log that cannot be written ends nothing
             _log.error("a guarding thread failed", thread=self.name, goes_on=self._goes_on, exc_info=True)
+
+
+@contextmanager
+def open_question() -> Iterator[None]:
+    """Around a question that the other side holds open until there is something to say (rule 4)."""
+    thread = threading.current_thread()
+    if not isinstance(thread, GuardingThread):
+        yield
+        return
+    thread._holds_question = True
+    try:
+        yield
+    finally:
+        thread._holds_question = False
 
 
 def _nothing(*_given: object) -> None:

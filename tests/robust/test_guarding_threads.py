@@ -6,13 +6,14 @@ import ast
 import importlib
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from kvcustody import guarding_thread
-from kvcustody.guarding_thread import FAILURES_MAX, GuardingThread, not_guarding
+from kvcustody.guarding_thread import FAILURES_MAX, GuardingThread, not_guarding, open_question
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("audit", "governance", "integrations")
@@ -232,3 +233,23 @@ def test_an_odd_row_hinders_no_erasure_and_no_other_order(monkeypatch: pytest.Mo
     with pytest.raises(OddError):
         inbox.look(facade)  # type: ignore[arg-type]
     assert facade.erased == ["whole", "later"], "carried out all the same"
+
+
+@pytest.mark.parametrize("is_held_open", [True, False])
+def test_an_end_waits_for_a_request_but_not_for_a_question_that_is_held_open(is_held_open: bool) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        with open_question() if is_held_open else nullcontext():
+            asked.set()
+            answered.wait(60)
+
+    thread = GuardingThread(ask, name="kvcustody-asks")
+    thread.start()
+    assert asked.wait(60)
+    if not is_held_open:
+        threading.Timer(0.1, answered.set).start()
+    thread.end(60)
+    assert thread.is_alive() is is_held_open
+    answered.set()
+    thread.join(60)

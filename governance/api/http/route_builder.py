@@ -66,10 +66,9 @@ Endpoint = Callable[..., Any]
 class Api:
     """The application of operations of one service; `app` is what the gate wraps."""
 
-    def __init__(self, service: Service | None) -> None:
-        """`service` None: for the document alone; nothing can be served then."""
-        self.service = service
-        self.operations = Operations()
+    def __init__(self, service: Service | None, declared: Api | None = None) -> None:
+        """`service` None: for the document alone; nothing can be served then. `declared`: with the operations of this."""
+        self.operations = Operations() if declared is None else declared.operations
         self.app = FastAPI(
             title="kvcustody",
             version=__version__,
@@ -83,6 +82,9 @@ class Api:
         )
         self.app.router.route_class = _Route
         self.app.state.service = service
+        if declared is not None:
+            self.app.router.routes.extend(declared.app.routes)
+        self._declared = declared
         self._document: bytes | None = None
         for kind, handler in _HANDLERS.items():
             self.app.add_exception_handler(kind, handler)
@@ -157,6 +159,8 @@ class Api:
 
     def document(self) -> bytes:
         """The API document, OpenAPI 3.1."""
+        if self._declared is not None:
+            return self._declared.document()
         if self._document is None:
             made = self.app.openapi()
             schemes = made.setdefault("components", {}).setdefault("securitySchemes", {})
