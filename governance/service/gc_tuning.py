@@ -15,7 +15,7 @@ _YOUNG = 50_000  # containers more than at the last look; the default is 700
 
 @contextmanager
 def gc_seldom() -> Iterator[None]:
-    """Inside this block; afterwards the collector is as it was. A process that froze its objects itself keeps them so."""
+    """Inside this block; afterwards the collector is as it was. What a process froze itself stays frozen."""
     before = gc.get_threshold()
     frozen_before = gc.get_freeze_count() > 0
     if not frozen_before:

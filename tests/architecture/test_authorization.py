@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvcustody.policies.document.model import Action
+from standins.architecture.parsed import parsed_text
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("governance", "integrations", "testkit")
@@ -42,7 +43,7 @@ def actions(node: ast.AST) -> set[str]:
 def asked(source: str) -> set[str]:
     """The actions that some function has authorized, or makes the request of that a reuse is decided by."""
     found: set[str] = set()
-    for function in functions(ast.parse(source)):
+    for function in functions(parsed_text(source)):
         if "authorize" in calls(function):
             found |= actions(function)
         if "AccessRequest" in calls(function):
@@ -63,7 +64,7 @@ def test_every_action_has_a_caller_at_run_time(action: Action) -> None:
 
 
 def test_a_table_is_asked_by_the_seams_alone() -> None:
-    direct = {name for name, source in runtime() if calls(ast.parse(source)) & {"decide", "decide_many"}}
+    direct = {name for name, source in runtime() if calls(parsed_text(source)) & {"decide", "decide_many"}}
     assert direct == set(SEAMS)
 
 

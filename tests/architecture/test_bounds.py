@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from standins.architecture.parsed import parsed_text
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "build" / "threat-model.md"
 HEADING = "## What tenants share, and in which shares"
@@ -36,7 +38,7 @@ _MADE = {"CapacityLimiter", "Semaphore", "BoundedSemaphore", "Queue", "LifoQueue
 def bounds(source: str) -> set[str]:
     """The names of constants, fields, parameters and makers that bound something."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed_text(source)):
         if isinstance(node, ast.Assign):
             names = [
                 name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)

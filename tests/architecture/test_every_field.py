@@ -7,8 +7,8 @@ works (`policies.workbench.lint.without_effect`); then it stands here, too.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.settings import Settings
 from kvcustody.policies.document import model
+from standins.architecture.parsed import parsed_text
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("allocator", "audit", "console", "governance", "integrations", "kernels", "policies", "testkit")
@@ -27,10 +28,11 @@ SAYS_ONLY = (
 WITHOUT_EFFECT: set[str] = set()
 
 
-def attributes_read(text: str) -> Iterator[str]:
-    return (
+@cache
+def attributes_read(text: str) -> frozenset[str]:
+    return frozenset(
         node.attr
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed_text(text))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     )
 

@@ -2,9 +2,12 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from standins.architecture.parsed import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
@@ -148,11 +151,12 @@ def _writing(mode: list[ast.expr], call: ast.Call) -> bool:
     )
 
 
+@cache
 def found() -> dict[tuple[str, str], int]:
     places = {}
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            for function, line in writes(ast.parse(path.read_text(encoding="utf-8"))):
+            for function, line in writes(parsed(path)):
                 places[str(path.relative_to(ROOT)), function] = line
     return places
 

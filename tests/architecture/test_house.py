@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from standins.architecture.module_graph import ROOT, sources
+from standins.architecture.parsed import parsed
 
 FILES_MAX = 15
 GROWS = {
@@ -62,7 +63,7 @@ def test_nor_is_one_of_other_files(kind: str) -> None:
 def test_every_module_says_what_it_is() -> None:
     silent = []
     for name, path in sources().items():
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        text = ast.get_docstring(parsed(path)) or ""
         if len(text.split()) < 4 or not re.search(r"[.:?)`]", text):
             silent.append(f"{name}: {text!r}")
     assert silent == []
@@ -71,7 +72,7 @@ def test_every_module_says_what_it_is() -> None:
 def test_no_class_name_means_two_things() -> None:
     homes = collections.defaultdict(list)
     for name, path in sources().items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(name)
     assert len(homes) > 800
@@ -81,7 +82,7 @@ def test_no_class_name_means_two_things() -> None:
 def test_no_rule_code_means_two_things() -> None:
     homes = collections.defaultdict(list)
     for name, path in sources().items():
-        for code in docstring_codes(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""):
+        for code in docstring_codes(ast.get_docstring(parsed(path)) or ""):
             homes[code].append(name)
     assert {code: where for code, where in homes.items() if len(where) > 1} == {}
     assert docstring_codes("Opens.\n\nW1 Nothing is admitted.\n    W2  Neither.\nNot W3.") == ["W1", "W2"]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from standins.architecture.parsed import parsed_text
+
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS: dict[str, frozenset[str]] = {
     "kernels": frozenset(),
@@ -73,7 +75,7 @@ def imports(path: Path, tree: ast.AST) -> set[str]:
 def violations(room: str, path: Path, source: str) -> list[str]:
     """Imports of one file that its room must not have."""
     found = []
-    for name in imports(path, ast.parse(source)):
+    for name in imports(path, parsed_text(source)):
         parts = name.split(".")
         if parts[0] == "kvcustody" and len(parts) > 1:
             target = parts[1]

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from standins.architecture.parsed import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("audit", "governance", "integrations", "console", "testkit")
 WRITERS = {"EventWriter", "TracedWriter", "RemoteLedger", "recorder"}
@@ -60,7 +62,7 @@ def subclasses(tree: ast.AST) -> set[str]:
 def sources() -> Iterator[tuple[str, ast.AST]]:
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+            yield path.relative_to(ROOT).as_posix(), parsed(path)
 
 
 def test_whoever_opens_a_writer_ends_it_in_order() -> None:

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from standins.architecture.parsed import parsed_text
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     "allocator",
@@ -38,7 +40,7 @@ def _modules(tree: ast.AST) -> Iterator[str]:
 
 def problems_of(place: str, text: str) -> list[str]:
     """What a module reads past `http_exchange`."""
-    tree = ast.parse(text)
+    tree = parsed_text(text)
     held = {
         name for name in _modules(tree) if name in CLIENTS or name.startswith(tuple(f"{c}." for c in CLIENTS))
     }

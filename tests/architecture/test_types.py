@@ -8,6 +8,7 @@ import re
 import pytest
 
 from standins.architecture.module_graph import ROOT
+from standins.architecture.parsed import parsed_text
 
 WAY = [
     "governance/governor/governor.py",
@@ -56,7 +57,7 @@ ANYTHING = {
 def open_annotations(source: str) -> list[str]:
     """Parameters, results and attributes that are annotated with `Any` or `object`."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed_text(source)):
         named: list[tuple[str, ast.expr | None]] = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given = node.args

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from kvcustody.console.api.print_answer import show
 from kvcustody.console.command import make_table, print_json, printable
+from standins.architecture.parsed import parsed
 
 ROOT = Path(__file__).resolve().parents[2] / "console"
 HOSTILE = {
@@ -78,7 +79,7 @@ def test_every_list_command_prints_with_the_one_printer() -> None:
     """Whoever adds rows made the table with `make_table`; nobody makes one of `rich`'s, or prints markup in cells."""
     printers = 0
     for path in sorted(ROOT.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         of_rich = any(
             isinstance(node, ast.ImportFrom) and node.module == "rich.table" for node in ast.walk(tree)

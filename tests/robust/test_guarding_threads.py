@@ -14,6 +14,7 @@ import pytest
 
 from kvcustody import guarding_thread
 from kvcustody.guarding_thread import FAILURES_MAX, GuardingThread, not_guarding, open_question
+from standins.architecture.parsed import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("audit", "governance", "integrations")
@@ -37,7 +38,7 @@ class Begun(NamedTuple):
 def _begun() -> Iterator[Begun]:
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "GuardingThread":
                     work = ast.unparse(node.args[0]).removeprefix("self.")
                     yield Begun(path.relative_to(ROOT).as_posix(), work, node)

@@ -67,7 +67,7 @@ class Api:
     """The application of operations of one service; `app` is what the gate wraps."""
 
     def __init__(self, service: Service | None, declared: Api | None = None) -> None:
-        """`service` None: for the document alone; nothing can be served then. `declared`: with the operations of this."""
+        """`service` None: for the document alone; nothing can be served then. `declared`: whose operations it has."""
         self.operations = Operations() if declared is None else declared.operations
         self.app = FastAPI(
             title="kvcustody",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from standins.architecture.parsed import parsed
+
 ROOT = Path(__file__).resolve().parents[4]
 ROOMS = (
     "kernels",
@@ -49,10 +51,7 @@ def imported(tree: ast.AST, modules: set[str]) -> set[str]:
 def graph() -> dict[str, set[str]]:
     """Each module with those that it imports."""
     named = sources()
-    return {
-        name: imported(ast.parse(path.read_text(encoding="utf-8")), set(named)) - {name}
-        for name, path in named.items()
-    }
+    return {name: imported(parsed(path), set(named)) - {name} for name, path in named.items()}
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:

@@ -13,6 +13,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from standins.architecture.parsed import parsed
+
 LIST = Path(__file__).parents[4] / "docs" / "build" / "outside-blocks.json"
 
 MAKERS = {
@@ -27,7 +29,7 @@ def kept(root: Path, folders: Iterable[str]) -> dict[str, list[str]]:
     for folder in folders:
         start = root / folder
         for path in sorted(start.rglob("*.py") if start.is_dir() else [start]):
-            for name in _attributes(ast.parse(path.read_text(encoding="utf-8"))):
+            for name in _attributes(parsed(path)):
                 found.setdefault(name, set()).add(str(path.relative_to(root)))
     return {name: sorted(files) for name, files in sorted(found.items())}
 
