@@ -8,6 +8,8 @@ READY := $(VENV)/.ready
 FAST := tests/allocator tests/policies/table tests/policies/document tests/governance tests/audit/events tests/redteam/test_keys.py \
 	tests/redteam/test_handles.py tests/kernels/test_segment.py tests/architecture/test_house.py tests/architecture/test_circles.py
 
+IN_PARALLEL := -n 3 --dist loadfile # the tests of a file share its set-up; a third process works while others wait
+
 unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
 
 .PHONY: setup run test test-loaded durations test-fast test-system test-engines test-newest test-oscal check docs tables editor bench soak clean
@@ -29,20 +31,20 @@ run: $(READY) ## replay a multi-tenant workload through the Governor on real ten
 	$(BIN)/kvcustody replay --compare-tiers
 
 test: $(READY) ## unit, property, simulation and architecture tests
-	$(BIN)/python -m pytest -q -n 2 -m "not soak and not system"
+	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not soak and not system"
 
 test-loaded: $(READY) ## the tests beside two busy loops, in five orders: what fails depends on the clock
 	$(BIN)/python tests/loaded.py
 
 durations: $(READY) ## write tests/DURATIONS.md: which tests take the time of `make test`, and what each buys
-	$(BIN)/python -m pytest -q -n 2 -m "not soak and not system" --junitxml=.cache/durations.xml
+	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not soak and not system" --junitxml=.cache/durations.xml
 	$(BIN)/python tests/durations.py .cache/durations.xml
 
 test-fast: $(READY) ## the inner loop: the core on SQLite, under a minute
-	$(BIN)/python -m pytest -q -n 2 -m "not soak and not system" -k "not postgresql" $(FAST)
+	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not soak and not system" -k "not postgresql" $(FAST)
 
 test-system: $(READY) ## whole systems and long proofs: browsers, wheels, killed processes, full disks, recorded traces, every edit of a ledger
-	$(BIN)/python -m pytest -q -n 2 -m "system and not soak"
+	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "system and not soak"
 
 test-engines: ## the suites on a real vLLM, SGLang, LMCache, Dynamo and Mooncake, in environments of their own (.venv-NAME: 11 GB)
 	./tests/engines/run.sh

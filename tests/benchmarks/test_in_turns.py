@@ -175,6 +175,7 @@ def test_a_side_that_another_product_would_run_on_is_refused(repository: Path) -
         compare(in_turns.resolve("HEAD"), ["cost"], 6, own_scripts=False, show=print)
 
 
+@pytest.mark.system("a benchmark in turns prints or keeps another ratio")
 def test_the_command_prints_and_keeps_what_it_found(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,6 +117,7 @@ def test_on_the_ledger_itself(folder: Path, local: None) -> None:
     assert wrong.exit_code == 2 and "must be before" in wrong.output
 
 
+@pytest.mark.system("a job without a server loses its files")
 def test_a_job_on_the_ledger_itself_leaves_its_files(folder: Path, local: None) -> None:
     made = answer("make-report", "--framework", "soc2", "--formats", "json", "--out", str(folder / "report"))
     [file] = made["result"]["files"]

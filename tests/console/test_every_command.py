@@ -112,6 +112,7 @@ def commands_file() -> None:
         write_file(file, content, mode=READABLE)
 
 
+@pytest.mark.system("commands differ where the built file of commands is missing")
 def test_the_commands_of_the_api_are_the_same_without_their_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "FILE", "absent.json")
     names = {command.name for command in group.read_commands()}

@@ -61,6 +61,7 @@ def test_a_release_goes_through_a_control_plane_by_commands_alone(plane: Control
     assert _policy(plane, "grace", "history")["active"] == back
 
 
+@pytest.mark.system("the history of a release names other workers than those that run it")
 def test_a_history_says_who_runs_what_is_active(plane: ControlPlane) -> None:
     before = _policy(plane, "grace", "history")
     effect = before["in_effect"]

@@ -93,6 +93,7 @@ def export(sealed: Sealed) -> Path:
     return folder
 
 
+@pytest.mark.system("a report of PostgreSQL differs in a byte from that of SQLite")
 def test_a_report_repeats_byte_for_byte_and_on_postgresql(
     sealed: Sealed, postgres_store: Engine, beside: Callable[[], None]
 ) -> None:

@@ -53,6 +53,7 @@ def released(store: str) -> None:
     assert run("activate", "1", "--key", "grace.key", "--store", store)["stage"] is None
 
 
+@pytest.mark.system("the command rolls back to another revision")
 def test_from_a_glass_broken_to_a_rollback(store: str, tmp_path: Path) -> None:
     _without_sharing()
     released(store)

@@ -131,6 +131,7 @@ def test_an_empty_inbox_says_what_would_fill_it(world: World) -> None:
     assert "Nothing waits for you." in text and "missed their deadline" in text
 
 
+@pytest.mark.system("a page has another word for a missed erasure")
 def test_a_missed_erasure_has_one_word_everywhere(world: World) -> None:
     erasure: str = world.erasure  # type: ignore[attr-defined]
     ledger = ["--ledger", world.database_url]

@@ -79,6 +79,7 @@ def settle(world: World, word: str) -> None:
     assert set(words(world).values()) == {word}, words(world)
 
 
+@pytest.mark.system("pages disagree on which workers are at work")
 def test_who_is_at_work_has_one_word(world: World) -> None:
     settle(world, "at work")
     with world.service.engine.connect().execution_options(**WRITE) as connection, connection.begin():

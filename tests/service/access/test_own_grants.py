@@ -58,6 +58,7 @@ def send(
     return int(refused.value.operands["status"]), str(refused.value)
 
 
+@pytest.mark.system("one of two workers serves a grant on that its owner took back")
 def test_what_an_owner_takes_back_is_denied_on_every_worker_at_once(plane: ControlPlane) -> None:
     """Both workers serve the reader (control); the owner takes the grant back; both miss, by the ordinary pull."""
     workers = [plane.worker(name) for name in ("gpu-0", "gpu-1")]

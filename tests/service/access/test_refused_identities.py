@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvcustody.clock import SystemClock
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages import health as health_page
@@ -80,6 +82,7 @@ def knock(door: IdentityMiddleware, path: str, key: str | None) -> int:
     return int(sent[0]["status"])
 
 
+@pytest.mark.system("refusals at a worker's door stay with the worker")
 def test_a_door_behind_a_control_plane_hands_its_refusals_over(plane: ControlPlane, tmp_path: Path) -> None:
     """From the request that is refused at the door to the leaf in the ledger that the control plane writes."""
     (tmp_path / "identity.yaml").write_text(IDENTITY)

@@ -208,6 +208,7 @@ def _by_command(plane: ControlPlane, worker: Worker) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.system("a scan that was asked for is made and never answered")
 def test_a_scan_that_was_asked_for_finds_and_repairs_and_is_on_record(plane: ControlPlane) -> None:
     with plane.worker() as worker, plane.connect("olive") as operator, plane.connect("dora") as officer:
         ask(worker, "holder")

@@ -289,6 +289,7 @@ def test_a_scrape_is_answered_while_the_database_is_not(lived: Any, monkeypatch:
     hangs.set()
 
 
+@pytest.mark.system("a batch that waits for its commit holds up other requests")
 def test_batches_that_wait_for_their_commit_hold_no_other_request(lived: Any) -> None:
     """More of them than there are threads: a scrape and a probe are answered before the first is committed."""
     service, people, client = lived

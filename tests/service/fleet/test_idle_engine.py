@@ -47,6 +47,7 @@ def test_an_erasure(plane: ControlPlane, idle: IdleEngine) -> None:
         until(lambda: officer.get(f"/v1/erasures/{asked}")["outcome"] == "complete")
 
 
+@pytest.mark.system("an engine that sleeps carries out no scan")
 def test_a_scan_by_the_command_that_waits(plane: ControlPlane, idle: IdleEngine) -> None:
     command = plane.command("olive", "scan", "worker", "gpu-0", "--wait", "--json")
     done = subprocess.run(command, capture_output=True, timeout=90, check=True)

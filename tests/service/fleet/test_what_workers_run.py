@@ -173,6 +173,7 @@ def test_after_a_kill_it_is_told_until_its_end_is_on_record(watcher: Watcher) ->
     says_nothing_is_in_effect(watcher, was=True)
 
 
+@pytest.mark.system("workers with different policies are shown as one")
 def test_workers_that_run_different_policies_are_told_apart(watcher: Watcher) -> None:
     (watcher.folder / "other.yaml").write_text(library.source("single-org"))
     with open_file_worker(watcher.folder), open_file_worker(watcher.folder, "gpu-1", "other.yaml"):

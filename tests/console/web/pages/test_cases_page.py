@@ -40,6 +40,7 @@ def recorded(world: World) -> int:
         return len(read_cases(connection))
 
 
+@pytest.mark.system("the pages record a case twice")
 def test_a_request_is_recorded_once_and_taken_to_its_letter(world: World, client: SignIn) -> None:
     admin, before = client("tenant-admin@acme"), recorded(world)
     form = FORM | hidden(admin.get("/console/cases").text, "/console/cases")

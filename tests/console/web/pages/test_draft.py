@@ -27,6 +27,7 @@ def checked(world: World, **fields: str) -> str:
         return client.post("/console/policy/draft", data={"csrf": token, **fields}).text
 
 
+@pytest.mark.system("a draft's page shows another difference")
 def test_a_draft_shows_how_its_text_differs(world: World) -> None:
     source = policy_source()
     page = checked(world, source=source.replace("until: 2027-03-31", "until: 2028-03-31"))

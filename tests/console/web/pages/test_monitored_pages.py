@@ -61,6 +61,7 @@ def assert_coverage_says_so(world: World) -> None:
         assert everybody["qualification"].split(" (")[0] in client.get("/console/deletion").text
 
 
+@pytest.mark.system("a page says enforced of a tenant that is monitored")
 def test_every_page_that_says_what_is_in_effect_says_for_whom(world: World) -> None:
     before = pages(world)
     assert coverage(world, "auditor")["monitored"] == [], "control"
