@@ -13,6 +13,14 @@ from typing import Any
 
 NAME = "kvcustody"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_UPDATES = (
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+    "end_weight_update",
+)
 _SERVER = "sglang.srt.entrypoints.http_server"
 _IDLE_POLL_MS_MAX = 100
 
@@ -35,7 +43,7 @@ def _build(context: Any) -> Any:
     from kvcustody.integrations.sglang.check_engine import check_hooks
     from kvcustody.integrations.sglang.open_custody import build_cache
 
-    check_hooks((place for place in HOOKS if place.startswith(_SCHEDULER)), HookRegistry._patched)
+    check_hooks((place for place in HOOKS if place.startswith((_SCHEDULER, _UPDATER))), HookRegistry._patched)
     return build_cache(context)
 
 
@@ -87,6 +95,16 @@ def _sleep(original: Callable[..., Any], scheduler: Any) -> Any:
     return None
 
 
+def _update_weights(original: Callable[..., Any], updater: Any, *given: Any, **named: Any) -> Any:
+    """New weights, also where the update failed half-way or left SGLang's cache as it was."""
+    try:
+        return original(updater, *given, **named)
+    finally:
+        cache = governed_cache(updater.scheduler)
+        if cache is not None:
+            cache.weights_changed()
+
+
 def _guard_door(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """Every request to the HTTP server of a governed engine comes through the identity module."""
     from kvcustody.integrations.sglang.check_engine import check_server
@@ -110,5 +128,6 @@ HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
     f"{_SCHEDULER}.on_idle": ("BEFORE", _step),
     f"{_SCHEDULER}._record_scheduler_state_for_paused_engine": ("BEFORE", _step),
     f"{_SCHEDULER}.maybe_sleep_on_idle": ("AROUND", _sleep),
+    **{f"{_UPDATER}.{name}": ("AROUND", _update_weights) for name in _UPDATES},
     "sglang.srt.entrypoints.engine.Engine._launch_subprocesses": ("AROUND", _guard_door),
 }

@@ -150,6 +150,10 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     def reset(self) -> None:
         """SGLang drops its cache, as after new weights: nothing computed before may be reached."""
         self.custody.clear()
+        self.weights_changed()
+
+    def weights_changed(self) -> None:
+        """Nothing that was computed before is reachable any more, whether SGLang drops its cache or not."""
         self.custody.part_waiting()
         self.model.reloaded()
 

@@ -91,3 +91,21 @@ def test_every_slot_is_zero_before_it_is_written(governed):
     assert written["slots"] > 9000 and written["soiled"] == 0
     assert engine.probe("free")["soiled"] == 0
     assert engine.probe("check") == [] and engine.probe("scan") == []
+
+
+def test_after_new_weights_nothing_from_before_is_found_though_the_cache_was_not_flushed(governed):
+    engine, site = governed, governed.deployment
+    tokens = prompt(990)
+    engine.run(tokens, site.token("kappa"))
+    assert engine.run(tokens, site.token("kappa")).cached_tokens == len(tokens) - 1, "control: it is cached"
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+    inner = engine.engine
+    update = UpdateWeightFromDiskReqInput(model_path=inner.server_args.model_path, flush_cache=False)
+    success, message, *_ = inner.loop.run_until_complete(
+        inner.tokenizer_manager.update_weights_from_disk(update, None)
+    )
+    assert success, message
+    assert engine.run(tokens, site.token("kappa")).cached_tokens == 0
+    assert engine.run(tokens, site.token("kappa")).cached_tokens == len(tokens) - 1
+    assert engine.probe("check") == []
