@@ -68,7 +68,7 @@ class Api:
 
     def __init__(self, service: Service | None, declared: Api | None = None) -> None:
         """`service` None: for the document alone; nothing can be served then. `declared`: whose operations it has."""
-        self.operations = Operations() if declared is None else declared.operations
+        self.operations: Operations = Operations() if declared is None else declared.operations
         self.app = FastAPI(
             title="kvcustody",
             version=__version__,
