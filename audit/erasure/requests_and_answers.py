@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, exists, select
+from sqlalchemy import Connection, bindparam, exists, select
 
 from kvcustody.audit.erasure.erasure_state import AskedErasure, ErasureState, read_states, state_of
 from kvcustody.audit.erasure.who_owes import owing
@@ -214,7 +214,9 @@ def _answer(connection: Connection, erasure: str, worker: int, name: str) -> Era
     row = rows[-1]
     read = connection.execute(
         select(erasure_rereads.c.checked, erasure_rereads.c.nonzero).where(
-            and_(erasure_rereads.c.erasure == erasure, erasure_rereads.c.incarnation == row.incarnation)
+            erasure_rereads.c.erasure == erasure,
+            erasure_rereads.c.incarnation == row.incarnation,
+            has_leaf(erasure_rereads),
         )
     ).all()
     return ErasureAnswer(

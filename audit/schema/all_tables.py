@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, ColumnElement, Integer, Table, and_, cast, exists
+from sqlalchemy import (
+    Alias,
+    BigInteger,
+    ColumnElement,
+    FromClause,
+    Integer,
+    Table,
+    and_,
+    cast,
+    exists,
+    literal,
+    or_,
+)
 
+from kvcustody.audit.events import log_of
+from kvcustody.audit.events.change_items import CHANGED
 from kvcustody.audit.schema import cases as case_schema
 from kvcustody.audit.schema import copies as copy_schema
 from kvcustody.audit.schema import counters as counter_schema
@@ -69,26 +83,52 @@ def tables_of_one_row() -> list[Table]:
     ]
 
 
-def has_leaf(table: Table) -> ColumnElement[bool]:
+def kinds_of(table: Table) -> tuple[str, ...]:
+    """The kinds of what a projection has rows of: leaves, or items of one; none where it takes every leaf."""
+    kinds: tuple[str, ...] = table.info.get("kinds", ())
+    return kinds
+
+
+def has_leaf(table: FromClause) -> ColumnElement[bool]:
     """A row of a projection has its leaf; a row of `events` is a leaf of a log: at a place that the log has.
 
     Whoever draws a verdict or an order from a row asks for it, so that a row that somebody else inserted says nothing.
     """
-    if table is not events:
-        leaf = events.alias("its_leaf")
-        at_us = table.c[MONTHLY.get(table.name, "at_us")]
-        same = and_(leaf.c.log == table.c.log, leaf.c.idx == table.c.idx, leaf.c.at_us == at_us)
-        return exists().where(same, _is_place(leaf.c.log, leaf.c.idx))
-    return _is_place(events.c.log, events.c.idx)
+    if table is events:
+        return is_place(events)
+    leaf = events.alias("its_leaf")
+    return exists().where(is_leaf_of(table, leaf)).correlate_except(leaf)
 
 
-def _is_place(log: ColumnElement[int], idx: ColumnElement[int]) -> ColumnElement[bool]:
+def is_leaf_of(row: FromClause, leaf: FromClause = events) -> ColumnElement[bool]:
+    """This leaf is the one that a row of a projection came from: its place, month, kind and log, and a leaf of it."""
+    table = row.element if isinstance(row, Alias) else row
+    assert isinstance(table, Table)
+    at_us = row.c[MONTHLY.get(table.name, "at_us")]
+    same = [leaf.c.log == row.c.log, leaf.c.idx == row.c.idx, leaf.c.at_us == at_us, is_place(leaf)]
+    kind = (
+        leaf.c.kind + ""
+    )  # no expression of an index: the leaf is found by its place, not among all of its kind
+    if "item" in row.c:
+        listed = and_(kind == CHANGED, row.c.item > 0)
+        same.append(or_(listed, and_(kind.in_(kinds_of(table)), row.c.item == 0)))
+    elif kinds := kinds_of(table):
+        same.append(kind.in_(kinds))
+    if acting := table.info.get("acting"):
+        of = logs.alias("acting_log")
+        own = literal(log_of("")) + row.c[acting]
+        same.append(exists().where(of.c.id == row.c.log, of.c.name == own).correlate_except(of))
+    return and_(*same)
+
+
+def is_of_leaves(deltas: Table) -> ColumnElement[bool]:
+    """A row of figures is of a log that is there, at a size that it has had (below 0: of leaves that were dropped)."""
     of = logs.alias("its_log")
-    inside = exists().where(of.c.id == log, idx < of.c.size)
-    return and_(idx >= 0, cast(idx, BigInteger) == idx, inside)  # SQLite keeps 3.5 in a column of integers
+    return exists().where(of.c.id == deltas.c.log, deltas.c.size <= of.c.size).correlate_except(of)
 
 
-def is_leaf_of(table: Table) -> ColumnElement[bool]:
-    """The leaf in `events` is the one that a row of a projection came from: by its place, and in its month alone."""
-    at_us = table.c[MONTHLY.get(table.name, "at_us")]
-    return and_(events.c.log == table.c.log, events.c.idx == table.c.idx, events.c.at_us == at_us)
+def is_place(leaf: FromClause) -> ColumnElement[bool]:
+    """A row of `events` is at a place that its log has."""
+    of = logs.alias("its_log")
+    inside = exists().where(of.c.id == leaf.c.log, leaf.c.idx < of.c.size).correlate_except(of)
+    return and_(leaf.c.idx >= 0, cast(leaf.c.idx, BigInteger) == leaf.c.idx, inside)  # SQLite keeps 3.5
