@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from sqlalchemy import (
     Alias,
     BigInteger,
+    CheckConstraint,
     ColumnElement,
+    ForeignKeyConstraint,
     FromClause,
     Integer,
     Table,
@@ -43,6 +47,8 @@ ROOMS = (
     tree_schema,
 )
 
+ONLY_IN_FILE = "only in file"  # a constraint that says what PostgreSQL sees to by a column's type
+_KEPT = 128  # conditions: to build one takes longer than to ask a small table
 MONTHLY = {  # tables that grow with traffic, and the column that has the time of a row's leaf
     "events": "at_us",
     "residencies": "opened_us",
@@ -89,6 +95,7 @@ def kinds_of(table: Table) -> tuple[str, ...]:
     return kinds
 
 
+@lru_cache(_KEPT)
 def has_leaf(table: FromClause) -> ColumnElement[bool]:
     """A row of a projection has its leaf; a row of `events` is a leaf of a log: at a place that the log has.
 
@@ -100,6 +107,7 @@ def has_leaf(table: FromClause) -> ColumnElement[bool]:
     return exists().where(is_leaf_of(table, leaf)).correlate_except(leaf)
 
 
+@lru_cache(_KEPT)
 def is_leaf_of(row: FromClause, leaf: FromClause = events) -> ColumnElement[bool]:
     """This leaf is the one that a row of a projection came from: its place, month, kind and log, and a leaf of it."""
     table = row.element if isinstance(row, Alias) else row
@@ -132,3 +140,36 @@ def is_place(leaf: FromClause) -> ColumnElement[bool]:
     of = logs.alias("its_log")
     inside = exists().where(of.c.id == leaf.c.log, leaf.c.idx < of.c.size).correlate_except(of)
     return and_(leaf.c.idx >= 0, cast(leaf.c.idx, BigInteger) == leaf.c.idx, inside)  # SQLite keeps 3.5
+
+
+def _constrain() -> None:
+    """The database refuses rows of evidence that no leaf can have given, whoever hands them in.
+
+    1. A key is an integer (SQLite keeps 3.5, and texts), a place is not negative, and a table of one row has one.
+    2. A leaf, and a row of a projection, is of a log that is there. On PostgreSQL the tables that are partitioned have
+       no foreign key: to attach a month would wait for every writer. Leaves are kept to their logs by a trigger there
+       (`append_only_triggers`, rule 3).
+    """
+    one_row = tables_of_one_row()
+    for table in [table for table in every_table() if not hasattr(service_schema, table.name)]:
+        numbers = [column for column in table.primary_key.columns if isinstance(column.type, Integer)]
+        of_log = [table.c.log] if "log" in table.c else []
+        rules = [f"{column.name} >= 0" for column in numbers if column.name in ("log", "idx", "item")]
+        rules += ["id = 1"] if table in one_row else []
+        if rules:
+            _check(table, "place", rules)
+        if numbers:
+            _check(table, "numbers", [f"typeof({column.name}) = 'integer'" for column in numbers])
+        if of_log and (table is events or table in projections()):
+            name = f"fk_{table.name}_log"
+            table.append_constraint(ForeignKeyConstraint(of_log, [logs.c.id], name=name))
+
+
+def _check(table: Table, name: str, rules: list[str]) -> None:
+    rule = " AND ".join(rules)
+    table.append_constraint(
+        CheckConstraint(rule, name=f"ck_{table.name}_{name}", info={ONLY_IN_FILE: name == "numbers"})
+    )
+
+
+_constrain()
