@@ -140,6 +140,15 @@ def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
     return tuple(Requested(*row) for row in found)
 
 
+def completed(connection: Connection, worker: str) -> tuple[Requested, ...]:
+    """Erasures of a subject or tenant that this worker has answered as complete, oldest first."""
+    lives = [life for life, one in read_work_periods(connection).items() if one.worker == worker]
+    query = _REQUEST.where(_ANSWERED, erasures.c.selector.in_(("subject", "tenant"))).order_by(
+        erasures.c.at_us
+    )
+    return tuple(Requested(*row) for row in connection.execute(query, {"lives": lives})) if lives else ()
+
+
 def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> SelectorNames | None:
     """The subject and session of a request by name; None where their link was destroyed.
 
@@ -239,6 +248,7 @@ __all__ = [
     "Requested",
     "SelectorNames",
     "Status",
+    "completed",
     "erasure_effects",
     "erasure_remains",
     "names",
