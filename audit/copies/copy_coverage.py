@@ -38,7 +38,7 @@ from kvcustody.audit.coverage.leaf_record import COPY_STEPS, LeafRecord
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events import END_UNRECORDED, EVIDENCE, ORDERLY_STOP, PROCESS_DEATH
 from kvcustody.audit.events.block_runs import Int64s
-from kvcustody.audit.schema.all_tables import is_leaf_of
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.schema.ledger import events
 
@@ -128,7 +128,7 @@ def copy_coverage(
         return CopyCoverage()
     lives = {life.uuid: CopyLife(life.offset_us, "") for life in lives_of(connection)}
     kind = events.c.kind == ("worker-started" if with_system else "")
-    for leaf in connection.scalars(select(events.c.leaf).where(kind, is_in(as_of, events))):
+    for leaf in connection.scalars(select(events.c.leaf).where(kind, is_in(as_of, events), has_leaf(events))):
         body = orjson.loads(leaf)
         if body["incarnation"] in lives:
             lives[body["incarnation"]] = lives[body["incarnation"]]._replace(worker=body["worker"])

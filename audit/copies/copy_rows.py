@@ -17,7 +17,7 @@ from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events import CopiesEnded, log_of
-from kvcustody.audit.schema.all_tables import is_leaf_of
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.copies import copy_steps, transfer_decisions
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 
@@ -122,7 +122,8 @@ def copy_totals(connection: Connection, life: int, as_of: AsOf | None = None) ->
     """By tier; `life` is the incarnation's row."""
     column = copy_steps.c
     here = (column.incarnation == life, is_in(as_of, copy_steps), column.high > 0)
-    sums = select(column.tier, column.step, func.sum(column.copies), func.sum(column.bytes)).where(*here)
+    sums = select(column.tier, column.step, func.sum(column.copies), func.sum(column.bytes))
+    sums = sums.where(*here, has_leaf(copy_steps))
     made: defaultdict[str, CopyTotals] = defaultdict(CopyTotals)
     for tier, step, copies, size in connection.execute(sums.group_by(column.tier, column.step)):
         fields = {
@@ -171,7 +172,8 @@ def differing_copies(connection: Connection, life: int, held: HeldCopies) -> Cop
     """What the books of one tier and its leaves disagree about; leaves are read only where sums differ."""
     column = copy_steps.c
     mine = (column.incarnation == life, column.tier == held.tier)
-    sums = select(column.step, func.sum(column.copies), func.sum(column.numbers)).where(*mine)
+    sums = select(column.step, func.sum(column.copies), func.sum(column.numbers))
+    sums = sums.where(*mine, has_leaf(copy_steps))
     said = {row[0]: (int(row[1]), int(row[2])) for row in connection.execute(sums.group_by(column.step))}
     stored, ended = said.get(STORED, (0, 0)), said.get(ENDED, (0, 0))
     living = (len(held.living), sum(number for number, _ in held.living))
@@ -202,7 +204,9 @@ def transfers_of(
     column = transfer_decisions.c
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
     names = [column[name] for name in DecidedTransfer._fields]
-    query = select(*names).where(column.incarnation == life, column.residency == residency)
+    query = select(*names).where(
+        column.incarnation == life, column.residency == residency, has_leaf(transfer_decisions)
+    )
     if tenant is not None:
         log = select(logs.c.id).where(logs.c.name == log_of(tenant)).scalar_subquery()
         query = query.where(column.log == log)

@@ -20,6 +20,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, sele
 from kvcustody.audit.copies.copy_rows import DecidedTransfer, transfers_of
 from kvcustody.audit.counters.read_figures import TierTotals, tier_totals
 from kvcustody.audit.events import log_of
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.copies import transfer_decisions
 from kvcustody.audit.schema.ledger import incarnations, logs, residencies, workers
 from kvcustody.audit.subjects.subject_filter import of_tenant
@@ -210,7 +211,7 @@ def explain_request(
         select(life.uuid, column.residency, column.tenant, column.classification, column.opened_us)
         .add_columns(column.attached_blocks, column.written_blocks)
         .join(incarnations, life.id == column.incarnation)
-        .where(column.residency == residency, column.part == 1)
+        .where(column.residency == residency, column.part == 1, has_leaf(residencies))
         .order_by(column.opened_us.desc(), life.uuid)
         .limit(_SHOWN_MAX)
     )
@@ -300,6 +301,7 @@ def _in_own_log(tenant: str) -> ColumnElement[bool]:
 
 def _chosen(query: Select[Any], wanted: TransferFilter) -> Select[Any]:
     column = transfer_decisions.c
+    query = query.where(has_leaf(transfer_decisions))
     for name in ("tier", "action", "choice", "residency"):
         value = getattr(wanted, name)
         if value is not None:

@@ -17,6 +17,7 @@ from kvcustody.audit.counters.packed_figures import pack_hour, shared_by_logs, u
 from kvcustody.audit.database.bulk_insert import Inserts, replace_rows
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.schema.all_tables import is_of_leaves
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
 
 DELTAS_MAX = 8192  # of one turn
@@ -53,7 +54,7 @@ def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
         return 0
     column = counter_deltas.c
     key = tuple(column[name] for name in counter_deltas.primary_key.columns.keys())  # noqa: SIM118 - no mapping
-    oldest = select(*key).order_by(*key).limit(deltas_max)
+    oldest = select(*key).where(is_of_leaves(counter_deltas)).order_by(*key).limit(deltas_max)
     taking = delete(counter_deltas).where(tuple_(*key).in_(oldest))
     taken = connection.execute(
         taking.returning(column.scraped, column.hour_us, column.log, column.figures)

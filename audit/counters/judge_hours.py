@@ -47,6 +47,7 @@ from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import GENERATION_MASK
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.counters import coverage_hours, coverage_pass
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.retention import retention_purges
@@ -236,6 +237,7 @@ class HourlyJudge:
         span = dialect_of(connection).spans(connection, spans)
         inside = (events.c.log == span.c.log) & (events.c.idx >= span.c.first) & (events.c.idx < span.c.below)
         query = select(events.c.log, events.c.idx, events.c.leaf).select_from(span.join(events, inside))
+        query = query.where(has_leaf(events))
         made = []
         for log, idx, leaf in connection.execute(query, execution_options={"yield_per": 10_000}):
             made.append(bytes(leaf))
@@ -248,6 +250,7 @@ class HourlyJudge:
         """Whether retention drops, or has dropped, leaves that were read. It says so before the first one goes."""
         column = retention_purges.c
         query = select(logs.c.id, func.max(column.below)).join(logs, logs.c.name == column.of_log)
+        query = query.where(has_leaf(retention_purges))
         return any(
             below > self._first.get(log, 1 << 62)
             for log, below in connection.execute(query.group_by(logs.c.id))

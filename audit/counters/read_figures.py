@@ -30,6 +30,7 @@ from kvcustody.audit.counters.count_events import (
     WRITTEN,
 )
 from kvcustody.audit.events import log_of
+from kvcustody.audit.schema.all_tables import is_of_leaves
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.errors import LedgerError
@@ -309,6 +310,8 @@ def _hourly(
             query = query if until_us is None else query.where(column.hour_us < until_us)
         elif table is counters:
             query = query.where(column.hour_us == ALL_HOURS)
+        if table is counter_deltas:
+            query = query.where(is_of_leaves(counter_deltas))
         if over_all and table is counters:
             query = query.where(column.log == ALL_LOGS)
         elif only is None:

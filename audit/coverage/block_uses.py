@@ -28,7 +28,7 @@ from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s, name_blocks
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
 from kvcustody.audit.query.narrowed_holds import read_narrowed
-from kvcustody.audit.schema.all_tables import is_leaf_of
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.erasures import erasure_effects
 from kvcustody.audit.schema.ledger import attachments, erasures, events, receipts, releases, residencies
 
@@ -222,7 +222,7 @@ def read_models(connection: Connection, incarnation: int, as_of: AsOf | None = N
     column = residencies.c
     query = (
         select(column.residency, events.c.leaf)
-        .join(events, is_leaf_of(residencies))
+        .select_from(residencies.join(events, is_leaf_of(residencies)))
         .where(column.incarnation == incarnation, column.part == 1, is_in(as_of, residencies))
     )
     found = {row.residency: orjson.loads(row.leaf).get("model", "") for row in connection.execute(query)}
@@ -310,7 +310,7 @@ def read_erasure_due_times(connection: Connection, life: Any, as_of: AsOf | None
     column = erasure_effects.c
     asked = (
         select(func.min(erasures.c.at_us))
-        .where(erasures.c.erasure == column.erasure, is_in(as_of, erasures))
+        .where(erasures.c.erasure == column.erasure, is_in(as_of, erasures), has_leaf(erasures))
         .scalar_subquery()
     )
     here = and_(column.incarnation == life.id, asked.is_not(None), is_in(as_of, erasure_effects))
@@ -356,7 +356,7 @@ def _dropped(
 def _read_erasures(connection: Connection, as_of: AsOf | None) -> list[ErasureAsked]:
     column = erasures.c
     names = (column.erasure, column.at_us, column.selector, column.tenant, column.subject, column.session)
-    query = select(*names).where(is_in(as_of, erasures)).order_by(column.at_us)
+    query = select(*names).where(is_in(as_of, erasures), has_leaf(erasures)).order_by(column.at_us)
     return [ErasureAsked(*row) for row in connection.execute(query)]
 
 

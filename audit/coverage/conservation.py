@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, func, select
 from kvcustody.audit.copies.copy_rows import CopyTotals, copy_totals
 from kvcustody.audit.events import PROCESS_DEATH
 from kvcustody.audit.query.evidence_columns import read, unit_keys
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import custody_ends, incarnations, receipts, releases, residencies
 from kvcustody.errors import LedgerError
 
@@ -85,7 +86,7 @@ def conservation(
         raise LedgerError(f"incarnation `{incarnation}` is not in the ledger", incarnation=incarnation)
 
     def number(table: Any, what: Any, *where: Any) -> int:
-        return int(connection.scalar(select(what).where(_of(table, life), *where)) or 0)
+        return int(connection.scalar(select(what).where(_of(table, life), has_leaf(table), *where)) or 0)
 
     written = number(residencies, func.sum(residencies.c.written_blocks))
     written += number(releases, func.sum(releases.c.written_blocks))

@@ -31,6 +31,7 @@ from kvcustody.audit.coverage.verdicts import JudgedUnits, assess
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import POOL_SHIFT, Evidence, distinct, is_among, read
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import custody_ends, events, incarnations
 from kvcustody.errors import LedgerError
 
@@ -269,7 +270,9 @@ def lives_of(connection: Connection) -> list[IncarnationLife]:
 
 def last_event_us(connection: Connection, as_of: AsOf | None = None) -> int:
     """When the last leaf was written, UTC; 0 for an empty ledger."""
-    return connection.scalar(select(func.max(events.c.at_us)).where(is_in(as_of, events))) or 0
+    return (
+        connection.scalar(select(func.max(events.c.at_us)).where(is_in(as_of, events), has_leaf(events))) or 0
+    )
 
 
 def _picked(

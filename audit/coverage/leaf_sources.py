@@ -16,13 +16,14 @@ from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.exports.file_formats import leaves_of
 from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.tiles import ExportError
 
 
 def leaves_in_database(connection: Connection, as_of: AsOf | None = None) -> Iterator[bytes]:
     """Every leaf of the ledger, or of a state of it; those of one log in their order."""
-    query = select(events.c.leaf).where(is_in(as_of, events))
+    query = select(events.c.leaf).where(is_in(as_of, events), has_leaf(events))
     if not dialect_of(connection).in_file:
         query = query.order_by(events.c.log, events.c.idx)
         return map(bytes, connection.execute(query, execution_options={"yield_per": 10_000}).scalars())

@@ -29,28 +29,26 @@ _SQLITE_LOGS = (
     "CREATE TRIGGER logs_stay BEFORE DELETE ON logs BEGIN SELECT RAISE(ABORT, 'a log is never deleted'); END",
 )
 
-_APPEND_ONLY = """
-CREATE FUNCTION kvcustody_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
+_REFUSING = """
+CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF current_setting('kvcustody.retention', true) = 'on'
+    IF {let_go} THEN
+        RETURN OLD;
+    END IF;
+    RAISE EXCEPTION 'rows of % are never changed or deleted', TG_TABLE_NAME
+        USING ERRCODE = 'integrity_constraint_violation';
+END $$
+"""
+_APPEND_ONLY = _REFUSING.format(
+    name="kvcustody_append_only",
+    let_go="""current_setting('kvcustody.retention', true) = 'on'
        AND (TG_OP = 'DELETE' AND TG_TABLE_NAME LIKE 'events%'
-            OR TG_OP = 'TRUNCATE' AND (SELECT relispartition FROM pg_class WHERE oid = TG_RELID)) THEN
-        RETURN OLD;
-    END IF;
-    RAISE EXCEPTION 'rows of % are never changed or deleted', TG_TABLE_NAME
-        USING ERRCODE = 'integrity_constraint_violation';
-END $$
-"""
-_NODES_APPEND_ONLY = """
-CREATE FUNCTION kvcustody_nodes_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF TG_OP = 'DELETE' AND current_setting('kvcustody.retention', true) = 'on' AND OLD.level IN (0, 16) THEN
-        RETURN OLD;
-    END IF;
-    RAISE EXCEPTION 'rows of % are never changed or deleted', TG_TABLE_NAME
-        USING ERRCODE = 'integrity_constraint_violation';
-END $$
-"""
+            OR TG_OP = 'TRUNCATE' AND (SELECT relispartition FROM pg_class WHERE oid = TG_RELID))""",
+)
+_NODES_APPEND_ONLY = _REFUSING.format(
+    name="kvcustody_nodes_append_only",
+    let_go="TG_OP = 'DELETE' AND current_setting('kvcustody.retention', true) = 'on' AND OLD.level IN (0, 16)",
+)
 _LOGS_GROW = """
 CREATE FUNCTION kvcustody_logs_grow() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

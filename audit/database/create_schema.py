@@ -10,12 +10,19 @@ tables are said in one place, and a revision says only what changes.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, MetaData, PrimaryKeyConstraint, UniqueConstraint, insert
+from sqlalchemy import (
+    Connection,
+    ForeignKeyConstraint,
+    MetaData,
+    PrimaryKeyConstraint,
+    UniqueConstraint,
+    insert,
+)
 
 from kvcustody.audit.database.append_only_triggers import create_triggers
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.monthly_partitions import create_rest, partitioned
-from kvcustody.audit.schema.all_tables import MONTHLY, every_table
+from kvcustody.audit.schema.all_tables import MONTHLY, ONLY_IN_FILE, every_table
 from kvcustody.audit.schema.ledger import metadata
 from kvcustody.audit.schema.trees import root_log
 from kvcustody.audit.tlog.merkle import EMPTY
@@ -23,7 +30,7 @@ from kvcustody.audit.tlog.merkle import EMPTY
 
 def create_schema(connection: Connection) -> None:
     """Make every table, index, trigger and function of a ledger, and the root log's one row."""
-    tables = _partitioned() if dialect_of(connection).partitions else metadata
+    tables = tables_of_postgres() if dialect_of(connection).partitions else metadata
     tables.create_all(connection, checkfirst=False)
     create_triggers(connection)
     for table in partitioned(connection):
@@ -31,11 +38,16 @@ def create_schema(connection: Connection) -> None:
     connection.execute(insert(root_log), {"id": 1, "frontier": EMPTY.to_bytes()})
 
 
-def _partitioned() -> MetaData:
-    """The declared tables as PostgreSQL has them (rule 1)."""
+def tables_of_postgres() -> MetaData:
+    """The declared tables as PostgreSQL has them: with months (rule 1), and no rule that its types keep."""
     tables = MetaData(naming_convention=metadata.naming_convention)
     for declared in every_table():
         table = declared.to_metadata(tables)
+        for rule in [*table.constraints]:
+            if rule.info.get(ONLY_IN_FILE) or (
+                isinstance(rule, ForeignKeyConstraint) and table.name in MONTHLY
+            ):
+                table.constraints.discard(rule)
         if time := MONTHLY.get(table.name):
             table.dialect_options["postgresql"]["partition_by"] = f"RANGE ({time})"
             table.c[time].primary_key = True

@@ -28,7 +28,7 @@ from kvcustody.audit.database.sqlite_write_queue import queue_writes
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
-SCHEMA_REVISION = "0041"
+SCHEMA_REVISION = "0042"
 FIRST_REVISION = "0041"  # older ledgers are of commits before any release
 READS_OLDER = "commit f6818e1f"  # it upgrades them to the first revision
 VERSION_TABLE = "kvcustody_schema"
@@ -101,6 +101,7 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, k
                 connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA foreign_keys=ON")
             _close_to_others(path, _mode(keys))  # it is a database: the lines before would have failed
             connection.execute(
                 "PRAGMA secure_delete=ON"

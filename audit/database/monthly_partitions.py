@@ -170,7 +170,7 @@ def ensure_partitions(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -
 
 
 def _create_like(connection: Connection, table: str, name: str) -> None:
-    connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE {table} INCLUDING DEFAULTS)")
+    connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE {table} INCLUDING DEFAULTS INCLUDING CONSTRAINTS)")
 
 
 def _attach(connection: Connection, table: str, month: MonthPartition) -> None:

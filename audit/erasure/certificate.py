@@ -35,6 +35,7 @@ from kvcustody.audit.processes.enforcement import monitored_periods, unnamed
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import about, life_leaves, work_periods
 from kvcustody.audit.query.evidence_columns import read
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import (
@@ -145,7 +146,7 @@ def _request(found: Status, opening: SelectorOpening) -> dict[str, Any]:
 def _population(connection: Connection, found: Status, figures: ErasureFigures) -> dict[str, Any]:
     """How many residencies of the selector the ledger knows from before the request, by the query that says so."""
     asked, column = found.request, residencies.c
-    where = [column.part == 1, column.opened_us <= asked.at_us]
+    where = [column.part == 1, column.opened_us <= asked.at_us, has_leaf(residencies)]
     text = "residencies with part = 1 and opened_us <= requested"
     if asked.tenant is not None:
         text += " and tenant = requested"
@@ -175,7 +176,7 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
     held = (connection, found.request.tenant, found.request.subject)
     made |= {(leaf.log, leaf.idx) for leaf in hold_leaves(*held)}
     for table in (erasures, erasure_effects, erasure_remains, erasure_rereads, erasure_results):
-        query = select(table.c.log, table.c.idx).where(table.c.erasure == erasure)
+        query = select(table.c.log, table.c.idx).where(table.c.erasure == erasure, has_leaf(table))
         made |= {(names[row.log], row.idx) for row in connection.execute(query)}
     effect = read(
         connection, erasure_effects, (erasure_effects.c.incarnation,), erasure_effects.c.erasure == erasure
@@ -190,8 +191,9 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
 def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[tuple[str, int]]:
     """The leaves that end copies for it, and those that prove the end of any of these."""
     made: set[tuple[str, int]] = set()
-    column, of = copy_steps.c, copy_steps.alias("destroyed").c
-    ended = and_(column.step == ENDED, column.erasure == erasure)
+    destroyed = copy_steps.alias("destroyed")
+    column, of = copy_steps.c, destroyed.c
+    ended = and_(column.step == ENDED, column.erasure == erasure, has_leaf(copy_steps))
     proving = and_(
         of.incarnation == column.incarnation,
         of.tier == column.tier,
@@ -201,7 +203,7 @@ def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[
     )
     for query in (
         select(column.log, column.idx).where(ended),
-        select(of.log, of.idx).where(exists(select(column.idx).where(ended, proving))),
+        select(of.log, of.idx).where(has_leaf(destroyed), exists(select(column.idx).where(ended, proving))),
     ):
         made |= {(names[log], idx) for log, idx in connection.execute(query)}
     return made
@@ -213,8 +215,10 @@ def _lives(connection: Connection, erasure: str, found: Status) -> set[tuple[str
     """
     leaves = life_leaves(connection)
     periods = work_periods(leaf.body for leaf in leaves)
-    spoke = [table.c.incarnation for table in (erasure_effects, erasure_results)]
-    query = [select(column).where(column.table.c.erasure == erasure) for column in spoke]
+    query = [
+        select(table.c.incarnation).where(table.c.erasure == erasure, has_leaf(table))
+        for table in (erasure_effects, erasure_results)
+    ]
     chosen = set(
         connection.scalars(select(incarnations.c.uuid).where(incarnations.c.id.in_(union(*query))))
     ) | {life for life, period in periods.items() if period.at_work(found.request.at_us)}

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Connection, select
 
 from kvcustody.audit.processes.work_periods import Body
+from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.retention import legal_holds
 
@@ -56,8 +57,7 @@ def hold_leaves(connection: Connection, tenant: str | None, subject: str | None)
     query = (
         select(logs.c.name, events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
-        .join(legal_holds, and_(legal_holds.c.log == events.c.log, legal_holds.c.idx == events.c.idx))
-        .where(events.c.at_us == legal_holds.c.at_us)
+        .join(legal_holds, is_leaf_of(legal_holds))
         .order_by(logs.c.name, events.c.idx)
     )
     every = [HoldLeaf(row[0], row[1], orjson.loads(bytes(row[2]))) for row in connection.execute(query)]

@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import WorkPeriod, at_work, read_work_periods
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import incarnations, releases, residencies
 from kvcustody.audit.subjects.subject_filter import of_subjects, of_tenant
 
@@ -87,13 +88,17 @@ def preview(
 def _rows(connection: Connection, where: list[ColumnElement[bool]], now_us: int) -> tuple[PreviewRow, ...]:
     into, out, life = residencies.c, releases.c, incarnations.c
     final = and_(
-        out.incarnation == into.incarnation, out.residency == into.residency, out.final, out.part == 1
+        out.incarnation == into.incarnation,
+        out.residency == into.residency,
+        out.final,
+        out.part == 1,
+        has_leaf(releases),
     )
     live = (
         select(into.tenant, into.classification, out.released_us.is_(None).label("runs"))
         .join(incarnations, life.id == into.incarnation)
         .outerjoin(releases, final)
-        .where(into.part == 1, *where)
+        .where(into.part == 1, has_leaf(residencies), *where)
         .where(or_(out.released_us.is_(None), out.hold_boot_us + life.offset_us > now_us))
         .limit(_COUNTED_MAX)
         .subquery()

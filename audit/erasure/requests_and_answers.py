@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, exists, select
+from sqlalchemy import Connection, bindparam, exists, select
 
 from kvcustody.audit.erasure.erasure_state import AskedErasure, ErasureState, read_states, state_of
 from kvcustody.audit.erasure.who_owes import owing
@@ -140,6 +140,15 @@ def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
     return tuple(Requested(*row) for row in found)
 
 
+def completed(connection: Connection, worker: str) -> tuple[Requested, ...]:
+    """Erasures of a subject or tenant that this worker has answered as complete, oldest first."""
+    lives = [life for life, one in read_work_periods(connection).items() if one.worker == worker]
+    query = _REQUEST.where(_ANSWERED, erasures.c.selector.in_(("subject", "tenant"))).order_by(
+        erasures.c.at_us
+    )
+    return tuple(Requested(*row) for row in connection.execute(query, {"lives": lives})) if lives else ()
+
+
 def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> SelectorNames | None:
     """The subject and session of a request by name; None where their link was destroyed.
 
@@ -214,7 +223,9 @@ def _answer(connection: Connection, erasure: str, worker: int, name: str) -> Era
     row = rows[-1]
     read = connection.execute(
         select(erasure_rereads.c.checked, erasure_rereads.c.nonzero).where(
-            and_(erasure_rereads.c.erasure == erasure, erasure_rereads.c.incarnation == row.incarnation)
+            erasure_rereads.c.erasure == erasure,
+            erasure_rereads.c.incarnation == row.incarnation,
+            has_leaf(erasure_rereads),
         )
     ).all()
     return ErasureAnswer(
@@ -237,6 +248,7 @@ __all__ = [
     "Requested",
     "SelectorNames",
     "Status",
+    "completed",
     "erasure_effects",
     "erasure_remains",
     "names",

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvcustody.audit.events.block_runs import encoded_blocks
@@ -35,19 +35,18 @@ def plain_bodies(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield made
 
 
-def item_of(body: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """The body of one item; the leaf's own where `number` is 0. Raises `LookupError` where there is no such item."""
+def item_of(body: Mapping[str, Any], number: int, kinds: Collection[str]) -> Mapping[str, Any] | None:
+    """The body of one item of these kinds; the leaf's own where `number` is 0; None where there is no such item."""
     if not number:
         return body
-    for made in plain_bodies(body):
-        if made.get("item") == number:
-            return made
-    raise LookupError(f"a leaf has no item `{number}`")
+    items = (made for made in plain_bodies(body) if made.get("item") == number and made["kind"] in kinds)
+    return next(items, None)
 
 
-def runs_of_items(body: Mapping[str, Any]) -> list[Any]:
-    """The encoded runs of every item of a leaf; those of item `n` are at `n - 1`."""
-    return [item[place] for key, place in _RUNS.items() for item in body.get(key, ())]
+def runs_of_items(body: Mapping[str, Any], kinds: Collection[str]) -> dict[int, Any]:
+    """The encoded runs of a leaf's items of these kinds, by their numbers."""
+    every = ((schema.name, item[_RUNS[key]]) for key, schema in ITEMS.items() for item in body.get(key, ()))
+    return {number: runs for number, (kind, runs) in enumerate(every, 1) if kind in kinds}
 
 
 def _values(schema: ItemSchema, item: Sequence[Any], moment: int) -> dict[str, Any]:

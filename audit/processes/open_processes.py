@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, exists, or_, select, true
 
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, residencies, workers
 from kvcustody.audit.schema.service import service_workers
 
@@ -30,7 +31,7 @@ def may_hold_custody() -> ColumnElement[bool]:
 
     A killed command's, or control plane's, is none: no later leaf decides anything about what it recorded.
     """
-    opened = exists().where(residencies.c.incarnation == incarnations.c.id)
+    opened = exists().where(residencies.c.incarnation == incarnations.c.id, has_leaf(residencies))
     return or_(incarnations.c.shards.is_not(None), opened)
 
 
@@ -52,7 +53,7 @@ def open_processes(connection: Connection, where: ColumnElement[bool] | None = N
 def last_heard_us(connection: Connection, process: OpenProcess, now_us: int) -> int:
     """When it last spoke to a control plane, or wrote to the ledger; a time after `now_us` (UTC) says nothing."""
     seen = select(service_workers.c.seen_us).where(service_workers.c.incarnation == process.uuid)
-    last = select(events.c.at_us).where(events.c.incarnation == process.id)
+    last = select(events.c.at_us).where(events.c.incarnation == process.id, has_leaf(events))
     last = last.order_by(events.c.sequence.desc()).limit(1)
     times = (process.started_us, connection.scalar(seen) or 0, connection.scalar(last) or 0)
     return max((time_us for time_us in times if time_us <= now_us), default=0)

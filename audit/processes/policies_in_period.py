@@ -21,6 +21,7 @@ from kvcustody.audit.events import SIMULATED, SYSTEM
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.running_policies import POLICY_KINDS, documents_of
 from kvcustody.audit.processes.work_periods import Body, WorkPeriod, life_leaves, work_periods
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 
 _NEVER_US = 1 << 62
@@ -82,7 +83,7 @@ def read_policies_in_period(
     query = (
         select(events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
-        .where(logs.c.name == SYSTEM, events.c.kind.in_(POLICY_KINDS))
+        .where(logs.c.name == SYSTEM, events.c.kind.in_(POLICY_KINDS), has_leaf(events))
         .order_by(events.c.idx)
     )
     if as_of is not None:

@@ -20,6 +20,7 @@ from sqlalchemy import Connection, select
 from kvcustody.audit.events import SIMULATED, SYSTEM
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import Body, WorkPeriod, at_work, life_leaves, work_periods
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 
 POLICY_KINDS = ("policy-activated", "policy-staged", "grants-revoked", "policy-text")
@@ -74,7 +75,12 @@ def read_running_policies(connection: Connection) -> tuple[RunningPolicy, ...]:
         select(events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
         .join(incarnations, incarnations.c.id == events.c.incarnation)
-        .where(logs.c.name == SYSTEM, events.c.kind.in_(POLICY_KINDS), incarnations.c.uuid.in_(lives))
+        .where(
+            logs.c.name == SYSTEM,
+            events.c.kind.in_(POLICY_KINDS),
+            has_leaf(events),
+            incarnations.c.uuid.in_(lives),
+        )
     )
     bodies = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(query)] if lives else []
     return running_policies(bodies, periods)

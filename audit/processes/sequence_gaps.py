@@ -22,6 +22,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, delete, func, select
 from kvcustody.audit.database.bulk_insert import insert_rows
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, outages
 from kvcustody.audit.schema.sequences import sequence_spans
 
@@ -56,7 +57,7 @@ def gaps(connection: Connection) -> tuple[Gap, ...]:
     lost = (
         select(incarnations.c.uuid, outages.c.first_sequence, outages.c.last_sequence, outages.c.cause)
         .join(incarnations, incarnations.c.id == outages.c.incarnation)
-        .where(outages.c.kind.in_(("gap", "withdrawn")))
+        .where(outages.c.kind.in_(("gap", "withdrawn")), has_leaf(outages))
     )
     known = [Gap(*row) for row in connection.execute(lost)]
     found = [gap for gap in known if gap.cause != "refused"]
@@ -115,7 +116,8 @@ def _keep(engine: Engine, incarnation: int) -> bool:
 
 
 def _lives(connection: Connection, *which: ColumnElement[bool]) -> list[_Life]:
-    highest = select(func.max(events.c.sequence)).where(events.c.incarnation == incarnations.c.id)
+    highest = select(func.max(events.c.sequence))
+    highest = highest.where(events.c.incarnation == incarnations.c.id, has_leaf(events))
     query = select(incarnations.c.id, incarnations.c.uuid, highest.scalar_subquery().label("highest"))
     rows = connection.execute(query.where(*which).order_by(incarnations.c.id)).all()
     column = sequence_spans.c
@@ -154,7 +156,7 @@ def _look(connection: Connection, life: _Life) -> tuple[list[Span], list[int]]:
 
 def _inside(life: int, low: int, high: int) -> tuple[ColumnElement[bool], ...]:
     column = events.c
-    return column.incarnation == life, column.sequence >= low, column.sequence <= high
+    return column.incarnation == life, column.sequence >= low, column.sequence <= high, has_leaf(events)
 
 
 def _torn(connection: Connection, life: int, low: int, high: int) -> list[int]:

@@ -8,6 +8,7 @@ import orjson
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 
 _KIND = "attempts-refused"
@@ -30,7 +31,7 @@ def refused_identities(connection: Connection, since_us: int) -> list[RefusedIde
     query = (
         select(events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
-        .where(logs.c.name == SYSTEM, events.c.kind == _KIND, events.c.at_us >= since_us)
+        .where(logs.c.name == SYSTEM, events.c.kind == _KIND, events.c.at_us >= since_us, has_leaf(events))
         .order_by(events.c.idx.desc())
         .limit(_LEAVES_MAX)
     )

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import names_block
 from kvcustody.audit.events.change_items import item_of
-from kvcustody.audit.schema.all_tables import is_leaf_of
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of, kinds_of
 from kvcustody.audit.schema.ledger import (
     attachments,
     custody_ends,
@@ -77,7 +77,9 @@ def classifications_held(connection: Connection, tenant: str, since: int = 0) ->
     if log is None:
         return set(), 0
     column = residencies.c
-    query = select(column.classification).where(column.log == log.id, column.idx >= since)
+    query = select(column.classification).where(
+        column.log == log.id, column.idx >= since, has_leaf(residencies)
+    )
     return set(connection.scalars(query.distinct())), log.size
 
 
@@ -106,10 +108,14 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
         .outerjoin(
             releases,
             and_(
-                out.incarnation == into.incarnation, out.residency == into.residency, out.final, out.part == 1
+                out.incarnation == into.incarnation,
+                out.residency == into.residency,
+                out.final,
+                out.part == 1,
+                has_leaf(releases),
             ),
         )
-        .where(of_tenant(tenant), into.part == 1)
+        .where(of_tenant(tenant), into.part == 1, has_leaf(residencies))
         .where(or_(into.subject.in_(pseudonyms), into.session.in_(pseudonyms)))
         .order_by(into.opened_us, into.log, into.idx)
     )
@@ -145,12 +151,14 @@ def block_history(
             select(
                 events.c.at_us, events.c.kind, logs.c.name, events.c.idx, events.c.leaf, number.label("item")
             )
-            .join(table, is_leaf_of(table))
+            .select_from(table.join(events, is_leaf_of(table)))
             .join(logs, logs.c.id == events.c.log)
             .where(table.c.incarnation == life, table.c.low <= generation, table.c.high >= generation)
         )
         for row in connection.execute(query):
-            body = item_of(orjson.loads(row.leaf), row.item)
+            body = item_of(orjson.loads(row.leaf), row.item, kinds_of(table))
+            if body is None:
+                continue
             runs = [*body["runs"], *body.get("written", ())]
             is_listed |= names_block(runs, block, generation, pool, by_index=True)
             if names_block(runs, block, generation, pool):
@@ -163,9 +171,8 @@ def block_history(
 def findings(connection: Connection, *, tenant: str | None = None) -> tuple[OrphanFinding, ...]:
     """Orphan findings, oldest first."""
     column = orphan_findings.c
-    query = select(*(column[name] for name in OrphanFinding._fields)).order_by(
-        column.at_us, column.log, column.idx
-    )
+    query = select(*(column[name] for name in OrphanFinding._fields)).where(has_leaf(orphan_findings))
+    query = query.order_by(column.at_us, column.log, column.idx)
     if tenant is not None:
         query = query.where(column.tenant == tenant)
     return tuple(OrphanFinding(*row) for row in connection.execute(query))
@@ -175,6 +182,7 @@ def _over_parts(table: Table, column: str) -> ColumnElement[Any]:
     """The sum over all leaves that `table` has of a residency (a long run list continues)."""
     of = table.alias()
     same = [of.c.incarnation == residencies.c.incarnation, of.c.residency == residencies.c.residency]
+    same.append(has_leaf(of))
     if table is residencies:  # parts of one opening, in one month
         same.append(of.c.opened_us == residencies.c.opened_us)
     return select(func.sum(of.c[column])).where(*same).correlate(residencies).scalar_subquery()

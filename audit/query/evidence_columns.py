@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.events.block_runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.events.change_items import runs_of_items
-from kvcustody.audit.schema.all_tables import is_leaf_of
+from kvcustody.audit.schema.all_tables import is_leaf_of, kinds_of
 from kvcustody.audit.schema.ledger import events, residencies
 from kvcustody.errors import LedgerError
 
@@ -152,17 +152,25 @@ def _read(
 ) -> list[Evidence]:
     number = table.c.item if "item" in table.c else literal(0)
     query = (
-        select(*columns, events.c.leaf, number.label("_item")).join(events, is_leaf_of(table)).where(where)
+        select(*columns, events.c.leaf, number.label("_item"))
+        .select_from(table.join(events, is_leaf_of(table)))
+        .where(where)
     )
     if ordered:
         query = query.order_by(*table.primary_key.columns)
-    kinds = {str(column.key): isinstance(column.type, Integer | Boolean) for column in columns}
-    made = EvidenceBuilder(kinds | ({} if cut is None else {"rules": False}), len(lists))
+    numeric = {str(column.key): isinstance(column.type, Integer | Boolean) for column in columns}
+    made = EvidenceBuilder(numeric | ({} if cut is None else {"rules": False}), len(lists))
     with gc_paused():
         for rows in _some_at_once(connection, query):
-            *values, leaves, numbers = zip(*rows, strict=True)
+            columns_read: list[Sequence[Any]] = list(zip(*rows, strict=True))
+            found = [_run_lists(columns_read[-2], columns_read[-1], key, kinds_of(table)) for key in lists]
+            if None in found[0]:  # rows of items that their leaves do not have
+                is_there = [runs is not None for runs in found[0]]
+                columns_read = [list(compress(column, is_there)) for column in columns_read]
+                found = [list(compress(each, is_there)) for each in found]
+            *values, leaves, _ = columns_read
             texts = [] if cut is None else [cut(leaves)]
-            made.add([*values, *texts], [_run_lists(leaves, numbers, key) for key in lists])
+            made.add([*values, *texts], found)
     return made.evidence()
 
 
@@ -202,17 +210,19 @@ def _joined(parts: Sequence[tuple[Int64s, Pairs]]) -> tuple[Int64s, Pairs]:
     return owner, pairs
 
 
-def _run_lists(leaves: Sequence[bytes], numbers: Sequence[int], key: str) -> list[Any]:
-    """The run list of each row: its leaf's, or that of its item."""
+def _run_lists(
+    leaves: Sequence[bytes], numbers: Sequence[int], key: str, kinds: Collection[str]
+) -> list[Any]:
+    """The run list of each row: its leaf's, or that of its item; None where its leaf has no such item."""
     if not any(numbers):
         return run_lists(leaves, key)
-    held: dict[bytes, list[Any]] = {}
+    held: dict[bytes, dict[int, Any]] = {}
     plain = iter(run_lists([leaf for leaf, number in zip(leaves, numbers, strict=True) if not number], key))
     found = []
     for leaf, number in zip(leaves, numbers, strict=True):
         if number and leaf not in held:
-            held[leaf] = runs_of_items(orjson.loads(leaf))
-        found.append(held[leaf][number - 1] if number else next(plain))
+            held[leaf] = runs_of_items(orjson.loads(leaf), kinds)
+        found.append(held[leaf].get(number) if number else next(plain))
     return found
 
 

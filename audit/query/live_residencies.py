@@ -17,6 +17,7 @@ from sqlalchemy import Connection, and_, or_, select, tuple_
 
 from kvcustody.audit.processes.work_periods import WorkPeriod, at_work, read_work_periods
 from kvcustody.audit.query.narrowed_holds import read_narrowed
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import incarnations, releases, residencies
 from kvcustody.audit.subjects.subject_filter import of_tenant
 
@@ -79,7 +80,11 @@ def _read(
     """Residencies that are live by what they and their releases say."""
     into, out, life = residencies.c, releases.c, incarnations.c
     final = and_(
-        out.incarnation == into.incarnation, out.residency == into.residency, out.final, out.part == 1
+        out.incarnation == into.incarnation,
+        out.residency == into.residency,
+        out.final,
+        out.part == 1,
+        has_leaf(releases),
     )
     query = (
         select(into.residency, into.tenant, into.classification, into.subject, into.opened_us)
@@ -87,7 +92,7 @@ def _read(
         .add_columns(into.absolute_boot_us, out.released_us, out.hold_boot_us)
         .join(incarnations, life.id == into.incarnation)
         .outerjoin(releases, final)
-        .where(into.part == 1, life.uuid.in_(processes))
+        .where(into.part == 1, life.uuid.in_(processes), has_leaf(residencies))
         .where(or_(out.released_us.is_(None), out.hold_boot_us + life.offset_us > now_us))
         .order_by(into.opened_us, life.uuid, into.residency)
         .limit(limit)

@@ -14,10 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import orjson
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Connection, select
 
 from kvcustody.audit.database.snapshot import AsOf, is_in
-from kvcustody.audit.schema.all_tables import is_leaf_of
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.ledger import events, releases
 
 
@@ -46,11 +46,9 @@ def read_narrowed(
     column = releases.c
     query = (
         select(column.residency, column.tenant, events.c.sequence)
-        .join(
-            events,
-            and_(is_leaf_of(releases), events.c.incarnation == column.incarnation),
-        )
+        .select_from(releases.join(events, is_leaf_of(releases)))
         .where(column.incarnation == incarnation, column.final, column.part == 1, is_in(as_of, releases))
+        .where(events.c.incarnation == column.incarnation)
         .order_by(events.c.sequence)
     )
     if among is not None:
@@ -80,7 +78,10 @@ def _acts(connection: Connection, incarnation: int, as_of: AsOf | None) -> dict[
     """The narrowing acts of a process by tenant, in their order; the parts of each together."""
     # Sorted here: asked for in their order, every leaf of the process would be walked for these few.
     query = select(events.c.leaf).where(
-        events.c.kind == "holds-narrowed", events.c.incarnation == incarnation, is_in(as_of, events)
+        events.c.kind == "holds-narrowed",
+        events.c.incarnation == incarnation,
+        is_in(as_of, events),
+        has_leaf(events),
     )
     acts: dict[str, list[NarrowingAct]] = {}
     found = [orjson.loads(leaf) for leaf in connection.scalars(query)]

@@ -18,6 +18,7 @@ from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.processes.work_periods import at_work, read_work_periods
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import (
     custody_ends,
     incarnations,
@@ -146,7 +147,9 @@ def new_gaps(connection: Connection) -> tuple[KnownGap, ...]:
     """Gaps that no finding has named yet (rule 3)."""
     named = set(
         connection.scalars(
-            select(orphan_findings.c.cause).where(orphan_findings.c.orphan == "ledger gap").distinct()
+            select(orphan_findings.c.cause)
+            .where(orphan_findings.c.orphan == "ledger gap", has_leaf(orphan_findings))
+            .distinct()
         )
     )
     found = (KnownGap(*gap) for gap in gaps(connection))
@@ -162,15 +165,19 @@ def _residencies(
     connection: Connection, life: int, running: frozenset[int]
 ) -> tuple[tuple[OpenResidency, ...], tuple[int, ...]]:
     column = residencies.c
-    opened = select(column.residency).where(column.incarnation == life, column.part == 1)
-    final = select(releases.c.residency).where(releases.c.incarnation == life, releases.c.final)
+    opened = select(column.residency).where(
+        column.incarnation == life, column.part == 1, has_leaf(residencies)
+    )
+    final = select(releases.c.residency).where(
+        releases.c.incarnation == life, releases.c.final, has_leaf(releases)
+    )
     # In order, so that two indices are merged and no set is built.
     still = set(connection.scalars(opened.except_(final).order_by(literal_column("1"))))
     lost, unreleased = sorted(still - running), []
     for start in range(0, len(lost), _ASKED_AT_ONCE):
         some = lost[start : start + _ASKED_AT_ONCE]
         query = select(column.residency, column.tenant, column.opened_boot_us).where(
-            column.incarnation == life, column.part == 1, column.residency.in_(some)
+            column.incarnation == life, column.part == 1, column.residency.in_(some), has_leaf(residencies)
         )
         unreleased += [OpenResidency(*row) for row in connection.execute(query.order_by(column.residency))]
     return tuple(unreleased), tuple(sorted(running - still))
@@ -182,7 +189,7 @@ def _units(
     """Written, not ended and not there; and overwritten by receipt, but never ended."""
     written, ended = (_total(connection, life, which) for which in ("written", "ended"))
     found_before = select(func.count()).where(
-        custody_ends.c.incarnation == life, custody_ends.c.cause == "orphan"
+        custody_ends.c.incarnation == life, custody_ends.c.cause == "orphan", has_leaf(custody_ends)
     )
     if written + unlisted == ended + sum(map(len, live.values())) and not connection.scalar(found_before):
         return (), ()
@@ -194,7 +201,7 @@ def _units(
         row.residency: (row.tenant, row.classification)
         for row in connection.execute(
             select(residencies.c.residency, residencies.c.tenant, residencies.c.classification).where(
-                residencies.c.incarnation == life, residencies.c.part == 1
+                residencies.c.incarnation == life, residencies.c.part == 1, has_leaf(residencies)
             )
         )
     }
@@ -224,7 +231,8 @@ def _units(
 
 def _total(connection: Connection, life: int, which: str) -> int:
     def number(table: Any, what: Any, *where: Any) -> int:
-        return int(connection.scalar(select(func.sum(what)).where(table.c.incarnation == life, *where)) or 0)
+        query = select(func.sum(what)).where(table.c.incarnation == life, has_leaf(table), *where)
+        return int(connection.scalar(query) or 0)
 
     if which == "written":
         return number(residencies, residencies.c.written_blocks) + number(releases, releases.c.written_blocks)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, select, tuple_
 
 from kvcustody.audit.query.custody import OrphanFinding
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import incarnations, orphan_findings, orphan_scans, workers
 
 
@@ -59,7 +60,7 @@ def scan_of(
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
     found = (
         select(*(column[name] for name in OrphanFinding._fields))
-        .where(column.incarnation == life, column.scan == scan)
+        .where(column.incarnation == life, column.scan == scan, has_leaf(orphan_findings))
         .order_by(column.finding)
     )
     return Scan(*row), tuple(OrphanFinding(*one) for one in connection.execute(found))
@@ -81,4 +82,5 @@ def _scans() -> Select[Any]:
         )
         .join(incarnations, life.id == column.incarnation)
         .join(workers, workers.c.id == life.worker)
+        .where(has_leaf(orphan_scans))
     )

@@ -26,6 +26,7 @@ from sqlalchemy import Connection, and_, select
 from kvcustody.audit.counters.count_events import MONITORED
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import (
     attachments,
     custody_ends,
@@ -209,7 +210,9 @@ def _count_life(
 
 def monitored_residencies(connection: Connection, life: int) -> Int64s:
     """Those that the policy was not enforced for: what they attached is no reuse that it permitted."""
-    query = select(events.c.leaf).where(events.c.incarnation == life, events.c.kind == MONITORED)
+    query = select(events.c.leaf).where(
+        events.c.incarnation == life, events.c.kind == MONITORED, has_leaf(events)
+    )
     found = [orjson.loads(bytes(leaf))["residency"] for leaf in connection.scalars(query)]
     return np.array(found, dtype=np.int64)
 

@@ -62,6 +62,7 @@ from kvcustody.audit.report.sections.signature_window import signature_window
 from kvcustody.audit.report.sections.storage_limitation import storage_limitation
 from kvcustody.audit.report.system_boundary import read_boundary
 from kvcustody.audit.report.tiers import read_tiers
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -104,7 +105,9 @@ def period(
 def _first_us(connection: Connection, state: AsOf) -> int:
     """When the earliest first leaf of a log was written; 0 where there is none."""
     column, each = events.c, select(logs.c.id)  # log by log: a place alone is in no index
-    first = select(func.min(column.at_us)).where(column.idx == 0, column.log.in_(each), state.has(events))
+    first = select(func.min(column.at_us)).where(
+        column.idx == 0, column.log.in_(each), state.has(events), has_leaf(events)
+    )
     return connection.scalar(first) or 0
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, func, select
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.processes.sequence_gaps import dropped_spans
 from kvcustody.audit.report.leaf_counts import LeafCounts
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations
 
 LISTED_MAX = 200
@@ -73,7 +74,7 @@ def _torn(connection: Connection, as_of: AsOf) -> list[MissingSequences]:
     query = (
         select(incarnations.c.uuid, column.sequence)
         .join(incarnations, incarnations.c.id == column.incarnation)
-        .where(column.parts > 1, as_of.has(events))
+        .where(column.parts > 1, as_of.has(events), has_leaf(events))
         .group_by(incarnations.c.uuid, column.sequence, column.log, column.parts)
         .having(func.count() != column.parts)
     )
@@ -100,7 +101,8 @@ def _holes_of(
     connection: Connection, as_of: AsOf, uuid: str, known: Sequence[MissingSequences]
 ) -> list[MissingSequences]:
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == uuid))
-    here = select(events.c.sequence).where(events.c.incarnation == life, as_of.has(events)).distinct()
+    here = select(events.c.sequence).where(events.c.incarnation == life, as_of.has(events), has_leaf(events))
+    here = here.distinct()
     spans = [(number, number) for number in connection.scalars(here)]
     spans += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == uuid]
     spans += dropped_spans(connection, int(life or 0))

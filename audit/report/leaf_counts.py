@@ -14,6 +14,7 @@ from sqlalchemy import Connection, and_, case, func, literal_column, not_, or_, 
 
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.processes.work_periods import LIVES
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 
 READ_KINDS = (
@@ -71,7 +72,7 @@ def _counted(
     in the table is one walk in its own order.
     """
     column = events.c
-    later = not_(as_of.has(events))
+    later = not_(and_(as_of.has(events), has_leaf(events)))
     foreign = or_(later, column.at_us < since_us, column.at_us >= until_us)
     if tenant is not None:
         own = connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}"))
@@ -100,7 +101,7 @@ def _counted(
 def _highest(connection: Connection, as_of: AsOf, life: int) -> int | None:
     """The highest sequence of an incarnation: the first that is in the state, going down."""
     column = events.c
-    query = select(column.sequence).where(column.incarnation == life, as_of.has(events))
+    query = select(column.sequence).where(column.incarnation == life, as_of.has(events), has_leaf(events))
     return connection.scalar(query.order_by(column.sequence.desc()).limit(1))
 
 
@@ -108,14 +109,14 @@ def _sequences_of_two_logs(connection: Connection, as_of: AsOf) -> dict[tuple[in
     column = events.c
     query = (
         select(column.incarnation, column.kind, func.count(column.sequence.distinct()))
-        .where(column.kind.in_(_TWO_LOGS), as_of.has(events))
+        .where(column.kind.in_(_TWO_LOGS), as_of.has(events), has_leaf(events))
         .group_by(column.incarnation, column.kind)
     )
     return {(life, kind): int(number) for life, kind, number in connection.execute(query)}
 
 
 def _bodies(connection: Connection, as_of: AsOf) -> tuple[dict[str, Any], ...]:
-    query = select(events.c.leaf).where(events.c.kind.in_(READ_KINDS), as_of.has(events))
+    query = select(events.c.leaf).where(events.c.kind.in_(READ_KINDS), as_of.has(events), has_leaf(events))
     found = [orjson.loads(leaf) for leaf in connection.scalars(query)]
     order = ("at_us", "incarnation", "sequence", "part")
     return tuple(sorted(found, key=lambda body: tuple(str(body[key]).zfill(20) for key in order)))

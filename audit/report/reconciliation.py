@@ -15,6 +15,7 @@ from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.report.system_boundary import Boundary, ReportedWorker
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import receipts
 
 HANDED_OUT = "handed out by the pool's counter when it stopped"
@@ -95,7 +96,7 @@ def _of_life(
         "leaves of openings and releases",
     )
     query = select(receipts.c.shard, func.sum(receipts.c.blocks)).where(
-        receipts.c.incarnation == each.life.id, state.has(receipts)
+        receipts.c.incarnation == each.life.id, state.has(receipts), has_leaf(receipts)
     )
     wiped = {shard: int(blocks) for shard, blocks in connection.execute(query.group_by(receipts.c.shard))}
     for shard, counter in enumerate(worker.scrubbed):

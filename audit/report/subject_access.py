@@ -165,7 +165,7 @@ def _openings(
     who = or_(column.subject.in_(pseudonyms), column.session.in_(pseudonyms))
     query = (
         select(column.residency, column.opened_us, column.absolute_boot_us, events.c.leaf)
-        .join(events, is_leaf_of(residencies))
+        .select_from(residencies.join(events, is_leaf_of(residencies)))
         .where(column.incarnation == life.id, column.tenant == tenant, column.part == 1, who)
     )
     return list(connection.execute(query).all())

@@ -17,6 +17,7 @@ from kvcustody.audit.copies.copy_rows import CopyTotals, copy_totals
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.report.system_boundary import ReportedWorker
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.copies import transfer_decisions
 from kvcustody.audit.schema.ledger import incarnations, logs
 
@@ -100,7 +101,8 @@ def _decisions(
     connection: Connection, state: AsOf, since_us: int, until_us: int, tenant: str | None
 ) -> tuple[DecisionTotal, ...]:
     column = transfer_decisions.c
-    where = [state.has(transfer_decisions), column.at_us >= since_us, column.at_us < until_us]
+    where = [state.has(transfer_decisions), has_leaf(transfer_decisions)]
+    where += [column.at_us >= since_us, column.at_us < until_us]
     if tenant is not None:
         own = connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}"))
         where.append(column.log == (own or -1))

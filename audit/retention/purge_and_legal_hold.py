@@ -180,7 +180,9 @@ def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
     made = []
     tenants = select(logs.c.id, logs.c.name).where(logs.c.name != SYSTEM).order_by(logs.c.name)
     for log in connection.execute(tenants).all():
-        first = connection.scalar(select(func.min(events.c.idx)).where(events.c.log == log.id))
+        first = connection.scalar(
+            select(func.min(events.c.idx)).where(events.c.log == log.id, has_leaf(events))
+        )
         if first is None:
             continue
         holding = next(
@@ -394,7 +396,9 @@ def _oldest_kept(
     """The first leaf of a log that has to stay, and why."""
     of_log, row = times.of(log), events.c
     older = of_log.older_than(before_us)  # these came before the instant, whatever they state
-    younger = select(func.min(row.idx)).where(row.log == log, row.idx >= older, row.at_us >= before_us)
+    younger = select(func.min(row.idx)).where(
+        row.log == log, row.idx >= older, row.at_us >= before_us, has_leaf(events)
+    )
     limits = [(signed, "the signed checkpoint"), (connection.scalar(younger), "the limit")]
     end = min(idx for idx, _ in limits if idx is not None)
     early = times.first_early(log, of_log, older, end)
@@ -402,7 +406,7 @@ def _oldest_kept(
     unended = (
         select(row.idx)
         .join(incarnations, incarnations.c.id == row.incarnation)
-        .where(row.log == log, row.idx < end, ends.not_over(before_us))
+        .where(row.log == log, row.idx < end, ends.not_over(before_us), has_leaf(events))
         .order_by(row.idx)
         .limit(1)
     )

@@ -51,6 +51,7 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
     thin_dropped,
 )
 from kvcustody.audit.retention.truncate_month import old_months
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.tlog.tiles import read_plain_file
@@ -340,7 +341,9 @@ class _Purge:
         column = retention_purges.c
         known: dict[str, int] = {}
         if part.is_there:
-            query = select(column.of_log, column.below).where(column.digest == facts.digest)
+            query = select(column.of_log, column.below).where(
+                column.digest == facts.digest, has_leaf(retention_purges)
+            )
             with self._engine.connect() as connection:
                 known = {row.of_log: row.below for row in connection.execute(query.order_by(column.idx))}
         plans = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, PrimaryKeyConstraint, String, Table, Text, text
 
-from kvcustody.audit.schema.ledger import metadata
+from kvcustody.audit.schema.ledger import metadata, of_leaves
 
 
 def _number(name: str) -> Column[int]:
@@ -41,6 +41,7 @@ copy_steps = Table(
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_copy_steps_incarnation", "incarnation", "tier", "step", "low"),
     Index("ix_copy_steps_erasure", "erasure"),
+    info=of_leaves("copies-stored", "copies-ended", "copies-destroyed"),
 )
 
 transfer_decisions = Table(
@@ -67,4 +68,5 @@ transfer_decisions = Table(
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_transfer_decisions_residency", "incarnation", "residency"),
     Index("ix_transfer_decisions_at", "at_us", "log", "idx"),  # pages, newest first
+    info=of_leaves("transfer-decided"),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, PrimaryKeyConstraint, Table, Text
 
-from kvcustody.audit.schema.ledger import metadata
+from kvcustody.audit.schema.ledger import metadata, of_leaves
 
 
-def _erasure_table(name: str, *columns: Column[int] | Column[str]) -> Table:
+def _erasure_table(name: str, kind: str, *columns: Column[int] | Column[str]) -> Table:
     return Table(
         name,
         metadata,
@@ -19,6 +19,7 @@ def _erasure_table(name: str, *columns: Column[int] | Column[str]) -> Table:
         Column("at_us", BigInteger, nullable=False),
         PrimaryKeyConstraint("log", "idx"),
         Index(f"ix_{name}_erasure", "erasure"),
+        info=of_leaves(kind),
     )
 
 
@@ -28,6 +29,7 @@ def _number(name: str) -> Column[int]:
 
 erasure_effects = _erasure_table(
     "erasure_effects",
+    "erasure-applied",
     Column("part", Integer, nullable=False),
     _number("requests"),
     _number("finishing"),
@@ -38,6 +40,7 @@ erasure_effects = _erasure_table(
 )
 erasure_remains = _erasure_table(
     "erasure_remains",
+    "erasure-remaining",
     Column("part", Integer, nullable=False),
     Column("reason", Text, nullable=False),
     _number("blocks"),
@@ -45,5 +48,5 @@ erasure_remains = _erasure_table(
     _number("high"),
 )
 erasure_rereads = _erasure_table(
-    "erasure_rereads", _number("checked"), _number("changed"), _number("nonzero")
+    "erasure_rereads", "erasure-reread", _number("checked"), _number("changed"), _number("nonzero")
 )

@@ -66,6 +66,14 @@ def _leaf_us() -> Column[Any]:
     return _big("at_us")
 
 
+def of_leaves(*kinds: str, acting: str = "") -> dict[str, Any]:
+    """A table's `info`: the kinds of the leaves that its rows come from.
+
+    `acting`: of a leaf that is written in two logs, the row is in that of the tenant in this column.
+    """
+    return {"kinds": kinds, "acting": acting}
+
+
 def _item() -> Column[Any]:
     """Which item of its leaf a row is of, where a leaf holds several; 0 where the leaf is no list."""
     return Column("item", Integer, nullable=False, server_default="0")
@@ -119,6 +127,7 @@ policy_revisions = Table(
     _big("at_us"),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_policy_revisions_revision", "revision"),
+    info=of_leaves("policy-activated"),
 )
 
 workers = Table(
@@ -168,6 +177,7 @@ residencies = Table(
     _big("high"),
     PrimaryKeyConstraint("log", "idx"),
     UniqueConstraint("incarnation", "residency", "part"),
+    info=of_leaves("residency-opened"),
 )
 SPAN_LEAVES = 1024
 
@@ -194,6 +204,7 @@ attachments = Table(
     _leaf_us(),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_attachments_residency", "incarnation", "residency"),
+    info=of_leaves("blocks-attached"),
 )
 
 releases = Table(
@@ -217,6 +228,7 @@ releases = Table(
     _leaf_us(),
     PrimaryKeyConstraint("log", "idx", "item"),
     Index("ix_releases_residency", "incarnation", "residency"),
+    info=of_leaves("residency-released", "blocks-released"),
 )
 
 custody_ends = Table(
@@ -241,6 +253,7 @@ custody_ends = Table(
     PrimaryKeyConstraint("log", "idx", "item"),
     Index("ix_custody_ends_due", "due_us"),
     Index("ix_custody_ends_generation", "incarnation", "high"),
+    info=of_leaves("custody-ended"),
 )
 
 receipts = Table(
@@ -267,6 +280,7 @@ receipts = Table(
     _leaf_us(),
     PrimaryKeyConstraint("log", "idx", "item"),
     Index("ix_receipts_generation", "incarnation", "high"),
+    info=of_leaves("receipt"),
 )
 
 decisions = Table(
@@ -283,6 +297,7 @@ decisions = Table(
     _text("via"),
     _big("at_us"),
     PrimaryKeyConstraint("log", "idx"),
+    info=of_leaves("decision", acting="reader"),
 )
 
 hit_counters = Table(
@@ -301,6 +316,7 @@ hit_counters = Table(
     _big("blocks"),
     _big("tokens"),
     PrimaryKeyConstraint("log", "idx"),
+    info=of_leaves("hit-counters", acting="tenant"),
 )
 
 erasures = Table(
@@ -320,6 +336,7 @@ erasures = Table(
     _text("detail"),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_erasures_erasure", "erasure"),
+    info=of_leaves("erasure-requested"),
 )
 
 erasure_results = Table(
@@ -336,6 +353,7 @@ erasure_results = Table(
     _big("at_us"),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_erasure_results_erasure", "erasure"),
+    info=of_leaves("erasure-completed"),
 )
 
 orphan_scans = Table(
@@ -352,6 +370,7 @@ orphan_scans = Table(
     _big("findings"),
     _big("at_us"),
     PrimaryKeyConstraint("log", "idx"),
+    info=of_leaves("orphan-scanned"),
 )
 
 orphan_findings = Table(
@@ -371,6 +390,7 @@ orphan_findings = Table(
     _big("blocks"),
     _big("at_us"),
     PrimaryKeyConstraint("log", "idx"),
+    info=of_leaves("orphan-found"),
 )
 
 outages = Table(
@@ -386,6 +406,7 @@ outages = Table(
     _big("duplicates"),
     _big("at_us"),
     PrimaryKeyConstraint("log", "idx"),
+    info=of_leaves("spill-started", "replay-completed", "gap", "withdrawn"),
 )
 
 subjects = Table(

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, delete, insert, select, update
 
 from kvcustody.audit.database.bulk_insert import insert_new, insert_rows
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import residencies, subject_unlinkings, subjects
 from kvcustody.audit.subjects.subject_filter import of_subjects
 from kvcustody.audit.subjects.subject_key_store import Owner, SubjectKeys, is_sealed, is_tag, owner_of
@@ -79,7 +80,7 @@ def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKey
     session = residencies.c.session
     for start in range(0, len(names := sorted(own)), LOOKUP_ROWS):
         theirs = of_subjects(connection, tenant, names[start : start + LOOKUP_ROWS])
-        query = select(session).where(*theirs, session.is_not(None))
+        query = select(session).where(*theirs, session.is_not(None), has_leaf(residencies))
         own.update(connection.scalars(query.distinct()))
     return sorted(own)
 

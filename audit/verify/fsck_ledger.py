@@ -22,6 +22,7 @@ from sqlalchemy import Connection, and_, func, select
 
 from kvcustody.audit.database.append_only_triggers import missing_triggers
 from kvcustody.audit.database.dialect import dialect_of
+from kvcustody.audit.database.table_rules import missing_rules
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.schema.ledger import logs, residencies
@@ -61,6 +62,7 @@ PROBLEMS_MAX = 1000
 REGISTERS = "registers"  # in place of a log: rows that are no projection of one leaf
 KEYS = "keys"  # in place of a log: rows that nothing can be compared with
 TRIGGERS = "triggers"  # the same: what keeps leaves as they are
+RULES = "rules"  # the same: what the database refuses by itself
 FIGURES = "figures"  # the same: what leaves add up to
 _ROOT_NAME = "root"
 _AT_ONCE = 4096
@@ -141,6 +143,7 @@ def fsck(
     for log, what in stray_rows(connection):
         report.problems.append(FsckFinding(named.get(log, f"log {log}"), None, None, "", what))
     report.problems += [FsckFinding(TRIGGERS, None, None, "", what) for what in missing_triggers(connection)]
+    report.problems += [FsckFinding(RULES, None, None, "", what) for what in missing_rules(connection)]
     report.problems += _unassigned(connection, [row.name for row in rows])
     if dialect_of(connection).partitions:
         report.problems += _opened_twice(connection)

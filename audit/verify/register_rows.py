@@ -18,6 +18,7 @@ from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import SYSTEM, log_of
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs, residencies, subjects, tenants
 from kvcustody.audit.schema.releases import policy_release
 from kvcustody.audit.schema.retention import cosignatures, timestamps
@@ -77,7 +78,7 @@ def _said(connection: Connection, kind: str, *, of_tenants: bool = False) -> Ite
     system = select(logs.c.id).where(logs.c.name == SYSTEM).scalar_subquery()
     column = events.c
     log = column.log != system if of_tenants else column.log == system
-    query = select(column.leaf).where(log).order_by(column.log, column.idx)
+    query = select(column.leaf).where(log, has_leaf(events)).order_by(column.log, column.idx)
     gone = {
         (body["incarnation"], int(body["of_sequence"]))
         for body in map(orjson.loads, connection.scalars(query.where(column.kind == "withdrawn")))

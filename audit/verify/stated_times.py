@@ -25,6 +25,7 @@ from sqlalchemy import Connection, select
 from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.processes.marked_processes import read_marked
+from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import events, incarnations, logs, outages
 from kvcustody.audit.schema.trees import root_leaves, signed_checkpoints
 from kvcustody.times import SECOND_US
@@ -196,7 +197,7 @@ class LedgerTimes:
         column = outages.c
         query = (
             select(column.incarnation, column.kind, column.first_sequence, events.c.sequence)
-            .join(events, (events.c.log == column.log) & (events.c.idx == column.idx))
+            .select_from(outages.join(events, is_leaf_of(outages)))
             .where(column.kind.in_(("spill-started", "replay-completed")))
             .order_by(column.incarnation, events.c.sequence)
         )

@@ -38,6 +38,7 @@ from kvcustody.audit.events.batch import (
 )
 from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.schema import ledger as schema
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_trees import LockedLog, Trees, hand_over, store
 from kvcustody.audit.writer.projection import IncarnationRow, project
@@ -246,7 +247,7 @@ class Appender:
             query = (
                 select(events.c.sequence, events.c.part, logs.c.name)
                 .join(logs, logs.c.id == events.c.log)
-                .where(events.c.incarnation == source)
+                .where(events.c.incarnation == source, has_leaf(events))
                 .where(events.c.sequence.between(min(sequences), max(sequences)))
                 .where(events.c.at_us.between(min(batch.at_us), max(batch.at_us)))  # their months
             )

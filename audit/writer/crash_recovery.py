@@ -40,6 +40,7 @@ from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.events.block_runs import Pairs, Run, gather
 from kvcustody.audit.processes.open_processes import OpenProcess, open_processes
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.schema.ledger import custody_ends, events, incarnations, releases, residencies, workers
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
@@ -207,14 +208,20 @@ class _Step:
         """Its end, with what earlier steps closed and this one does."""
         dead, column = self._dead, custody_ends.c
         closed = select(func.count(releases.c.residency.distinct())).where(
-            releases.c.incarnation == dead.id, releases.c.final, releases.c.cause == PROCESS_DEATH
+            releases.c.incarnation == dead.id,
+            releases.c.final,
+            releases.c.cause == PROCESS_DEATH,
+            has_leaf(releases),
         )
         ended = select(func.sum(column.blocks)).where(
-            column.incarnation == dead.id, column.cause == PROCESS_DEATH
+            column.incarnation == dead.id, column.cause == PROCESS_DEATH, has_leaf(custody_ends)
         )
         step = copy_steps.c
         copies = select(func.sum(step.copies)).where(
-            step.incarnation == dead.id, step.step == ENDED, step.cause == PROCESS_DEATH
+            step.incarnation == dead.id,
+            step.step == ENDED,
+            step.cause == PROCESS_DEATH,
+            has_leaf(copy_steps),
         )
         residencies_, blocks = (int(connection.scalar(query) or 0) for query in (closed, ended))
         for event in made:
@@ -256,7 +263,7 @@ def _still_open(connection: Connection, incarnation: str, *, lock: bool = False)
 
 def _last_sequence(connection: Connection, dead: OpenProcess) -> int | None:
     found: int | None = connection.scalar(
-        select(func.max(events.c.sequence)).where(events.c.incarnation == dead.id)
+        select(func.max(events.c.sequence)).where(events.c.incarnation == dead.id, has_leaf(events))
     )
     return found
 
@@ -267,13 +274,15 @@ def _open_after(
     """What is open of the next residencies behind `after`, and the last of them; None: there are no more."""
     column = residencies.c
     query = select(column.residency, column.tenant, column.classification).where(
-        column.incarnation == dead.id, column.part == 1, column.residency > after
+        column.incarnation == dead.id, column.part == 1, column.residency > after, has_leaf(residencies)
     )
     rows = connection.execute(query.order_by(column.residency).limit(_STEP_RESIDENCIES)).all()
     last = rows[-1].residency if len(rows) == _STEP_RESIDENCIES else None
     # Behind the last one that was opened: releases of residencies whose opening is not there.
     span = releases.c.residency > after if last is None else releases.c.residency.between(after + 1, last)
-    gone = select(releases.c.residency).where(releases.c.incarnation == dead.id, releases.c.final, span)
+    gone = select(releases.c.residency).where(
+        releases.c.incarnation == dead.id, releases.c.final, span, has_leaf(releases)
+    )
     released = set(connection.scalars(gone))
     made: list[_Residency | _Custody] = [
         _Residency(row.residency, row.tenant) for row in rows if row.residency not in released

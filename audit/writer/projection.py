@@ -3,7 +3,8 @@
 1. A projection is a function of the leaves and of the ids of logs and incarnations alone, so a spill is replayed, and
    a table re-derived, from bytes.
 2. A column takes the leaf's value of the same key; one of a moment in UTC, that of the leaf's clock, moved; one of
-   blocks, those of the leaf's own part. What is left over is in `_TABLES` and `_DERIVED`.
+   blocks, those of the leaf's own part. What is left over is in `_RENAMED` and `_DERIVED`. Which kinds of leaves a
+   table has rows of is said with the table (`audit.schema`).
 3. An event written in two logs is projected once, in the log of the tenant that acted.
 4. A row has the time of its leaf, which is the month that it lies in; an item's own moment is another column.
 5. Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
@@ -21,11 +22,8 @@ from kvcustody.audit.events import log_of
 from kvcustody.audit.events.batch import LeafGroup
 from kvcustody.audit.events.leaf_schema import LEAF_KEYS, SCHEMA_OF_NAME
 from kvcustody.audit.events.registry import TRACE
-from kvcustody.audit.schema import cases as case_schema
-from kvcustody.audit.schema import copies as copy_schema
-from kvcustody.audit.schema import erasures as erasure_schema
 from kvcustody.audit.schema import ledger as schema
-from kvcustody.audit.schema import retention as keeping_schema
+from kvcustody.audit.schema.all_tables import kinds_of, projections
 from kvcustody.audit.schema.traces import event_traces
 
 Row = tuple[Any, ...]
@@ -72,51 +70,25 @@ _COPY_STEP = {
     "blocks": "_blocks",
     "bytes": "_bytes",
 }
-_TABLES: dict[str, tuple[Table, dict[str, str]]] = {
-    "policy-activated": (schema.policy_revisions, {}),
-    "decision": (schema.decisions, {"rule": "_rule"}),
-    "residency-opened": (
-        schema.residencies,
-        {
-            "opened_us": "at_us",
-            "opened_boot_us": "boot_us",
-            "attached_blocks": "_blocks",
-            "written_blocks": "_written_blocks",
-        },
-    ),
-    "blocks-attached": (
-        schema.attachments,
-        {"attached_boot_us": "boot_us", "attached_blocks": "_blocks"},
-    ),
-    "residency-released": (schema.releases, _RELEASED),
-    "blocks-released": (schema.releases, _RELEASED),
-    "custody-ended": (schema.custody_ends, {"at_us": "_leaf_us"}),
-    "receipt": (
-        schema.receipts,
-        {"bytes": "_bytes", "verified": "_verified", "at_us": "_leaf_us"},
-    ),
-    "hit-counters": (schema.hit_counters, {}),
-    "erasure-requested": (schema.erasures, {"at_boot_us": "boot_us"}),
-    "erasure-completed": (schema.erasure_results, {}),
-    "erasure-applied": (erasure_schema.erasure_effects, {}),
-    "erasure-remaining": (erasure_schema.erasure_remains, {}),
-    "erasure-reread": (erasure_schema.erasure_rereads, {}),
-    **dict.fromkeys(
-        ("copies-stored", "copies-ended", "copies-destroyed"), (copy_schema.copy_steps, _COPY_STEP)
-    ),
-    "transfer-decided": (copy_schema.transfer_decisions, {}),
-    "case-opened": (case_schema.cases, {"received_us": "received_utc", "holidays": "_holidays"}),
-    "case-step": (case_schema.case_steps, {}),
-    "retention-purged": (keeping_schema.retention_purges, {}),
-    "legal-hold": (keeping_schema.legal_holds, {}),
-    "orphan-scanned": (schema.orphan_scans, {}),
-    "orphan-found": (schema.orphan_findings, {}),
-    "spill-started": (schema.outages, {}),
-    "replay-completed": (schema.outages, {}),
-    "gap": (schema.outages, {}),
-    "withdrawn": (schema.outages, {"first_sequence": "of_sequence", "last_sequence": "of_sequence"}),
+_RENAMED: dict[str, dict[str, str]] = {  # by table, for each kind of leaf that it has rows of
+    "decisions": {"rule": "_rule"},
+    "residencies": {
+        "opened_us": "at_us",
+        "opened_boot_us": "boot_us",
+        "attached_blocks": "_blocks",
+        "written_blocks": "_written_blocks",
+    },
+    "attachments": {"attached_boot_us": "boot_us", "attached_blocks": "_blocks"},
+    "releases": _RELEASED,
+    "custody_ends": {"at_us": "_leaf_us"},
+    "receipts": {"bytes": "_bytes", "verified": "_verified", "at_us": "_leaf_us"},
+    "erasures": {"at_boot_us": "boot_us"},
+    "copy_steps": _COPY_STEP,
+    "cases": {"received_us": "received_utc", "holidays": "_holidays"},
 }
-TABLES = (*dict.fromkeys(table for table, _ in _TABLES.values()), event_traces)
+_WITHDRAWN = {"first_sequence": "of_sequence", "last_sequence": "of_sequence"}
+_TABLES = {kind: table for table in projections() for kind in kinds_of(table)}
+TABLES = (*dict.fromkeys(_TABLES.values()), event_traces)
 _COMMON = {"incarnation": "_incarnation", "low": "_low", "high": "_high"}
 
 
@@ -125,7 +97,8 @@ def _boot(name: str) -> str:
 
 
 def _sources(kind: str) -> tuple[str, ...]:
-    table, renamed = _TABLES[kind]
+    table = _TABLES[kind]
+    renamed = _WITHDRAWN if kind == "withdrawn" else _RENAMED.get(table.name, {})
     of_part = {"blocks": "_blocks"} if SCHEMA_OF_NAME[kind].lists else {}
     names = [column.name for column in table.columns][2:]  # log and idx come first, from the caller
     return tuple(renamed.get(name) or (_COMMON | of_part).get(name, name) for name in names)
@@ -162,30 +135,26 @@ def _of_traces(group: LeafGroup) -> Projection:
 def _of_kind(
     group: LeafGroup, lives: Sequence[IncarnationRow], leaves_us: Sequence[int]
 ) -> Projection | None:
-    entry = _TABLES.get(group.kind)
-    if entry is None:
+    table = _TABLES.get(group.kind)
+    if table is None:
         return None
     columns: Columns = {**group.columns, "_incarnation": [life.id for life in lives]}
     if "_leaf_us" in _SOURCES[group.kind]:
         columns["_leaf_us"] = list(map(leaves_us.__getitem__, group.places))
     if "runs" in group.extents:
         columns["_blocks"], columns["_low"], columns["_high"] = group.extents["runs"]
-    derive = _DERIVED.get(group.kind) or (_outage if entry[0] is schema.outages else None)
+    derive = _DERIVED.get(group.kind) or (_outage if table is schema.outages else None)
     if derive is not None:
         derive(columns, group, lives)
     for name, boot in _IN_UTC[group.kind]:
         columns[name] = [moment + life.offset_us for moment, life in zip(columns[boot], lives, strict=True)]
     made = [columns[name] for name in _SOURCES[group.kind]]
-    reader = _READERS.get(group.kind)
-    if reader is None:
-        return Projection(entry[0], group.places, made)
-    pairs = zip(group.columns["log"], group.columns[reader], strict=True)
-    acting = [log == log_of(tenant) for log, tenant in pairs]
-    kept = [list(compress(column, acting)) for column in (group.places, *made)]
-    return Projection(entry[0], kept[0], kept[1:])
-
-
-_READERS = {"decision": "reader", "hit-counters": "tenant"}  # written in two logs: who acted (rule 3)
+    if not (acting := table.info["acting"]):
+        return Projection(table, group.places, made)
+    pairs = zip(group.columns["log"], group.columns[acting], strict=True)
+    own = [log == log_of(tenant) for log, tenant in pairs]
+    kept = [list(compress(column, own)) for column in (group.places, *made)]
+    return Projection(table, kept[0], kept[1:])
 
 
 def _opened(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:

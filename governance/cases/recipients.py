@@ -17,6 +17,7 @@ from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.processes.policies_in_period import PeriodPolicy
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import decisions
 from kvcustody.governance.release.policies_in_effect import policy_of_document
 from kvcustody.governance.release.replay_records import ReleaseState
@@ -151,7 +152,12 @@ def _first_uses(connection: Connection, as_of: AsOf | None) -> dict[tuple[str, s
     column = decisions.c
     query = (
         select(column.owner, column.reader, column.via, func.min(column.at_us))
-        .where(column.action == "reuse", column.effect == "permit", column.owner != column.reader)
+        .where(
+            column.action == "reuse",
+            column.effect == "permit",
+            column.owner != column.reader,
+            has_leaf(decisions),
+        )
         .group_by(column.owner, column.reader, column.via)
     )
     if as_of is not None:

@@ -24,6 +24,7 @@ from kvcustody.audit.cases.read_cases import principal_periods
 from kvcustody.audit.erasure.requests_and_answers import Status, status
 from kvcustody.audit.events import CaseOpened, CaseStepped
 from kvcustody.audit.processes.work_periods import WorkPeriod
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import residencies
 from kvcustody.audit.subjects.subject_filter import of_subjects
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
@@ -218,11 +219,16 @@ def _status(
 
 def _residencies(connection: Connection, case: SubjectCase, names: list[str]) -> int:
     where = of_subjects(connection, case.opened.tenant, names)
-    return connection.scalar(select(func.count()).select_from(residencies).where(*where)) or 0
+    return (
+        connection.scalar(select(func.count()).select_from(residencies).where(*where, has_leaf(residencies)))
+        or 0
+    )
 
 
 def first_residency_us(connection: Connection, case: SubjectCase, names: list[str]) -> int | None:
     """When the first residency of the person was opened; None where the ledger has none."""
     where = of_subjects(connection, case.opened.tenant, names)
-    first: int | None = connection.scalar(select(func.min(residencies.c.opened_us)).where(*where))
+    first: int | None = connection.scalar(
+        select(func.min(residencies.c.opened_us)).where(*where, has_leaf(residencies))
+    )
     return first

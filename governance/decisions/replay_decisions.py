@@ -13,7 +13,7 @@ import orjson
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.counters.read_figures import denials_by_rule
-from kvcustody.audit.schema.all_tables import is_leaf_of
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.ledger import events, hit_counters, residencies, tenants
 from kvcustody.governance.monitoring.enforcement import MONITORED
 from kvcustody.policies.workbench.simulate import Recorded, RecordedDenials
@@ -25,7 +25,7 @@ def recorded_requests(
     """Every recorded request, optionally from an instant (UTC) on, or of one policy revision."""
     query = (
         select(residencies, events.c.leaf)
-        .join(events, is_leaf_of(residencies))
+        .select_from(residencies.join(events, is_leaf_of(residencies)))
         .where(residencies.c.part == 1)
         .order_by(residencies.c.opened_us, residencies.c.log, residencies.c.idx)
     )
@@ -56,7 +56,11 @@ def recorded_denials(connection: Connection) -> Iterator[RecordedDenials]:
 def sources_in_use(connection: Connection) -> frozenset[str]:
     """The ids of grants and segments through which blocks were reused: a permit alone reuses nothing."""
     counted = hit_counters.c
-    query = select(counted.rule).where(counted.effect == "permit", counted.blocks > 0).distinct()
+    query = (
+        select(counted.rule)
+        .where(counted.effect == "permit", counted.blocks > 0, has_leaf(hit_counters))
+        .distinct()
+    )
     return frozenset(connection.scalars(query))
 
 

@@ -22,13 +22,15 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames, names, pending
+from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames, completed, names, pending
+from kvcustody.audit.events import Event, OrphanFound
 from kvcustody.audit.processes.enforcement import newest_order
 from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.errors import CustodyError, ServiceError
+from kvcustody.errors import CustodyError, ReturnedKeysError, ServiceError
 from kvcustody.governance.erasure.erasure_run import ErasureResult
 from kvcustody.governance.erasure.selector import Selector, selector_from
+from kvcustody.governance.erasure.tier_protocol import RemembersErasures
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.ordering import followed
@@ -105,6 +107,32 @@ class ErasureInbox:
         self._restricted = heard.restricted
         facade.restrict(heard.restricted)
         return len(orders)
+
+    def destroy_returned(self, tiers: Iterable[Any], at_us: int) -> list[Event]:
+        """On the owning thread, at the start: the finding where destroyed keys were put back with a copy of their file.
+
+        By the file's own receipts they are destroyed again already; by the ledger's they are here, where the worker has
+        a ledger of its own to ask.
+        """
+        remembering = [tier for tier in tiers if isinstance(tier, RemembersErasures)]
+        returned = max((tier.returned_keys for tier in remembering), default=0)
+        if remembering and self._engine is not None:
+            with self._engine.connect() as connection:
+                returned += sum(self._erase_returned(connection, tier) for tier in remembering)
+        if not returned:
+            return []
+        cause = f"{returned} destroyed keys were in their file again ({ReturnedKeysError.code})"
+        _log.error(cause, code=ReturnedKeysError.code, keys=returned)
+        return [OrphanFound(at_us, 0, 1, "returned key", cause, None, 0, (), "destroyed", "recovered")]
+
+    def _erase_returned(self, connection: Connection, tier: RemembersErasures) -> int:
+        returned = 0
+        for requested in completed(connection, self._worker):
+            known = names(connection, requested, self._keys)
+            if known is not None:  # else nobody can say whose key it was
+                selector = _selector(requested, known.subject, known.session)
+                returned += tier.erase_returned(requested.erasure, selector, requested.at_us)
+        return returned
 
     def look(self, facade: ErasureTarget) -> int:
         """On any thread: hand what is owed to the owning thread's next step; returns how many were new."""

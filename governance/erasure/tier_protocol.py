@@ -72,6 +72,18 @@ class ComparedElsewhere(Protocol):
         """Have each compare its store with its index, and end what differs; what they find goes on record later."""
 
 
+@runtime_checkable
+class RemembersErasures(Protocol):
+    """A tier whose keys may come back with an older copy of their file, which it shares with its process's others."""
+
+    @property
+    def returned_keys(self) -> int:
+        """How many keys were there again by the file's own receipts; they are destroyed again."""
+
+    def erase_returned(self, erasure: str, selector: Selector, at_us: int) -> int:
+        """Carry out a completed erasure again where a key from before it (UTC) is there; how many keys."""
+
+
 class CopyStore(Protocol):
     """Blocks' copies outside the device, by key. Called on the owning thread."""
 

@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy import Engine, select
 
 from kvcustody.audit.events import LogBroken, SigningKeyRecorded
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint import parse_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner, last_signed
@@ -42,7 +43,9 @@ def recorded_keys(engine: Engine) -> tuple[KeyPeriod, ...]:
     """
     with engine.connect() as connection:
         query = (
-            select(events.c.leaf).where(events.c.kind == "signing-key").order_by(events.c.log, events.c.idx)
+            select(events.c.leaf)
+            .where(events.c.kind == "signing-key", has_leaf(events))
+            .order_by(events.c.log, events.c.idx)
         )
         bodies = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(query)]
     if not bodies:
@@ -148,7 +151,7 @@ def confirm_break(
             proofs = LedgerProofs(connection)
             stored = proofs.signed_or_none()
             found = proofs.checkpoint().head
-            replays = select(events.c.leaf).where(events.c.kind == "replay-completed")
+            replays = select(events.c.leaf).where(events.c.kind == "replay-completed", has_leaf(events))
             if stored is not None:
                 replays = replays.where(events.c.at_us >= stored.at_us)
             replayed = sum(orjson.loads(bytes(leaf))["added"] for leaf in connection.scalars(replays))

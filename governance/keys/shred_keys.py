@@ -13,6 +13,8 @@
 5. A destroyed id never comes back: ids are random, and a subject or bucket that is asked for again gets a new key.
 6. What was destroyed is told in a file beside this one (`shred_receipts`); what lives by `read_shred_keys`, which needs
    no root key and sees no secret.
+7. A key that a receipt names and that is there when the file is opened was put back by a copy of the file. It is
+   destroyed again before anything else is read from it, and `returned` counts it.
 """
 
 from __future__ import annotations
@@ -30,13 +32,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import structlog
+
 from kvcustody.clock import Clock
-from kvcustody.errors import KeyringError
+from kvcustody.errors import KeyringError, ReturnedKeysError
 from kvcustody.files import discard_drafts, sync_path, write_file
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
 from kvcustody.governance.keys.root_key_wrapping import WRAPPED_BYTES, WrappingPort
 from kvcustody.governance.keys.shred_receipts import DestroyedKey, ShredReceipts
+
+_log = structlog.get_logger(__name__)
 
 ID_BYTES = 16
 _MAGIC = b"kvcustody/shred@1".ljust(32, b"\0")
@@ -99,7 +105,7 @@ class ShredKeys:
         self._known_at = -1  # how often a record had been written by then
         self._changes = -1  # of the file, when it was read
         self._receipts = ShredReceipts(path)
-        self._read()
+        self.returned = self._destroy_returned()
 
     @classmethod
     def open(cls, path: Path, port: WrappingPort, clock: Clock) -> Self:
@@ -239,6 +245,16 @@ class ShredKeys:
         with self._shared():
             due = [id_ for id_ in self._slots if 0 < self._key(id_).until_us <= now_us]
             return self._destroy(due)
+
+    def _destroy_returned(self) -> int:
+        """Rule 7; how many keys."""
+        with self._shared():
+            gone = {receipt.id for receipt in self._receipts.read()}
+            returned = self._destroy([id_ for id_ in self._slots if id_ in gone])
+        if returned:
+            why = ReturnedKeysError(self.path, len(returned))
+            _log.error(why.message, code=why.code, path=str(self.path), keys=len(returned))
+        return len(returned)
 
     def _destroy(self, ids: list[bytes]) -> list[ShredReceipt]:
         receipts = []

@@ -817,10 +817,7 @@ class SealedTier:
         Copies that were stored after `before_us` end too: a cache may always be emptied sooner. So do those of wider
         domains of the tenant: who wrote a block of them is known to the ledger, not to a tier.
         """
-        ids: set[bytes] | None = None  # of the keys that what may be the selector's is sealed under
-        if selector.subject is not None and selector.tenant is not None:
-            names = (shred_name(selector.tenant, selector.subject), shred_name(selector.tenant, None))
-            ids = {key.id for key in map(self._shred.find_subject, names) if key is not None}
+        ids = self._subject_keys(selector)
         chosen = [number for number, owner in enumerate(self._owners) if _may_be_of(owner, selector, ids)]
         rows = self._index.rows(np.isin(self._index.column("domain"), chosen))
         objects, size = self._erased.get(erasure, (0, 0))
@@ -840,6 +837,31 @@ class SealedTier:
         self._keys.look()
         self._delete([])
         return self._erased_so_far(erasure, selector, objects, size)
+
+    @property
+    def returned_keys(self) -> int:
+        """How many destroyed keys were in the file of shred keys again when it was opened."""
+        return self._shred.returned
+
+    def erase_returned(self, erasure: str, selector: Selector, at_us: int) -> int:
+        """Carry out an erasure that was complete again where a key from before it (`at_us`, UTC) is there; how many.
+
+        It destroyed every such key: one that is there was put back with an older copy of the file.
+        """
+        ids = self._subject_keys(selector)
+        if ids is None and selector == Selector(tenant=selector.tenant):
+            ids = {owner.subject for owner in self._owners if _may_be_of(owner, selector, None)}
+        older = {key.id for key in self._shred.living() if key.created_us < at_us}
+        if returned := older & (ids or set()):
+            self.erase(erasure, selector, self._clock.to_boot(at_us))
+        return len(returned)
+
+    def _subject_keys(self, selector: Selector) -> set[bytes] | None:
+        """Of the keys that what may be the selector's is sealed under; None: it names no subject."""
+        if selector.subject is None or selector.tenant is None:
+            return None
+        names = (shred_name(selector.tenant, selector.subject), shred_name(selector.tenant, None))
+        return {key.id for key in map(self._shred.find_subject, names) if key is not None}
 
     def _erased_so_far(self, erasure: str, selector: Selector, objects: int, size: int) -> TierErased:
         """Of the copies that an erasure ended, those whose bytes the store may still have wait."""

@@ -6,7 +6,8 @@ CustodyError
 │   └── TraceError         a trace line was rejected (carries file and line)
 ├── IdentityError          no tenant, a malformed tenant, or a claim that cannot be verified
 ├── KeyringError           a root secret, wrapped key or epoch is missing, unreadable or refused
-│   └── SealError          a sealed object does not open: it is not what it should be, or a key of it is gone
+│   ├── SealError          a sealed object does not open: it is not what it should be, or a key of it is gone
+│   └── ReturnedKeysError  keys that were destroyed are in their file again
 ├── HandleError            a (block, generation) handle is stale, or a request id is unknown
 ├── CapacityError          blocks, residencies or quota are exhausted for good (not merely deferred)
 ├── AdmissionError         a cache was refused by policy, or has to wait (`is_deferred`)
@@ -75,6 +76,20 @@ class SealError(KeyringError):
     """A sealed object does not open: it is not what it should be, or a key of it is gone."""
 
     code = "KVC310"
+
+
+class ReturnedKeysError(KeyringError):
+    """Keys that were destroyed are in their file again: an older copy of it was put back."""
+
+    code = "KVC320"
+
+    def __init__(self, path: object, keys: int) -> None:
+        super().__init__(
+            f"shred keys `{path}`: {keys} destroyed keys were there again, from a copy of the file; "
+            "they are destroyed again",
+            path=path,
+            keys=keys,
+        )
 
 
 class HandleError(CustodyError):

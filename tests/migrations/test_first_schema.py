@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, insert, select
+from sqlalchemy.exc import IntegrityError
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, check_store
 from kvcustody.audit.database.postgres_roles import READER
-from kvcustody.audit.schema.ledger import logs, residencies, subjects
+from kvcustody.audit.schema.ledger import erasures, logs, residencies, subjects
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import upgrade
@@ -56,6 +57,25 @@ def test_fsck_finds_nothing_after_the_upgrade(recorded: Recorded) -> None:
     upgrade(engine)
     with engine.connect() as connection:
         assert fsck(connection).problems == []
+
+
+def test_a_row_that_breaks_a_rule_stays_and_is_found(recorded: Recorded) -> None:
+    """Nothing is lost by the upgrade, and no such row comes to it."""
+    engine, _ = recorded
+    with engine.begin() as connection:
+        row = connection.execute(select(erasures)).first()
+        assert row is not None
+        connection.execute(insert(erasures), row._asdict() | {"idx": -1})
+        connection.execute(insert(erasures), row._asdict() | {"log": 9999})
+        rows = connection.scalar(select(func.count()).select_from(erasures))
+    assert upgrade(engine) == SCHEMA_REVISION
+    with engine.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(erasures)) == rows
+        found = [problem.what for problem in fsck(connection).problems]
+        assert len(found) == 2 and all("`erasures`" in what for what in found), found
+    for stray in ({"idx": -2}, {"log": 9998}):
+        with pytest.raises(IntegrityError), engine.begin() as connection:
+            connection.execute(insert(erasures), row._asdict() | stray)
 
 
 def test_the_upgraded_schema_is_that_of_a_new_ledger(recorded: Recorded, empty: Engine) -> None:

@@ -23,6 +23,7 @@ from kvcustody.audit.events.block_runs import UNNAMED
 from kvcustody.audit.query.evidence_columns import POOL_SHIFT, is_among
 from kvcustody.audit.report.sampling.population import CustodyPopulation, PopulationMember
 from kvcustody.audit.report.sampling.strata import Sampling, Stratum, concluded, draw_strata
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.schema.erasures import erasure_effects
 from kvcustody.audit.schema.ledger import (
@@ -187,10 +188,12 @@ class _LeafFinder:
         for place in named:
             at.setdefault(place.log_id, []).append(place.idx)
         used: set[int] = set()
-        for column in (residencies.c, attachments.c, releases.c):
+        for table in (residencies, attachments, releases):
+            column = table.c
             for log, places in at.items():
                 for start in range(0, len(places), 200):
-                    here = (column.log == log, column.idx.in_(places[start : start + 200]))
+                    some_places = places[start : start + 200]
+                    here = (column.log == log, column.idx.in_(some_places), has_leaf(table))
                     used |= set(self._connection.scalars(select(column.residency).where(*here)))
         made = []
         life, residencies_used = self._ids[item.incarnation], sorted(used)
@@ -211,7 +214,7 @@ class _LeafFinder:
 
     def _erasures_of(self, item: PopulationMember) -> list[_Place]:
         asked = or_(erasures.c.tenant == item.tenant, erasures.c.tenant.is_(None))
-        names = select(erasures.c.erasure).where(asked, self._state.has(erasures))
+        names = select(erasures.c.erasure).where(asked, self._state.has(erasures), has_leaf(erasures))
         effect = erasure_effects.c
         return [
             *self._rows(erasures, asked),
@@ -246,7 +249,7 @@ class _LeafFinder:
         ]
 
     def _rows(self, table: Table, *where: ColumnElement[bool]) -> list[_Place]:
-        query = select(table.c.log, table.c.idx).where(self._state.has(table), *where)
+        query = select(table.c.log, table.c.idx).where(self._state.has(table), has_leaf(table), *where)
         return [
             _Place(_CONTEXT_RANK, idx, self._names[log], log) for log, idx in self._connection.execute(query)
         ]

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.cases.read_cases import read_cases
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events
 
 
@@ -42,7 +43,9 @@ def read_reported_cases(
     every = read_cases(connection, tenant=tenant, as_of=as_of)
     if not every:
         return ()
-    last_us = connection.scalar(select(func.max(events.c.at_us)).where(as_of.has(events))) or 0
+    last_us = (
+        connection.scalar(select(func.max(events.c.at_us)).where(as_of.has(events), has_leaf(events))) or 0
+    )
     now_us, made = min(until_us, last_us), []
     for whole in every:
         if whole.opened.at_us >= until_us or whole.opened.received_us >= until_us:

@@ -22,6 +22,7 @@ from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.report.reconciliation import Balance
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import decisions, hit_counters, logs
 
 MEANINGS = {
@@ -90,9 +91,11 @@ def _counts(
         counter.rule,
         func.sum(case((inside, counter.requests), else_=0)),
         func.sum(case((inside, 0), else_=counter.requests)),
-    ).where(state.has(hit_counters), counter.at_us >= since_us, counter.from_us < until_us)
+    ).where(
+        state.has(hit_counters), has_leaf(hit_counters), counter.at_us >= since_us, counter.from_us < until_us
+    )
     one = select(single.action, single.effect, single.rule, func.count(), literal(0)).where(
-        state.has(decisions), single.at_us >= since_us, single.at_us < until_us
+        state.has(decisions), has_leaf(decisions), single.at_us >= since_us, single.at_us < until_us
     )
     for query, column in ((several, counter), (one, single)):
         chosen = query if log is None else query.where(column.log == log)

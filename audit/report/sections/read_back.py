@@ -12,6 +12,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, case, func, select
 
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import logs, receipts
 
 CUSTODY, BOOT = "custody", "boot"  # a scrub of memory at a process's start is of nobody's custody
@@ -36,7 +37,7 @@ def read_back(
 ) -> tuple[ReadBack, ...]:
     """Receipts whose leaf is of the period; of one tenant, those in its own log."""
     column = receipts.c
-    where = [state.has(receipts), column.at_us >= since_us, column.at_us < until_us]
+    where = [state.has(receipts), has_leaf(receipts), column.at_us >= since_us, column.at_us < until_us]
     if tenant is not None:
         own = connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}"))
         where.append(column.log == (own or -1))

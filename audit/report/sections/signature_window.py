@@ -13,6 +13,7 @@ import numpy as np
 from sqlalchemy import Connection, and_, case, func, select
 
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.schema.trees import root_leaves, signed_checkpoints
 
@@ -85,7 +86,7 @@ def _earliest(
     """When the earliest leaf of a span of a log that counts was written."""
     log, first, end = span
     column = events.c
-    counts = [column.at_us >= since_us, column.at_us < until_us]
+    counts = [column.at_us >= since_us, column.at_us < until_us, has_leaf(events)]
     if marked:
         counts.append(column.incarnation.not_in(marked))
     if not first:  # the log's index by time ends soon after it began

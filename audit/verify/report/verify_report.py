@@ -21,6 +21,7 @@ from kvcustody._version import __version__
 from kvcustody.audit.coverage.custody_units import DEVICE_TIER
 from kvcustody.audit.events.block_runs import UNNAMED, decode_flat
 from kvcustody.audit.events.change_items import plain_bodies, runs_of_items
+from kvcustody.audit.events.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.sampling.population import PopulationMember
@@ -290,7 +291,11 @@ def _belongs(body: dict[str, Any], custody: PopulationMember, used: set[tuple[st
 def _names(body: Mapping[str, Any], custody: dict[str, Any]) -> bool:
     """Whether a leaf names the block at the generation."""
     pairs, _ = decode_flat(
-        [*body.get("runs", ()), *body.get("written", ()), *chain.from_iterable(runs_of_items(body))]
+        [
+            *body.get("runs", ()),
+            *body.get("written", ()),
+            *chain.from_iterable(runs_of_items(body, LIST_OF_KIND).values()),
+        ]
     )
     there = (pairs.pools == custody["pool"]) & (pairs.generations == custody["generation"])
     return bool((there & np.isin(pairs.blocks, (custody["block"], UNNAMED))).any())

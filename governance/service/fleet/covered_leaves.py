@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 
@@ -46,7 +47,7 @@ def find_runs(
             select(logs.c.name, func.count().label("leaves"), func.max(events.c.idx).label("idx"))
             .join(logs, logs.c.id == events.c.log)
             .where(events.c.incarnation == ids.get(run.incarnation, -1))
-            .where(events.c.sequence.between(run.first, run.last))
+            .where(events.c.sequence.between(run.first, run.last), has_leaf(events))
             .group_by(logs.c.name)
         )
         rows = connection.execute(counted).all()

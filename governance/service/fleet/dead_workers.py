@@ -25,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.database.engine import describe
 from kvcustody.audit.events import DECLARED, SILENCE, Event, WorkerClosingAsked
 from kvcustody.audit.processes.open_processes import OpenProcess, last_heard_us, open_processes
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, workers
 from kvcustody.audit.schema.service import service_workers
 from kvcustody.audit.writer.crash_recovery import (
@@ -183,7 +184,7 @@ def _asked_by_another(
     connection: Connection, incarnation: str, actor: str, since_us: int
 ) -> dict[str, str] | None:
     """The newest word of somebody else who asked for the closing of a process."""
-    query = select(events.c.leaf).where(events.c.kind == _ASKED, events.c.at_us >= since_us)
+    query = select(events.c.leaf).where(events.c.kind == _ASKED, events.c.at_us >= since_us, has_leaf(events))
     for leaf in connection.scalars(query.order_by(events.c.idx.desc())):
         body = orjson.loads(bytes(leaf))
         if body["of_incarnation"] == incarnation and body["actor"] != actor:

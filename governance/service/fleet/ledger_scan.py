@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine, func, select
 from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
 from kvcustody.audit.events.block_runs import gather
 from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import incarnations, orphan_findings, orphan_scans
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import Clock
@@ -63,7 +64,7 @@ class LedgerScans:
                 ("dead incarnation", f"process {one.incarnation} of `{one.worker}` ended without a word")
                 for one in dead_incarnations(connection)
             ]
-            known = set(connection.scalars(select(orphan_findings.c.cause)))
+            known = set(connection.scalars(select(orphan_findings.c.cause).where(has_leaf(orphan_findings))))
             dead = [found for found in dead if found[1] not in known]
             progress(1, _STEPS)
             gaps = [("ledger gap", gap_cause(gap)) for gap in new_gaps(connection)]
@@ -72,7 +73,7 @@ class LedgerScans:
             last = (
                 select(func.max(orphan_scans.c.scan))
                 .join(incarnations, incarnations.c.id == orphan_scans.c.incarnation)
-                .where(incarnations.c.uuid == writer.incarnation)
+                .where(incarnations.c.uuid == writer.incarnation, has_leaf(orphan_scans))
             )
             number = (connection.scalar(last) or 0) + 1
         found = dead + gaps

@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import StoreGoneError, describe
 from kvcustody.audit.events.batch import merge_batches, part_of_batch
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
@@ -346,7 +347,12 @@ class Ingest:
 def highest_sequence(connection: Connection, incarnation: str) -> int:
     """The highest sequence that the ledger has of an incarnation; 0 where it has none."""
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
-    return connection.scalar(select(func.max(events.c.sequence)).where(events.c.incarnation == life)) or 0
+    return (
+        connection.scalar(
+            select(func.max(events.c.sequence)).where(events.c.incarnation == life, has_leaf(events))
+        )
+        or 0
+    )
 
 
 def _unavailable(why: str) -> ProblemError:

@@ -23,8 +23,10 @@ from sqlalchemy import (
     Row,
     Table,
     delete,
+    func,
     insert,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy import column as plain_column
@@ -62,10 +64,12 @@ from kvcustody.audit.events import (
     WorkerStopped,
 )
 from kvcustody.audit.processes.sequence_gaps import keep_spans
+from kvcustody.audit.query.evidence_columns import read
 from kvcustody.audit.schema import service as service_schema
-from kvcustody.audit.schema.all_tables import every_table, projections
-from kvcustody.audit.schema.ledger import subjects
+from kvcustody.audit.schema.all_tables import MONTHLY, every_table, has_leaf, kinds_of, projections
+from kvcustody.audit.schema.ledger import custody_ends, events, receipts, releases, subjects
 from kvcustody.audit.schema.retention import cosignatures, timestamps
+from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.schema.trees import signed_checkpoints
 from kvcustody.audit.subjects.subject_table import unlink
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -392,6 +396,7 @@ class _Insert(NamedTuple):
 
 
 FAR = 1_000_003
+ANOTHER_ITEM = "another item of a leaf"
 PLACES = {"negative": -7, "fractional": 3.5, "beyond the end": FAR}
 
 
@@ -427,7 +432,31 @@ def _inserts(connection: Connection) -> list[_Insert]:
         row = connection.execute(select(table).order_by(*table.primary_key.columns)).first()
         assert row is not None, table.name
         made += [entry for entry in _forms(table, row._asdict()) if not _may_be_there(entry)]
+        if table in projections():
+            made += _of_leaves_that_are_there(connection, table, row._asdict())
     return made
+
+
+def _of_leaves_that_are_there(connection: Connection, table: Table, row: dict[str, Any]) -> Iterator[_Insert]:
+    """A row of a leaf that gives no such row: one of another kind or log, another item, the same in another month."""
+    own = select(table.c.log, table.c.idx)
+    at_us = MONTHLY.get(table.name, "at_us")
+    free = (
+        select(events)
+        .where(tuple_(events.c.log, events.c.idx).not_in(own))
+        .order_by(events.c.log, events.c.idx)
+    )
+    leaves = connection.execute(free).all()
+    kinds = {leaf.kind: leaf for leaf in reversed(leaves)}
+    for kind in [kind for kind in kinds if kind in kinds_of(table)] + list(kinds)[:1]:
+        place = {"log": kinds[kind].log, "idx": kinds[kind].idx, at_us: kinds[kind].at_us}
+        yield _Insert(
+            table, f"of a leaf that is there: {kind}", row | place | ({"item": 0} if "item" in row else {})
+        )
+    if "item" in row:
+        yield _Insert(table, ANOTHER_ITEM, row | {"item": row["item"] + 77})
+    if connection.dialect.name == "postgresql" and table.name in MONTHLY:
+        yield _Insert(table, "in another month", row | {at_us: row[at_us] + 40 * 86_400_000_000})
 
 
 def _insert(connection: Connection, entry: _Insert) -> bool:
@@ -474,6 +503,49 @@ def test_every_stray_row_is_refused_or_found(filled: Engine, unguarded: Harm, gu
     assert not counts["missed"] and len(outcomes) >= 200, outcomes
 
 
+def test_no_condition_believes_a_stray_row(filled: Engine, unguarded: Harm) -> None:
+    """But for another item of a leaf, which those see who read the leaf (`evidence_columns`), and `fsck`.
+
+    A row of `event_traces` may be of any leaf: it finds leaves, and says nothing of them.
+    """
+    with filled.connect() as connection:
+        inserts = [each for each in _inserts(connection) if each.table in (*projections(), events)]
+    tried = 0
+    for entry in inserts:
+        of_any_leaf = entry.table is event_traces and entry.form.startswith("of a leaf")
+        if of_any_leaf or entry.form in (ANOTHER_ITEM, "beyond the end item", "fractional item"):
+            continue
+        every = select(func.count()).select_from(entry.table)
+        believed = every.where(has_leaf(entry.table))
+        with filled.connect() as connection:
+            before = [connection.scalar(query) or 0 for query in (every, believed)]
+            assert before[0] == before[1], entry.table.name
+            unguarded(connection)
+            if connection.dialect.name == "postgresql":
+                rule = f"ck_{entry.table.name}_place"
+                connection.exec_driver_sql(f"ALTER TABLE {entry.table.name} DROP CONSTRAINT {rule}")
+            if _insert(connection, entry):
+                assert connection.scalar(every) == before[0] + 1, "control: the row is there"
+                assert connection.scalar(believed) == before[1], entry
+                tried += 1
+            connection.rollback()
+    assert tried > 100
+
+
+@pytest.mark.parametrize("table", [releases, receipts, custody_ends], ids=str)
+def test_an_item_that_a_leaf_does_not_have_is_not_read(filled: Engine, table: Table) -> None:
+    def listed(connection: Connection) -> int:
+        return read(connection, table, (table.c.idx,), table.c.item >= 0).size
+
+    with filled.connect() as connection:
+        before = listed(connection)
+        row = connection.execute(select(table).where(table.c.item > 0)).first()
+        assert row is not None and before > 0
+        connection.execute(insert(table), row._asdict() | {"item": 77})
+        assert listed(connection) == before
+        connection.rollback()
+
+
 def test_without_the_search_for_strays_they_pass(
     filled_sqlite: Engine, unguarded: Harm, guard: Harm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,6 +553,33 @@ def test_without_the_search_for_strays_they_pass(
     monkeypatch.setattr(fsck_ledger, "stray_rows", lambda _: ())
     missed = (entry for entry, outcome in _outcomes(filled_sqlite, unguarded, guard) if outcome == "missed")
     assert len(list(islice(missed, 20))) == 20
+
+
+def test_rules_that_are_gone_are_found(filled: Engine) -> None:
+    in_file = filled.dialect.name == "sqlite"
+    changed = (
+        ("events", "idx >= 0", "idx >= -1"),
+        ("receipts", "typeof(item)", "typeof(1)"),
+        ("erasures", "REFERENCES logs", "REFERENCES workers"),
+    )
+    harms = [
+        "ALTER TABLE events DROP CONSTRAINT ck_events_place",
+        "ALTER TABLE receipts DROP CONSTRAINT ck_receipts_place, ADD CONSTRAINT ck_receipts_place CHECK (true)",
+        "ALTER TABLE erasures DROP CONSTRAINT fk_erasures_log",
+    ]
+    if in_file:
+        update = "UPDATE sqlite_schema SET sql = replace(sql, '{1}', '{2}') WHERE name = '{0}'"
+        harms = [update.format(*change) for change in changed]
+    for harm in harms:
+        with filled.connect() as connection:
+            assert checked(connection).ok
+            connection.rollback()
+            if in_file:
+                connection.detach()
+                connection.exec_driver_sql("PRAGMA writable_schema = ON")
+            connection.exec_driver_sql(harm)
+            assert {problem.log for problem in checked(connection).problems} == {fsck_ledger.RULES}, harm
+            connection.rollback()
 
 
 def test_triggers_that_are_gone_are_found(filled: Engine) -> None:

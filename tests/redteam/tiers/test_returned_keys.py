@@ -1,0 +1,153 @@
+"""E5: the tier's folder and the file of shred keys are put back together, as they were before an erasure.
+
+What was destroyed is remembered where that copy does not reach: in the receipts beside the file, and in the ledger. The
+controls put those back too, or leave the look out: then everything opens again, as docs/operate/keys.md says.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+from structlog.testing import capture_logs
+
+from kvcustody.audit.events import ErasureCompleted, ErasureRequested, OrphanFound, WorkerStarted
+from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.keys import shred_keys
+from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders
+from kvcustody.governance.tiers.tier import shred_name
+from standins import builders
+from standins.governance.tier_place import Place
+from standins.redteam.key_ends import ENDS
+
+OBJECTS = 5
+RECEIPTS = "shred.keys.destroyed"
+
+
+class _Deployment:
+    """A tier on files, of which copies can be taken and put back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.place = Place(folder, "nvme")
+        self.label = self.place.label("acme", "ada")
+        for number in range(OBJECTS):
+            assert self.place.keep(self.label, f"p{number}", 4) == 4
+
+    def stop(self) -> None:
+        self.place.store.close()  # type: ignore[attr-defined]
+        self.place.world.close()
+
+    def start(self) -> None:
+        self.place.world.open()
+        self.place.open()
+
+    def copy(self, *, receipts: bool = False) -> Path:
+        """A copy of the tier's folder and of the file of keys, while nothing runs."""
+        copy = self.folder.with_name("copy")
+        leave = shutil.ignore_patterns() if receipts else shutil.ignore_patterns(RECEIPTS)
+        self.stop()
+        shutil.copytree(self.folder, copy, ignore=leave)
+        self.start()
+        return copy
+
+    def put_back(self, copy: Path, *, receipts: bool) -> None:
+        self.stop()
+        shutil.rmtree(self.folder / "tier")
+        if receipts:
+            (self.folder / RECEIPTS).unlink(missing_ok=True)
+        shutil.copytree(copy, self.folder, dirs_exist_ok=True)
+        self.start()
+
+    def opened(self) -> int:
+        return sum(self.place.bring(self.label, f"p{number}", 4) > 0 for number in range(OBJECTS))
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[_Deployment]:
+    made = _Deployment(tmp_path / "worker")
+    yield made
+    made.stop()
+    made.place.staging.close()
+
+
+@pytest.mark.parametrize("end", ["subject", "bucket"])
+@pytest.mark.parametrize("remembers", [True, False], ids=["receipts", "control: no look at receipts"])
+def test_keys_that_their_receipts_name_are_destroyed_again(
+    deployment: _Deployment, end: str, remembers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = deployment.copy()
+    ENDS[end](deployment.place, deployment.label)
+    assert deployment.opened() == 0
+    if not remembers:
+        monkeypatch.setattr(shred_keys.ShredReceipts, "read", lambda _: [])
+    with capture_logs() as logs:
+        deployment.put_back(copy, receipts=False)
+    assert deployment.place.tier.returned_keys == (1 if remembers else 0)
+    assert [entry["code"] for entry in logs if "code" in entry] == (["KVC320"] if remembers else [])
+    assert deployment.opened() == (0 if remembers else OBJECTS)
+
+
+@pytest.mark.parametrize("remembers", [True, False], ids=["ledger", "control: the ledger is put back too"])
+def test_keys_that_the_ledger_knows_as_erased_are_destroyed_again(
+    deployment: _Deployment, remembers: bool, tmp_path: Path, migrated: Path
+) -> None:
+    """Receipts and keys are of one copy. With the ledger of that time, too, nothing is left that could tell."""
+    place, boot = deployment.place, deployment.place.world.clock
+    copy = deployment.copy(receipts=True)
+    with builders.ledger(migrated, tmp_path / "ledger.db", timeout_seconds=5) as engine:
+        if remembers:
+            _erased(engine, tmp_path / "spill", boot.utc_us())
+        selector = Selector(tenant="acme", subject="ada")
+        place.tier.erase("e-1", selector, boot.now_us())
+        assert deployment.opened() == 0
+        deployment.put_back(copy, receipts=True)
+        assert deployment.place.tier.returned_keys == 0
+        found = ErasureInbox(engine, "worker-1", 0).destroy_returned([deployment.place.tier], 1)
+    assert [event.orphan for event in found if isinstance(event, OrphanFound)] == ["returned key"] * remembers
+    assert deployment.opened() == (0 if remembers else OBJECTS)
+
+
+def _erased(engine: Engine, spill: Path, now_us: int) -> None:
+    """The leaves of an erasure of `ada`, complete on `worker-1`."""
+    writer = builders.writer(engine, spill, worker="worker-1", clear_names=True)
+    later = max(now_us - writer.offset_us, 0) + 1_000_000
+    writer.submit(
+        [
+            WorkerStarted(1, "worker-1", 8, 1, 4096, "cpu", "test"),
+            ErasureRequested(later, "e-1", "acme", "subject", "ada", None, later + 99, "dpo", ""),
+            ErasureCompleted(later + 1, "e-1", "acme", "complete", 1, 2, 0, ""),
+        ]
+    )
+    assert writer.flush()
+    writer.close()
+
+
+def test_a_key_that_was_made_after_the_erasure_stays(
+    deployment: _Deployment, tmp_path: Path, migrated: Path
+) -> None:
+    tier, shred = deployment.place.tier, deployment.place.world.shred
+    before_us = deployment.place.world.clock.utc_us()
+    assert shred.find_subject(shred_name("acme", "ada")) is not None
+    assert tier.erase_returned("e-1", Selector(tenant="acme", subject="ada"), before_us) == 0
+    assert deployment.opened() == OBJECTS
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["order on record", "control: no order"])
+def test_epochs_that_an_order_on_record_ended_end_again(deployment: _Deployment, ordered: bool) -> None:
+    """The key store is put back: the ledger's order on keys is followed at each start."""
+    world, label = deployment.place.world, deployment.label
+    copy = deployment.copy()
+    orders = [OrderedKeys("acme", "destroy", world.clock.utc_us() + 1)]
+    tenant: Callable[[object], str] = lambda owner: "acme"  # noqa: E731
+    apply_key_orders(world.keyring, orders, tenant)
+    deployment.put_back(copy, receipts=False)
+    if ordered:
+        apply_key_orders(world.keyring, orders, tenant)
+        deployment.place.tier.narrow()
+    assert label.spec is not None and world.keys.has_epoch(label.spec) is not ordered
