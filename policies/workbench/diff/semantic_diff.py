@@ -56,9 +56,12 @@ class _Side(NamedTuple):
         """The effect of `answer` alone."""
         action, name, scope, via = cell
         level = self.levels.get(name)
-        return level is not None and self.table.decide(
-            AccessRequest(action, reader, owner, level, scope, via, source), now_us
-        ).permitted
+        return (
+            level is not None
+            and self.table.decide(
+                AccessRequest(action, reader, owner, level, scope, via, source), now_us
+            ).permitted
+        )
 
     def may_open(self, cell: _Cell, reader: str, owner: str) -> bool:
         """Whether there is an instant at which this table may permit a cell across tenants, by any source."""

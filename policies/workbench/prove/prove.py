@@ -2,8 +2,8 @@
 
 1. Tenants are compared for equality only, so listed tenants plus two fresh ones are a complete domain; time enters
    through the edges of grants and segments, and each edge is asked at, and one microsecond before.
-   A cell is asked at the edges that can change its answer, those of the table and of the declarations: one question
-   stands for the other instants. The proof counts these cells too.
+   A cell is asked at the edges that can change its answer, those of the table and of the declarations; one that has
+   no timeline is denied at every instant by any source, and is asked once. The proof counts what these stand for too.
 2. The table is asked through `decide`, as the governor asks it; what is right comes from `Declared`, which shares no
    code with the compiler.
 3. Safety only: a table that denies more than its policy declares is not a leak.
@@ -204,17 +204,22 @@ class _Search:
         every = {edge for each in (*edges.values(), *declared.values()) for edge in each}
         instants = _around(every)
         self._instants.update(instants)
-        asked: dict[str | None, list[int]] = {None: instants}
-        if timelines or every:
-            asked[_NO_SOURCE] = instants
+        named = {_NO_SOURCE: instants} if timelines or every else {}
         for source, own in edges.items():
-            asked[source] = _around(own | declared.get(source, set()))
-        decide, findings = self._table.decide, self._findings
+            named[source] = _around(own | declared.get(source, set()))
+        decide, timeline, findings = self._table.decide, self._table.timeline, self._findings
         for action, level, scope, via in product(Action, self._levels, Scope, vias):
-            for source, at in asked.items() if via is not Via.OWN else ((None, instants),):
+            access = AccessRequest(action, reader, owner, level, scope, via)
+            findings.cells += len(instants) * (1 if via is Via.OWN else 1 + len(named))
+            opens = bool(timelines and timeline(access))
+            for now_us in instants if opens else _AT_ANY_TIME:
+                decision = decide(access, now_us)
+                if decision.permitted:
+                    request = Request(action, reader, owner, level, scope, via, now_us)
+                    self._judge_crossing(request, decision)
+            for source, at in named.items() if opens or via is Via.SEGMENT else ():
                 access = AccessRequest(action, reader, owner, level, scope, via, source)
-                findings.cells += len(instants)
-                for now_us in at if timelines and self._table.timeline(access) else _AT_ANY_TIME:
+                for now_us in at if opens or timeline(access) else ():
                     decision = decide(access, now_us)
                     if decision.permitted:
                         request = Request(action, reader, owner, level, scope, via, now_us, source)

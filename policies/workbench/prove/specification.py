@@ -45,10 +45,12 @@ class Declared:
         self.policy = policy
         self.tenants = {tenant.id: tenant for tenant in policy.tenants}
         self._grants: dict[tuple[str, str], list[Grant]] = {}
+        self._named_grants: dict[tuple[str, str, str], list[Grant]] = {}
         self._owners: dict[str, set[str]] = {}
         for grant in (*policy.grants, *policy.group_grants()):
             if grant.id not in revoked and grant.group not in revoked:
                 self._grants.setdefault((grant.reader, grant.owner), []).append(grant)
+                self._named_grants.setdefault((grant.reader, grant.owner, grant.id), []).append(grant)
                 self._owners.setdefault(grant.reader, set()).add(grant.owner)
         self._segments: dict[str, list[SegmentRule]] = {}
         for segment in policy.segments:
@@ -61,7 +63,8 @@ class Declared:
         self._forbids = [rule for rule in policy.rules if rule.effect is RuleEffect.FORBID]
         self._forbids_of: dict[str | None, list[int]] = {}
         for place, forbid in enumerate(self._forbids):
-            for name in {*(forbid.readers or ()), *(forbid.owners or ())} or {None}:
+            named = {*(forbid.readers or ()), *(forbid.owners or ())}
+            for name in named or (None,):
                 self._forbids_of.setdefault(name, []).append(place)
         self._forbidden_by: dict[tuple[object, ...], list[str]] = {}
         self._declared_copies: dict[tuple[object, ...], DeclaredCopies] = {}
@@ -100,7 +103,10 @@ class Declared:
     def open(self, request: Request) -> set[str]:
         """The ids of the grants and segments that are live for this request and open what it asks."""
         if request.via is Via.GRANT:
-            return {grant.id for grant in self._live_grants(request) if _opens(grant, request)}
+            named = (request.reader, request.owner, request.source or "")
+            live = request.source is None
+            asked = self._live_grants(request) if live else self._named_grants.get(named, [])
+            return {grant.id for grant in asked if _opens(grant, request)}
         if request.via is Via.SEGMENT:
             mine = self.segments(request.reader, request.owner)
             return {segment.id for segment in mine if _shows(segment, request)}
@@ -238,7 +244,6 @@ def _opens(grant: Grant, request: Request) -> bool:
         and 0 <= request.level <= grant.at_most
         and (grant.from_us is None or grant.from_us <= request.now_us)
         and (grant.until_us is None or request.now_us < grant.until_us)
-        and request.source in (None, grant.id)
     )
 
 
