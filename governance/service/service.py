@@ -66,6 +66,7 @@ from kvcustody.governance.service.jobs import JobRunner
 from kvcustody.governance.service.live_reads import LiveReads
 from kvcustody.governance.service.page_cursor import Cursors
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.processes.policy_work import PolicyWork
 from kvcustody.governance.service.render_protocol import DocumentRenderer, JsonDocuments
 from kvcustody.governance.service.row_level_security import has_row_level_security, restrict_to_tenant
 from kvcustody.governance.service.schedules.report_scheduler import ReportScheduler
@@ -160,8 +161,17 @@ class Service:
             self.engine, self.fleet.flush, keys, clear_names=clear, readers=settings.readers, clock=clock
         )
         stack.callback(self.ingest.close)
-        self.policies = PolicyReleases(self.engine, settings.policy_trust, clock, self.writer)
-        self._inbox = InboxReader(settings.certificates)
+        self.policy_work = stack.enter_context(
+            closing(
+                PolicyWork(
+                    seconds=settings.policy_work_seconds, bytes_max=int(settings.policy_work_bytes_max)
+                )
+            )
+        )
+        self.policies = PolicyReleases(
+            self.engine, settings.policy_trust, clock, self.writer, self.policy_work.assess
+        )
+        self._inbox = InboxReader(settings.certificates, self.policy_work.assess)
         self.figures = stack.enter_context(
             closing(
                 FigureKeeper(
