@@ -139,7 +139,8 @@ def _tested(visit: PageRequest, draft: Draft) -> tuple[CasesReport | None, tuple
     if not cases.strip():
         return None, ()
     try:
-        return visit.service.policy_work.call(tasks.tested, draft, cases, "cases"), ()
+        more = tasks.weight_of(cases)
+        return visit.service.policy_work.call(tasks.tested, draft, cases, "cases", more=more), ()
     except PolicyRejected as rejected:
         return None, rejected.problems
 

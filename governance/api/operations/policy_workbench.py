@@ -87,7 +87,8 @@ def linted(service: ServiceDep, what: PolicySource) -> dict[str, Any]:
 
 def tested(service: ServiceDep, what: CasesRequest) -> Response:
     """Run cases against a document: each result, and what the cases did not reach."""
-    return _answer(service, tasks.tested, Draft(what.source), what.cases, NAME)
+    more = tasks.weight_of(what.cases)
+    return _answer(service, tasks.tested, Draft(what.source), what.cases, NAME, more=more)
 
 
 def compared(service: ServiceDep, what: PolicyPair) -> Response:
@@ -169,9 +170,10 @@ def _active(service: Service) -> DecisionTable:
         raise ProblemError("conflict", f"{error.message}; send the document that is meant") from None
 
 
-def _answer(service: Service, task: Callable[..., Any], *given: Any) -> Response:
+def _answer(service: Service, task: Callable[..., Any], *given: Any, more: int = 0) -> Response:
     with _rejecting():
-        return Response(service.policy_work.answer(task, *given), media_type="application/json")
+        body = service.policy_work.answer(task, *given, more=more)
+    return Response(body, media_type="application/json")
 
 
 def _problem(problem: Problem) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from kvcustody.policies.workbench.test_case_model import load_cases
 from kvcustody.policies.workbench.validate import Validation, validate
 
 GRANTS_MAX = 5_000
-_SMALL = 64
+_SMALL, _SMALL_TENANTS = 48, 12  # a proof asks every pair of tenants
 _SMALL_CHARACTERS = 16 << 10
 
 
@@ -100,7 +100,8 @@ def check_size(policy: Policy) -> None:
 def is_small(policy: Policy) -> bool:
     """Whether work on a policy is done sooner than it is sent."""
     sections = (policy.tenants, policy.segments, policy.rules, policy.classify)
-    return sum(map(len, sections)) + count_grants(policy) <= _SMALL
+    total = sum(map(len, sections)) + count_grants(policy)
+    return total <= _SMALL and len(policy.tenants) <= _SMALL_TENANTS
 
 
 def answer(task: Callable[..., Any], *given: Any) -> bytes:
@@ -112,6 +113,11 @@ def validated(draft: Draft) -> Validation:
     """What is wrong with a document; of a sound one, its digest, and no policy."""
     found = validate(draft.source, name=draft.name)
     return replace(found, policy=None)
+
+
+def weight_of(cases: str) -> int:
+    """What running cases counts beside the policy: what must never be is a proof each."""
+    return len(cases) // 16 + 1_000 * cases.count("never")
 
 
 def linted(draft: Draft, now_us: int, tiers: Collection[str] | None) -> tuple[str, tuple[Problem, ...]]:

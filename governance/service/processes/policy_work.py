@@ -51,6 +51,7 @@ _LOOK_SECONDS = 0.1
 _START_SECONDS = 60.0
 _PART_SECONDS = 30.0
 _NICE = 19
+_MORE = 1_000
 _KEPT_MAX = 32
 _READY = b"ready"
 _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -87,7 +88,7 @@ class PolicyWork:
         Raises `PolicyRejected` as it does, `TooCostlyError`, and `unavailable` where too many wait or the caller has
         gone.
         """
-        if more <= 1_000 and all(_is_small(each) for each in given):
+        if more < _MORE and all(_is_small(each) for each in given):
             reply = _reply(task, given)
         else:
             with self._my_turn(ASKER.get()) as asker:
@@ -95,9 +96,9 @@ class PolicyWork:
         found: Found = _found(reply)
         return found
 
-    def answer(self, task: Callable[..., Any], *given: Any) -> bytes:
+    def answer(self, task: Callable[..., Any], *given: Any, more: int = 0) -> bytes:
         """What a task finds, as the API answers it."""
-        return self.call(tasks.answer, task, *given)
+        return self.call(tasks.answer, task, *given, more=more)
 
     def assess(self, candidate: PolicyAt, base: PolicyAt | None) -> Assessment:
         """`activation_gates.assess`, kept."""
