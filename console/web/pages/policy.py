@@ -207,8 +207,8 @@ def _checked(visit: PageRequest, document: str) -> Checked:
 
 def _proposal(visit: PageRequest) -> tuple[ReleaseState, Proposal]:
     text = visit.places["revision"]
-    state = visit.service.policies.state()
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    state = release_of(visit)
+    if state is None or not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise not_found()
     try:
         return state, state.proposal(int(text))

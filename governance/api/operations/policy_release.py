@@ -293,7 +293,11 @@ def taken(
 
 
 def _state(desk: PolicyReleases) -> ReleaseState:
-    return desk.state()
+    """The release, to be read alone; raises `conflict` where none is released here."""
+    desk.trust  # noqa: B018 - `conflict` where there is none
+    state = desk.released()
+    assert state is not None
+    return state
 
 
 def _tag(state: ReleaseState) -> str:
