@@ -35,6 +35,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.writer.event_writer import Awaited, WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError
+from kvcustody.files import private_folder as make_private
 from kvcustody.governance.identity.principal import check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
 from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
@@ -442,7 +443,7 @@ def _subject_keys(settings: ServiceSettings, stack: ExitStack) -> SubjectKeys | 
 def private_folder(path: Path) -> None:
     """Make a folder that only its user enters; raises `ConfigError` where others may."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path)
         mode = path.stat().st_mode
     except OSError as error:
         raise ConfigError(f"state folder `{path}`: {error.strerror}", path=path) from None

@@ -45,7 +45,7 @@ from kvcustody.governance.api.http.exchange import (
 from kvcustody.governance.api.http.json_body import check_json
 from kvcustody.governance.api.http.long_poll import told_within
 from kvcustody.governance.api.http.operation import Operation, Operations
-from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, check_act, check_origin, cookie_of
+from kvcustody.governance.api.http.session_cookie import check_act, check_origin, cookie_of
 from kvcustody.governance.service.access.authenticator import too_many
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
@@ -177,7 +177,11 @@ class Gate:
 
     async def _authenticate(self, exchange: Exchange) -> Caller:
         authorization = exchange.header("authorization")
-        cookie = None if authorization is not None else cookie_of(exchange.header("cookie"), SESSION_COOKIES)
+        cookie = (
+            None
+            if authorization is not None
+            else cookie_of(exchange.header("cookie"), tls=self._service.settings.tls)
+        )
         authenticator, address = self._service.authenticator, exchange.address
         certificate = exchange.certificate
         caller = authenticator.known(authorization, certificate)
@@ -210,7 +214,7 @@ class Gate:
     async def _page(self, exchange: Exchange) -> Caller | None:
         """A request of the pages: with its session, where it has one that is not over."""
         assert self._pages is not None
-        cookie = cookie_of(exchange.header("cookie"), SESSION_COOKIES)
+        cookie = cookie_of(exchange.header("cookie"), tls=self._service.settings.tls)
         caller = None
         if cookie is not None:
             find = self._service.authenticator.of_session
