@@ -29,7 +29,7 @@ from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cursor_reader import CursorBatch, pull, read_positions, write_positions
 from kvcustody.audit.siem.sink import RejectedError, Sink, SinkError
 from kvcustody.errors import CustodyError
-from kvcustody.files import write_file
+from kvcustody.files import private_folder, write_file
 from kvcustody.guarding_thread import GuardingThread
 
 _DETACHED = "detached"
@@ -83,7 +83,7 @@ class DeliveryPump:
         self._problem = ""
         self._delivered = 0
         try:
-            (folder / "dead").mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(folder / "dead")
         except OSError as problem:
             raise SinkError(f"sink `{sink.name}`: `{folder}`: {problem.strerror}", name=sink.name) from None
         self._positions = read_positions(folder / _POSITIONS)

@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 from kvcustody.compression import CompressionError, compress, decompress
 from kvcustody.errors import LedgerError
-from kvcustody.files import sync_path
+from kvcustody.files import private_folder, sync_path
 
 SPILL, KEPT = ".spill", ".kept"
 _MAGIC = b"KVCSPILL2\n"
@@ -132,7 +132,7 @@ class SpillFile:
         self._size = 0
         self._held: dict[Path, int] = {}  # own segments that are closed and not retired (rule 5)
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(directory)
         except OSError as problem:
             raise LedgerError(
                 f"spill directory `{directory}`: {problem.strerror}", path=directory
@@ -246,7 +246,7 @@ class SpillFile:
         own = {**self._held, self._path: self._descriptor} if self._descriptor >= 0 else self._held
         for path, descriptor in [pair for pair in own.items() if not _is(*pair)]:
             try:
-                self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                private_folder(self._directory)
                 made = self._next()
                 again = _make(made, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
             except OSError as problem:

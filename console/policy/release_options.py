@@ -23,6 +23,7 @@ from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import Authority, KeyFile, Server
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerError
+from kvcustody.files import private_folder
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import WorkflowReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
@@ -170,7 +171,7 @@ def open_workflow(store: str, trust: Path, remote: Remote = Remote()) -> Iterato
         stack.callback(engine.dispose)
         _bring_up(engine)
         spill = folder / "spill" if is_folder else folder
-        spill.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(spill)
         clock = DeadlineClock(SystemClock(), spill / "clock.json")
         writer = stack.enter_context(
             EventWriter(engine, worker="policy-release", clock=clock, spill_directory=spill)

@@ -21,7 +21,7 @@ from kvcustody.console.replay.traces.token_ids import expand
 from kvcustody.console.replay.workload.generator import WorkloadSpec, house_prompt
 from kvcustody.console.replay.workload.tenant_assignment import ISSUER
 from kvcustody.errors import ConfigError
-from kvcustody.files import write_file
+from kvcustody.files import private_folder, write_file
 from kvcustody.governance.decisions.segment_matcher import declare
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
@@ -98,7 +98,7 @@ def claimed(folder: Path) -> Iterator[bool]:
                 f"folder `{folder}`: holds something that `kvcustody up` did not make; name another"
             )
         had = folder.exists()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         folder.chmod(0o700)
         if fresh:
             write_file(folder / MARK, b'made_by = "kvcustody up"\n')

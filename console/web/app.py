@@ -68,6 +68,7 @@ from kvcustody.console.web.sign_in import by_link as sign_in_by_link
 from kvcustody.console.web.sign_in import to_sign_in as sign_in_to_sign_in
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
 from kvcustody.governance.api.http.exchange import Receive, Scope, Send
+from kvcustody.governance.release.activation_gates import TooCostlyError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
@@ -199,6 +200,8 @@ def _problem(error: CustodyError) -> ProblemError:
         return error
     if isinstance(error, LedgerError):
         return ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"})
+    if isinstance(error, TooCostlyError):
+        return ProblemError("policy-too-costly", error.message)
     if isinstance(error, PolicyError):
         return ProblemError("conflict", error.message)
     if isinstance(error, (IdentityError, ConfigError)):

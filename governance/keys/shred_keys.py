@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import mmap
 import os
 import stat
 import struct
@@ -48,7 +47,7 @@ ID_BYTES = 16
 _MAGIC = b"kvcustody/shred@1".ljust(32, b"\0")
 _HEADER_BYTES = 256
 _RECORD_BYTES = 256
-_CHANGES = slice(64, 72)  # of the header: how often a record was written
+_CHANGES_AT = 64  # eight bytes of the header: how often a record was written
 _GROWTH = 64  # records that are added together
 _BUCKET, _SUBJECT, _NAMING = 1, 2, 3
 _NAMES = {_BUCKET: "bucket", _SUBJECT: "subject", _NAMING: "naming"}
@@ -96,7 +95,6 @@ class ShredKeys:
         self._port = port
         self._clock = clock
         self._lock = threading.RLock()
-        self._map = mmap.mmap(descriptor, 0)
         self._slots: dict[bytes, int] = {}  # of living keys, by id
         self._ids: dict[tuple[int, bytes], bytes] = {}  # by kind and whose
         self._free: list[int] = []
@@ -111,7 +109,9 @@ class ShredKeys:
     def open(cls, path: Path, port: WrappingPort, clock: Clock) -> Self:
         """Open the file, made where it is absent. Raises `KeyringError` for one that is not ours alone."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(
+                path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
+            )
             try:
                 _prepare(path, descriptor)
             except BaseException:
@@ -222,7 +222,7 @@ class ShredKeys:
 
     def changes(self) -> int:
         """Rises whenever a key is made or destroyed, by any process: what caches keys compares it."""
-        return int.from_bytes(self._map[_CHANGES], "little")
+        return int.from_bytes(self._bytes(_CHANGES_AT, 8), "little")
 
     def living(self) -> list[ShredKey]:
         """Every living key, buckets by their end first."""
@@ -275,7 +275,6 @@ class ShredKeys:
                 secret.wipe()
             self._secrets.clear()
             self._known.clear()
-            self._map.close()
             os.close(self._file)
 
     # -- the file -------------------------------------------------------------------------------------------------
@@ -293,16 +292,13 @@ class ShredKeys:
 
     def _read(self) -> None:
         """Read the file, where it changed since."""
-        size = os.fstat(self._file).st_size
-        if size != len(self._map):
-            self._map.close()
-            self._map = mmap.mmap(self._file, 0)
         changes = self.changes()
         if changes == self._changes:
             return
+        content = os.pread(self._file, os.fstat(self._file).st_size, 0)
         self._slots, self._ids, self._free, self._changes = {}, {}, [], changes
-        for slot in range((size - _HEADER_BYTES) // _RECORD_BYTES):
-            kind, crc, id_, whose, *others = self._record(slot)
+        for slot in range((len(content) - _HEADER_BYTES) // _RECORD_BYTES):
+            kind, crc, id_, whose, *others = _RECORD.unpack_from(content, _at(slot))
             if kind in _NAMES and zlib.crc32(_RECORD.pack(kind, 0, id_, whose, *others)) == crc:
                 self._slots[id_], self._ids[kind, whose] = slot, id_
             else:
@@ -313,13 +309,17 @@ class ShredKeys:
     def _write(self, slot: int, body: bytes) -> None:
         """Put a record in its place, synced; whoever else has the file open reads it again."""
         self._changes += 1
-        self._map[_CHANGES] = self._changes.to_bytes(8, "little")
-        at = _at(slot)
-        self._map[at : at + _RECORD_BYTES] = body.ljust(_RECORD_BYTES, b"\0")
-        self._map.flush()
+        try:
+            os.pwrite(self._file, self._changes.to_bytes(8, "little"), _CHANGES_AT)
+            os.pwrite(self._file, body.ljust(_RECORD_BYTES, b"\0"), _at(slot))
+            os.fsync(self._file)
+        except OSError as error:
+            raise KeyringError(
+                f"shred keys `{self.path}`: cannot be written ({error.strerror})", path=self.path
+            ) from None
 
     def _grow(self) -> None:
-        have = (len(self._map) - _HEADER_BYTES) // _RECORD_BYTES
+        have = max(0, os.fstat(self._file).st_size - _HEADER_BYTES) // _RECORD_BYTES
         more = max(_GROWTH, have)
         try:
             _reserve(self._file, _HEADER_BYTES + (have + more) * _RECORD_BYTES)
@@ -327,14 +327,11 @@ class ShredKeys:
             raise KeyringError(
                 f"shred keys `{self.path}`: no room for another ({error.strerror})", path=self.path
             ) from None
-        self._map.close()
-        self._map = mmap.mmap(self._file, 0)
         self._free = list(range(have + more - 1, have - 1, -1))
 
     def _record(self, slot: int) -> tuple[int, int, bytes, bytes, int, int, bytes, bytes]:
-        kind, crc, id_, whose, created_us, until_us, wrapped, label = _RECORD.unpack_from(
-            self._map, _at(slot)
-        )
+        record = self._bytes(_at(slot), _RECORD.size)
+        kind, crc, id_, whose, created_us, until_us, wrapped, label = _RECORD.unpack(record)
         return kind, crc, id_, whose, created_us, until_us, wrapped, label
 
     def _is_there(self, id_: bytes) -> bool:
@@ -342,8 +339,16 @@ class ShredKeys:
         slot = self._slots.get(id_)
         if slot is None:
             return False
-        at = _at(slot) + _ID_AT
-        return self._map[at : at + ID_BYTES] == id_
+        return os.pread(self._file, ID_BYTES, _at(slot) + _ID_AT) == id_
+
+    def _bytes(self, at: int, size: int) -> bytes:
+        """A part of the file. Raises `KeyringError` where somebody cut it short: a mapping would end the process."""
+        found = os.pread(self._file, size, at)
+        if len(found) < size:
+            raise KeyringError(
+                f"shred keys `{self.path}`: is shorter than it was; what it kept is lost", path=self.path
+            )
+        return found
 
     def _key(self, id_: bytes) -> ShredKey:
         kind, _, _, _, created_us, until_us, _, label = self._record(self._slots[id_])
@@ -449,7 +454,7 @@ def _prepare(path: Path, descriptor: int) -> None:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Give the file that many bytes of the disk: to write into a mapped hole of a full disk ends the process."""
+    """Give the file that many bytes of the disk: a record is written to room that is there."""
     before = os.fstat(descriptor).st_size
     try:
         os.posix_fallocate(descriptor, 0, size)

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from kvcustody.errors import PolicyError
 from kvcustody.governance.decisions.staged_table import StagedTable
 from kvcustody.governance.release.record import ReleaseError
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
+from kvcustody.policies.document.model import Policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.diff.model import PolicyDiff, WidenedAccess
@@ -41,25 +43,59 @@ class Review:
         return self.change.cells_digest if self.change.widens else ""
 
 
+class TooCostlyError(PolicyError):
+    """A policy is not worked on here; the message says what it exceeds."""
+
+
+class PolicyAt(NamedTuple):
+    """A policy, the revision that it is compiled as, and the ids that are revoked."""
+
+    policy: Policy
+    revision: int
+    revoked: frozenset[str]
+
+    def table(self) -> DecisionTable:
+        """Its decision table."""
+        return compile_policy(self.policy, revision=self.revision, revoked=self.revoked)
+
+
+class Assessment(NamedTuple):
+    """What takes long to find out about a revision."""
+
+    proof: Proof
+    change: PolicyDiff
+
+
+def assess(candidate: PolicyAt, base: PolicyAt | None) -> Assessment:
+    """Prove a revision and compare it with another: without one, with its own policy, nothing shared or permitted."""
+    if base is None:
+        closed = replace(candidate.policy, grants=(), groups=(), segments=(), rules=())
+        base = PolicyAt(closed, 0, frozenset())
+    table = candidate.table()
+    return Assessment(prove(table), diff(base.table(), table))
+
+
+Assess = Callable[[PolicyAt, PolicyAt | None], Assessment]
+"""`assess`, here or elsewhere; raises `TooCostlyError` where it is bounded."""
 Gate = Callable[[ReleaseState, Proposal], Review]
 """Raises `ReleaseError` where a revision may not come into effect."""
 
 
-def review(state: ReleaseState, proposal: Proposal) -> Review:
+def review(state: ReleaseState, proposal: Proposal, assess: Assess = assess) -> Review:
     """Prove and compare a revision with what is active; nothing is demanded yet."""
     base = proposal.approval.base if proposal.approval is not None else state.active_revision
     revoked = proposal.approval.revoked if proposal.approval is not None else state.revoked
-    candidate = table_of(proposal, revoked)
-    change = diff(_base(state, base, revoked, proposal), candidate)
+    against = _at(state.proposal(base), revoked) if base else None
+    proof, change = assess(_at(proposal, revoked), against)
     missing = tuple(
         opening for opening in change.consents if consent_id(proposal, opening) not in state.consents
     )
-    return Review(proposal, prove(candidate), change, missing)
+    return Review(proposal, proof, change, missing)
 
 
-def check(state: ReleaseState, proposal: Proposal) -> Review:
+def check(state: ReleaseState, proposal: Proposal, assess: Assess = assess) -> Review:
     """`review`, and raise `ReleaseError` unless the revision passes every gate."""
-    found = review(state, proposal)
+    found = review(state, proposal, assess)
     revision, proof = proposal.revision, found.proof
     if not (proof.holds and proof.digest == proposal.manifest.digest == proof.table_digest):
         broken = ", ".join(item.id for item in proof.broken) or "the digest"
@@ -93,8 +129,11 @@ def check(state: ReleaseState, proposal: Proposal) -> Review:
 
 def table_of(proposal: Proposal, revoked: frozenset[str]) -> DecisionTable:
     """The decision table of a revision, less all that was revoked by its release or since."""
-    tombstones = revoked | frozenset(proposal.manifest.revoked)
-    return compile_policy(proposal.policy, revision=proposal.revision, revoked=tombstones)
+    return _at(proposal, revoked).table()
+
+
+def _at(proposal: Proposal, revoked: frozenset[str]) -> PolicyAt:
+    return PolicyAt(proposal.policy, proposal.revision, revoked | frozenset(proposal.manifest.revoked))
 
 
 def tables_of(state: ReleaseState) -> DecisionTable | None:
@@ -120,11 +159,3 @@ def opening_id(manifest: str, what: Mapping[str, Any]) -> str:
 def proof_digest(proof: Proof) -> str:
     """The digest by which a record names the proof of what it puts into effect."""
     return digest(json.dumps(proof.data(), sort_keys=True).encode())
-
-
-def _base(state: ReleaseState, revision: int, revoked: frozenset[str], proposal: Proposal) -> DecisionTable:
-    """What a revision is compared with; before the first, the same policy with nothing shared or permitted."""
-    if revision:
-        return table_of(state.proposal(revision), revoked)
-    closed = replace(proposal.policy, grants=(), groups=(), segments=(), rules=())
-    return compile_policy(closed, revision=0)

@@ -25,6 +25,7 @@ from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.schema.service import service_jobs
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
+from kvcustody.files import private_folder
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.guarding_thread import GuardingThread
 
@@ -86,7 +87,7 @@ class JobRunner:
         self._ending = False
         self._running: dict[str, JobProgress] = {}
         self._cancelled: set[str] = set()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         self._lose()
         self._thread = GuardingThread(self._run, name="kvcustody-jobs")
         self._thread.start()

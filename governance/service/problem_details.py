@@ -59,6 +59,13 @@ _TYPES = (
     ("too-large", 413, "Body too large", "Send less in one request."),
     ("unsupported-media-type", 415, "Media type not supported", "Send one of the types in the API document."),
     ("invalid", 422, "The request is malformed", "`errors` names each part that is wrong."),
+    (
+        "policy-too-costly",
+        422,
+        "The policy is too costly to work on here",
+        "`detail` says what it exceeds: have fewer grants, or run the same `kvcustody policy` command on a machine of "
+        "your own.",
+    ),
     ("key-reused", 422, "Idempotency key used for another request", "Use a new `Idempotency-Key`."),
     (
         "refused-leaf",

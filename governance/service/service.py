@@ -35,6 +35,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.writer.event_writer import Awaited, WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError
+from kvcustody.files import private_folder as make_private
 from kvcustody.governance.identity.principal import check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
 from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
@@ -66,6 +67,7 @@ from kvcustody.governance.service.jobs import JobRunner
 from kvcustody.governance.service.live_reads import LiveReads
 from kvcustody.governance.service.page_cursor import Cursors
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.processes.policy_work import PolicyWork
 from kvcustody.governance.service.render_protocol import DocumentRenderer, JsonDocuments
 from kvcustody.governance.service.row_level_security import has_row_level_security, restrict_to_tenant
 from kvcustody.governance.service.schedules.report_scheduler import ReportScheduler
@@ -160,8 +162,17 @@ class Service:
             self.engine, self.fleet.flush, keys, clear_names=clear, readers=settings.readers, clock=clock
         )
         stack.callback(self.ingest.close)
-        self.policies = PolicyReleases(self.engine, settings.policy_trust, clock, self.writer)
-        self._inbox = InboxReader(settings.certificates)
+        self.policy_work = stack.enter_context(
+            closing(
+                PolicyWork(
+                    seconds=settings.policy_work_seconds, bytes_max=int(settings.policy_work_bytes_max)
+                )
+            )
+        )
+        self.policies = PolicyReleases(
+            self.engine, settings.policy_trust, clock, self.writer, self.policy_work.assess
+        )
+        self._inbox = InboxReader(settings.certificates, self.policy_work.assess)
         self.figures = stack.enter_context(
             closing(
                 FigureKeeper(
@@ -432,7 +443,7 @@ def _subject_keys(settings: ServiceSettings, stack: ExitStack) -> SubjectKeys | 
 def private_folder(path: Path) -> None:
     """Make a folder that only its user enters; raises `ConfigError` where others may."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path)
         mode = path.stat().st_mode
     except OSError as error:
         raise ConfigError(f"state folder `{path}`: {error.strerror}", path=path) from None

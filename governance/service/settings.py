@@ -357,6 +357,16 @@ class ServiceSettings(LayeredSettings):
         description="Processes that check workers' batches beside the one that commits them, begun when a large batch "
         "comes; by default one for each core but the first, at most four.",
     )
+    policy_work_seconds: float = Field(
+        60.0,
+        ge=1.0,
+        le=3600.0,
+        description="Seconds that work on one policy may take (a proof, a comparison, lint, a simulation); it is done "
+        "in a process beside, one at a time, and more is refused.",
+    )
+    policy_work_bytes_max: ByteSize = Field(
+        ByteSize(2 << 30), ge=256 << 20, description="The same for the memory of that process."
+    )
     key_days: int = Field(
         90, ge=1, le=366, description="Days until a new key expires, unless it is told otherwise."
     )

@@ -24,6 +24,7 @@ from kvcustody.audit.witness.submitter import WitnessSubmitter
 from kvcustody.audit.writer.event_writer import EventWriter, LedgerWriter, WriterSettings
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import LedgerError
+from kvcustody.files import private_folder
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.opening import (
     connect,
@@ -134,7 +135,7 @@ def _behind_control_plane(
 
 
 def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWriter:
-    settings.spill_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(settings.spill_path)
     return EventWriter(
         engine,
         worker=settings.worker_name,

@@ -19,6 +19,7 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import ObservationStarted
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, Clock, SystemClock
+from kvcustody.files import private_folder
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.integrations.events.observed_engine import ObservedEngine
 from kvcustody.integrations.events.subscriber import Reading, Subscriber
@@ -135,7 +136,7 @@ def _open_ledger(watch: WatchOptions, stack: ExitStack, clock: Clock) -> EventWr
     store = open_store(watch.ledger)
     stack.callback(store.dispose)
     upgrade(store)
-    watch.spill.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(watch.spill)
     writer = stack.enter_context(
         EventWriter(store, worker=watch.name, clock=clock, spill_directory=watch.spill)
     )

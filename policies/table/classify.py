@@ -14,7 +14,8 @@ import re
 from kvcustody.policies.document.model import EVERY_TENANT, ClassifyRule, Labels, Policy
 
 _PLAIN_ROUTE = re.compile(r"(/[A-Za-z0-9._~@:{}!$&'()*+,=-]+)*/?\Z")
-_Rules = tuple[tuple[ClassifyRule, tuple[str, ...]], ...]
+_Rule = tuple[ClassifyRule, tuple[str, ...]]  # with its route split into segments
+_Rules = tuple[_Rule, ...]  # a tenant's own first
 
 
 class Classifier:
@@ -25,10 +26,18 @@ class Classifier:
     def __init__(self, policy: Policy) -> None:
         self._levels = {name: level for level, name in enumerate(policy.classifications)}
         self._highest = len(policy.classifications) - 1
-        by_tenant = {tenant.id: _rules(policy, tenant.id) for tenant in policy.tenants}
-        self._by_tenant = {tenant: (_default(rules), rules) for tenant, rules in by_tenant.items()}
-        others = _rules(policy, EVERY_TENANT)
+        of_tenant: dict[str, list[_Rule]] = {tenant.id: [] for tenant in policy.tenants}
+        every: list[_Rule] = []
+        for rule in policy.classify:
+            own = every if rule.tenant == EVERY_TENANT else of_tenant.get(rule.tenant, [])
+            own.append((rule, _split(rule.route or "")))
+        others = tuple(every)
         self._others = (_default(others), others)
+        self._by_tenant = {
+            tenant: (_default(rules), rules) if mine else self._others
+            for tenant, mine in of_tenant.items()
+            for rules in [(*mine, *others)]
+        }
 
     def classify(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
         """The effective level of a request; `claim` and `hint` are classification names."""
@@ -71,13 +80,6 @@ class Classifier:
         return tuple(
             rule for rule, pattern in rules if rule.route is not None and _matches(pattern, segments)
         )
-
-
-def _rules(policy: Policy, tenant: str) -> _Rules:
-    """The rules for a tenant (its own first), each with its route split into segments."""
-    named = [rule for rule in policy.classify if rule.tenant == tenant and tenant != EVERY_TENANT]
-    every = [rule for rule in policy.classify if rule.tenant == EVERY_TENANT]
-    return tuple((rule, _split(rule.route or "")) for rule in (*named, *every))
 
 
 def _default(rules: _Rules) -> int | None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
@@ -254,13 +255,22 @@ def _segment_period(segment: SegmentRule) -> SourcePeriod:
 
 def _timeline(periods: Iterable[SourcePeriod], decision: Callable[[tuple[str, ...]], Decision]) -> Timeline:
     """Cut time at every edge; each piece with a live source gets its decision."""
-    known = sorted(periods, key=lambda period: period.id)
-    edges = sorted({edge for period in known for edge in (period.start_us, period.end_us)})
+    begins: dict[int, list[str]] = {}
+    ends: dict[int, list[str]] = {}
+    for period in periods:
+        if period.start_us < period.end_us:
+            begins.setdefault(period.start_us, []).append(period.id)
+            ends.setdefault(period.end_us, []).append(period.id)
+    live: list[str] = []
     pieces = []
-    for start, end in pairwise(edges):
-        live = tuple(period.id for period in known if period.start_us <= start and end <= period.end_us)
+    for start, end in pairwise(sorted({*begins, *ends})):
+        for source in ends.get(start, ()):
+            live.remove(source)
+        for source in begins.get(start, ()):
+            insort(live, source)
         if live:
-            pieces.append(LiveInterval(start, end, decision(live), live))
+            sources = tuple(live)
+            pieces.append(LiveInterval(start, end, decision(sources), sources))
     return tuple(pieces)
 
 

@@ -254,6 +254,16 @@ class DecisionTable:
         """Every (reader, owner) with an entry of its own across tenants; any other pair is denied."""
         return frozenset((*self._grants, *self._segments))
 
+    def timeline(self, request: AccessRequest) -> Timeline:
+        """When a request across tenants may be answered by a source; empty: denied at every instant."""
+        action, reader, owner, level, scope, via, source = request
+        if via == _SEGMENT:
+            return self._segment_timeline(action, reader, owner, level, scope, source)
+        levels = self._grants.get((reader, owner), ()) if via == _GRANT else ()
+        if action != _REUSE or scope not in SHARED_SCOPES or not 0 <= level < len(levels):
+            return ()
+        return levels[level]
+
     def timelines(self, reader: str, owner: str) -> tuple[Timeline, ...]:
         """Every timeline that may answer for this pair across tenants: between their edges nothing changes."""
         row = self._segments.get((reader, owner))

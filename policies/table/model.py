@@ -6,7 +6,7 @@ form (`BatchTable`) read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
@@ -95,6 +95,29 @@ class LiveInterval(NamedTuple):
 
 Timeline = tuple[LiveInterval, ...]
 """Disjoint intervals; between them everything is denied by default."""
+
+
+def source_edges(timelines: Iterable[Timeline]) -> dict[str, set[int]]:
+    """By source: the instants at which it comes, goes, or begins or stops to be permitted, in any of the timelines."""
+    edges: dict[str, set[int]] = {}
+    for timeline in {id(timeline): timeline for timeline in timelines}.values():
+        until, live, permitted = ALWAYS_US, frozenset[str](), False
+        for start, end, decision, sources in timeline:
+            if start != until:
+                _add(edges, live, until)
+                live = frozenset()
+            now = frozenset(sources)
+            _add(edges, now ^ live if decision.permitted == permitted else now | live, start)
+            until, live, permitted = end, now, decision.permitted
+        _add(edges, live, until)
+    return edges
+
+
+def _add(edges: dict[str, set[int]], sources: Iterable[str], edge: int) -> None:
+    for source in sources:
+        edges.setdefault(source, set()).add(edge)
+
+
 SegmentRow = Mapping[tuple[int, int, int, str | None], Timeline]
 """Decisions by (action, level, scope, segment id or None for any)."""
 

@@ -153,7 +153,7 @@ def _segment_failing(segment: SegmentRule, request: Request, barriers: Barriers)
 
 def _nearest(table: DecisionTable, declared: Declared, request: Request) -> Nearest | None:
     """The permitted request between the same two tenants with the fewest terms changed."""
-    edges = declared.instants(request.reader, request.owner)
+    edges = set(chain(*declared.edges(request.reader, request.owner).values()))
     instants = sorted({request.now_us, *edges, *(edge - 1 for edge in edges)})
     levels = range(len(table.policy.classifications))
     best: tuple[int, tuple[int, ...], Request, Decision] | None = None

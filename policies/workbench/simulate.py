@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kvcustody.policies.document.model import Action, Scope, Tier, Via
+from kvcustody.policies.document.model import Action, Grant, Scope, SegmentRule, Tier, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest
 
@@ -118,6 +118,7 @@ def simulate(
     copies_before, copies_after = _Tiers(old), _Tiers(new)
     levels = {name: level for level, name in enumerate(new.policy.classifications)}
     before = {name: level for level, name in enumerate(old.policy.classifications)}
+    openings = {rule.id: rule for rule in reversed(old.policy.openings())}  # of two with one id, the first
     for request in recorded:
         change = changes.setdefault(request.tenant, TenantChange(request.tenant))
         change.requests += 1
@@ -130,7 +131,7 @@ def simulate(
         if level is not None:
             copies_after.count(change, level, is_new=True)
             change.kept_after_us += new.obligations(request.tenant, level).idle_us
-        lost = _lost(old, new, request, level, change)
+        lost = _lost(old, new, openings, request, level, change)
         if lost is not None and request.attached_blocks:
             change.lost_requests += 1
             change.lost_blocks += request.attached_blocks
@@ -163,7 +164,12 @@ class _Tiers:
 
 
 def _lost(
-    old: DecisionTable, new: DecisionTable, request: Recorded, level: int | None, change: TenantChange
+    old: DecisionTable,
+    new: DecisionTable,
+    openings: Mapping[str, Grant | SegmentRule],
+    request: Recorded,
+    level: int | None,
+    change: TenantChange,
 ) -> str | None:
     """What would have kept this request's blocks from being attached; None where nothing would."""
     tenant, at_us = request.tenant, request.at_us
@@ -180,30 +186,21 @@ def _lost(
     if not own.permitted:
         return own.reasons[0]
     for source in request.reasons:
-        decision = _through(old, new, request, level, source)
+        decision = _through(openings.get(source), old, new, request, level)
         if decision is not None:
             return decision
     return None
 
 
 def _through(
-    old: DecisionTable, new: DecisionTable, request: Recorded, level: int, source: str
+    rule: Grant | SegmentRule | None, old: DecisionTable, new: DecisionTable, request: Recorded, level: int
 ) -> str | None:
-    """Why a grant or segment that served the request would not have; None for a rule, or where it still does."""
-    policy = old.policy
-    for grant in (*policy.grants, *policy.group_grants()):
-        if grant.id == source:
-            asked = AccessRequest(
-                Action.REUSE, request.tenant, grant.owner, level, Scope.TENANT, Via.GRANT, source
-            )
-            return None if new.decide(asked, request.at_us).permitted else f"without {source}"
-    for segment in policy.segments:
-        if segment.id == source:
-            named = new.policy.classifications
-            wanted = policy.classifications[segment.level]
-            at = named.index(wanted) if wanted in named else -1
-            asked = AccessRequest(
-                Action.REUSE, request.tenant, segment.owner, at, Scope.TENANT, Via.SEGMENT, source
-            )
-            return None if new.decide(asked, request.at_us).permitted else f"without {source}"
-    return None
+    """Why a grant or segment that served the request would not have; None for another rule, or where it still does."""
+    if rule is None:
+        return None
+    via = Via.GRANT
+    if isinstance(rule, SegmentRule):
+        named, wanted = new.policy.classifications, old.policy.classifications[rule.level]
+        via, level = Via.SEGMENT, named.index(wanted) if wanted in named else -1
+    asked = AccessRequest(Action.REUSE, request.tenant, rule.owner, level, Scope.TENANT, via, rule.id)
+    return None if new.decide(asked, request.at_us).permitted else f"without {rule.id}"

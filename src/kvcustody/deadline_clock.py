@@ -96,7 +96,9 @@ class DeadlineClock:
 
     def look(self) -> None:
         """Take the wall clock's time over as far as the rules let it; who adds `offset_us` itself looks now and then."""
-        wall_us = self._wall.utc_us()  # before the boot clock: what comes between makes it look early, never late
+        wall_us = (
+            self._wall.utc_us()
+        )  # before the boot clock: what comes between makes it look early, never late
         ahead_us = wall_us - self.now_us()
         if ahead_us <= self.offset_us:
             self._set_doubt(False, 0)

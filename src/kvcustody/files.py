@@ -45,6 +45,13 @@ def evidence_folder(path: Path) -> None:
         path.chmod(0o750 if evidence_mode() == _GROUP else 0o700)
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, each for its user alone; what is there stays as it is."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def claim_file(path: Path, mode: int) -> None:
     """Make a file for SQLite, with this mode; nothing where there is one, or no folder. What SQLite makes beside it
     (`-wal`, `-shm`) gets the same mode.
@@ -74,9 +81,7 @@ def take_back(path: Path, mode: int) -> bool:
     return was_open
 
 
-def write_file(
-    path: Path, data: bytes | memoryview, *, mode: int = PRIVATE, exclusive: bool = False
-) -> None:
+def write_file(path: Path, data: bytes | memoryview, *, mode: int = PRIVATE, exclusive: bool = False) -> None:
     """Put `data` under `path`, durable on return. Raises `OSError`; `FileExistsError` where `exclusive` and taken."""
     with _fresh(path, mode, exclusive) as descriptor:
         rest = memoryview(data)  # unbuffered: a secret gets no second copy here

@@ -61,7 +61,9 @@ class Issuers(NamedTuple):
         tenant, separated, issuer = said.partition(SEPARATOR)
         if separated and not self.knows(issuer):
             listed = ", ".join(f"`{one}`" for one in self.all[:_SHOWN_MAX]) or "none"
-            raise ConfigError(f"tenant `{said}`: `{issuer}` is no issuer here; there are {listed}", tenant=said)
+            raise ConfigError(
+                f"tenant `{said}`: `{issuer}` is no issuer here; there are {listed}", tenant=said
+            )
         if separated:
             return self.name(issuer, tenant)
         if len(self.all) < 2:
@@ -69,7 +71,8 @@ class Issuers(NamedTuple):
         candidates = [one for one in self.all if self.name(one, tenant) in known] or list(self.all)
         listed = " or ".join(f"`{tenant}{SEPARATOR}{one}`" for one in candidates[:_SHOWN_MAX])
         raise ConfigError(
-            f"tenant `{said}`: {len(self.all)} issuers name tenants here; say whose it is: {listed}", tenant=said
+            f"tenant `{said}`: {len(self.all)} issuers name tenants here; say whose it is: {listed}",
+            tenant=said,
         )
 
 

@@ -37,7 +37,7 @@ def show(visit: PageRequest) -> Response:
         "operate/overview.html",
         "Overview",
         sees_policy=policy,
-        effect=policy_status(effect) if policy else None,
+        effect=policy_status(effect, visit.service.policy_work) if policy else None,
         waits=[item for item in waits.items if item.is_for(visit.caller)],
         erasures=(Counter(every) if sees_all(visit) else erasure_states(visit)) if sees else None,
         coverage=_coverage(visit) if sees else None,

@@ -23,18 +23,13 @@ from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet import enforcement_orders
 from kvcustody.governance.service.problem_details import not_found
+from kvcustody.governance.service.processes import policy_tasks as tasks
+from kvcustody.governance.service.processes.policy_tasks import Draft
 from kvcustody.policies import library
 from kvcustody.policies.document.problems import PolicyRejected, Problem
-from kvcustody.policies.table.compile import compile_policy
-from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.diff.model import PolicyDiff
-from kvcustody.policies.workbench.diff.semantic_diff import diff
-from kvcustody.policies.workbench.lint.lint import lint
 from kvcustody.policies.workbench.prove.model import Proof
-from kvcustody.policies.workbench.prove.prove import prove
-from kvcustody.policies.workbench.run_test_cases import CasesReport, run_cases
-from kvcustody.policies.workbench.test_case_model import load_cases
-from kvcustody.policies.workbench.validate import validate
+from kvcustody.policies.workbench.run_test_cases import CasesReport
 
 _CELLS_SHOWN = 100
 _REVISIONS_SHOWN = 100
@@ -85,7 +80,7 @@ def revision(visit: PageRequest) -> Response:
     """One revision: where it is on its way, its proof, what it changes, its text, and the next step."""
     visit.caller.must(Permission.READ_POLICY)
     state, found = _proposal(visit)
-    review = gates.review(state, found)
+    review = gates.review(state, found, visit.service.policy_work.assess)
     effect = visit.service.policies_in_effect()
     line = visit.number("line") or 0
     earlier = [number for number, one in state.proposals.items() if number < found.revision and one.activated]
@@ -138,13 +133,14 @@ def check(visit: PageRequest) -> Response:
     return _draft_page(visit, document, _checked(visit, document))
 
 
-def _tested(visit: PageRequest, table: DecisionTable) -> tuple[CasesReport | None, tuple[Problem, ...]]:
+def _tested(visit: PageRequest, draft: Draft) -> tuple[CasesReport | None, tuple[Problem, ...]]:
     """The cases in the form, run against a draft; none where there are none, problems where they cannot be read."""
     cases = visit.document("cases")
     if not cases.strip():
         return None, ()
     try:
-        return run_cases(table, load_cases(cases, name="cases", policy=table.policy)), ()
+        more = tasks.weight_of(cases)
+        return visit.service.policy_work.call(tasks.tested, draft, cases, "cases", more=more), ()
     except PolicyRejected as rejected:
         return None, rejected.problems
 
@@ -182,24 +178,24 @@ def _draft_page(visit: PageRequest, document: str, checked: Checked | None) -> R
 
 
 def _checked(visit: PageRequest, document: str) -> Checked:
-    found = validate(document, name="policy")
-    if found.policy is None:
+    work = visit.service.policy_work
+    found = work.call(tasks.validated, Draft(document))
+    if not found.sound:
         return Checked(lines_of(document, found.problems), found.problems, (), None, None)
     state, effect = release_of(visit), visit.service.policies_in_effect()
-    revoked = frozenset() if state is None else state.revoked
-    table = compile_policy(found.policy, revision=1, revoked=revoked)
+    draft = Draft(document, revoked=frozenset() if state is None else state.revoked)
     tiers = tiers_at_work(one.status for one in visit.service.fleet.running())
-    warnings = tuple(lint(table, now_us=visit.service.clock.utc_us(), tiers=tiers))
+    _, warnings = work.call(tasks.linted, draft, visit.service.clock.utc_us(), tiers)
     known, why = known_policy(effect)
     old = None if known is None else known.table()
-    change = None if old is None else diff(old, table)
+    change = None if old is None else work.call(tasks.compared, old, draft)
     text = None if known is None or known.policy is None else text_diff(known.policy.source, document)
-    report, wrong = _tested(visit, table)
+    report, wrong = _tested(visit, draft)
     return Checked(
         lines_of(document, warnings, "doubt"),
         (),
         warnings,
-        prove(table),
+        work.call(tasks.proved, draft),
         change,
         why,
         text,
@@ -211,8 +207,8 @@ def _checked(visit: PageRequest, document: str) -> Checked:
 
 def _proposal(visit: PageRequest) -> tuple[ReleaseState, Proposal]:
     text = visit.places["revision"]
-    state = visit.service.policies.state()
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    state = release_of(visit)
+    if state is None or not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise not_found()
     try:
         return state, state.proposal(int(text))

@@ -6,20 +6,17 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from kvcustody.audit.processes.enforcement import WorkerEnforcement
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.errors import PolicyError
+from kvcustody.governance.release.activation_gates import TooCostlyError
 from kvcustody.governance.release.policies_in_effect import EffectivePolicy, PoliciesInEffect
 from kvcustody.governance.release.replay_records import ReleaseState
-from kvcustody.policies.reading.load_policy import load_policy
-from kvcustody.policies.table.compile import compile_policy
+from kvcustody.governance.service.processes.policy_tasks import Draft
+from kvcustody.governance.service.processes.policy_work import PolicyWork
 from kvcustody.policies.workbench.prove.model import Proof
-from kvcustody.policies.workbench.prove.prove import prove
-
-_KEPT = 32
 
 
 class ProvedPolicy(NamedTuple):
@@ -45,12 +42,12 @@ def release_of(visit: PageRequest) -> ReleaseState | None:
 
 def read_policy_status(visit: PageRequest) -> PolicyStatus:
     """What is in effect."""
-    return policy_status(visit.service.policies_in_effect())
+    return policy_status(visit.service.policies_in_effect(), visit.service.policy_work)
 
 
-def policy_status(found: PoliciesInEffect) -> PolicyStatus:
+def policy_status(found: PoliciesInEffect, work: PolicyWork) -> PolicyStatus:
     """The same of what was read before."""
-    proved = tuple(ProvedPolicy(one, _proof_of(one)) for one in found.policies)
+    proved = tuple(ProvedPolicy(one, _proof_of(one, work)) for one in found.policies)
     return PolicyStatus(proved, found.at_work, found.unsaid, found.monitoring)
 
 
@@ -62,11 +59,11 @@ def known_policy(effect: PoliciesInEffect) -> tuple[EffectivePolicy | None, str]
         return None, error.message[:1].upper() + error.message[1:] + "."
 
 
-def _proof_of(one: EffectivePolicy) -> Proof | None:
-    return None if one.policy is None else _proof(one.policy.source, one.revision, one.revoked)
-
-
-@lru_cache(_KEPT)
-def _proof(document: str, revision: int, revoked: frozenset[str]) -> Proof:
-    policy = load_policy(document, name="policy")
-    return prove(compile_policy(policy, revision=revision, revoked=revoked))
+def _proof_of(one: EffectivePolicy, work: PolicyWork) -> Proof | None:
+    """The proof of a policy; None where its document is not known, or is too costly to prove here."""
+    if one.policy is None:
+        return None
+    try:
+        return work.proved(Draft(one.policy.source, one.revision, one.revoked))
+    except TooCostlyError:
+        return None

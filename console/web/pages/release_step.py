@@ -83,7 +83,7 @@ def _body(
     found = _proposal(visit, state)
     if name == "approved":
         return _approved(visit, state, found), found.manifest.form()
-    proof = gates.proof_digest(gates.review(state, found).proof)
+    proof = gates.proof_digest(gates.review(state, found, visit.service.policy_work.assess).proof)
     return {"revision": found.revision, "stage": None, "proof": proof}, None
 
 
@@ -118,7 +118,7 @@ def _proposed(visit: PageRequest, state: ReleaseState, at_us: int) -> tuple[dict
 
 def _approved(visit: PageRequest, state: ReleaseState, found: Proposal) -> dict[str, Any]:
     found.approval = None  # of this copy alone: an approval is against what is active now
-    review = gates.review(state, found)
+    review = gates.review(state, found, visit.service.policy_work.assess)
     if (visit.text("cells") or "") != review.cells:
         raise ProblemError("changed", "what this revision widens is not what the page showed; look again")
     return {
@@ -132,7 +132,7 @@ def _approved(visit: PageRequest, state: ReleaseState, found: Proposal) -> dict[
 
 def _consented(visit: PageRequest, state: ReleaseState) -> dict[str, Any]:
     wanted, revision = visit.text("opening"), visit.number("revision")
-    for found in pending_consents(state, visit.caller.tenant or ""):
+    for found in pending_consents(state, visit.caller.tenant or "", visit.service.policy_work.assess):
         if (found.id, found.revision) == (wanted, revision):
             return consent_body(found.revision, found.manifest, found.opening.data())
     raise not_found()

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 from kvcustody.audit.events import AccessRecorded
 from kvcustody.governance.api.http.exchange import Exchange, Receive, Scope, Send
-from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, cookie_of, set_cookie
+from kvcustody.governance.api.http.session_cookie import cookie_of, set_cookie
 from kvcustody.governance.service.access.authenticator import unauthenticated
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.service import Service
@@ -73,7 +73,7 @@ def log_in_by_link(service: Service, token: str, *, direct: bool) -> LoggedIn:
 
 def log_out(service: Service, cookie_header: str | None) -> str:
     """End the session of a request; returns the `Set-Cookie` that removes its cookie."""
-    token = cookie_of(cookie_header, SESSION_COOKIES)
+    token = cookie_of(cookie_header, tls=service.settings.tls)
     if token is not None:
         service.sessions.end(token)
     return set_cookie("", 0, tls=service.settings.tls)
@@ -81,7 +81,7 @@ def log_out(service: Service, cookie_header: str | None) -> str:
 
 def csrf_of(service: Service, cookie_header: str | None) -> str:
     """The CSRF token of the session of a request; empty where there is none."""
-    token = cookie_of(cookie_header, SESSION_COOKIES)
+    token = cookie_of(cookie_header, tls=service.settings.tls)
     return "" if token is None else service.sessions.csrf(token)
 
 

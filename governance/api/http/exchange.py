@@ -16,6 +16,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import anyio
+import anyio.from_thread
 import orjson
 
 from kvcustody.governance.identity.w3c_trace import TRACEPARENT, trace_of
@@ -161,6 +163,20 @@ class Exchange:
             return {"type": "http.request", "body": self.body, "more_body": False}
 
         return receive
+
+    def has_gone(self) -> bool:
+        """Whether the client has left, asked from a thread while its request is in work."""
+        try:
+            return bool(anyio.from_thread.run(self._gone))
+        except RuntimeError:  # not on a thread of the request, or the loop ends
+            return False
+
+    async def _gone(self) -> bool:
+        message: Message = {}
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            message = await self._receive()
+        return message.get("type") == "http.disconnect"
 
     async def send(self, message: Message) -> None:
         """Pass an answer's messages on, with the headers of every answer and an `ETag` where it fits."""

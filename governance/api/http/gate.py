@@ -45,13 +45,14 @@ from kvcustody.governance.api.http.exchange import (
 from kvcustody.governance.api.http.json_body import check_json
 from kvcustody.governance.api.http.long_poll import told_within
 from kvcustody.governance.api.http.operation import Operation, Operations
-from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, check_act, check_origin, cookie_of
+from kvcustody.governance.api.http.session_cookie import check_act, check_origin, cookie_of
 from kvcustody.governance.service.access.authenticator import too_many
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.idempotency import IdempotencyClaim
 from kvcustody.governance.service.ingest.traced_writer import CURRENT
 from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.processes.asker import ASKER, Asker
 from kvcustody.governance.service.service import Service
 
 if TYPE_CHECKING:
@@ -176,13 +177,18 @@ class Gate:
 
     async def _authenticate(self, exchange: Exchange) -> Caller:
         authorization = exchange.header("authorization")
-        cookie = None if authorization is not None else cookie_of(exchange.header("cookie"), SESSION_COOKIES)
+        cookie = (
+            None
+            if authorization is not None
+            else cookie_of(exchange.header("cookie"), tls=self._service.settings.tls)
+        )
         authenticator, address = self._service.authenticator, exchange.address
         certificate = exchange.certificate
         caller = authenticator.known(authorization, certificate)
         if caller is None:
             ask = (authorization, cookie, address, certificate)
             caller = await run_sync(authenticator.caller, *ask, limiter=self._checks)
+        ASKER.set(Asker(caller.party, exchange.has_gone))
         wait_seconds = self._service.rates.take(caller.name)
         left = str(self._service.rates.left(caller.name)).encode()
         exchange.more = [(b"ratelimit-remaining", left), *await self._history()]
@@ -208,11 +214,12 @@ class Gate:
     async def _page(self, exchange: Exchange) -> Caller | None:
         """A request of the pages: with its session, where it has one that is not over."""
         assert self._pages is not None
-        cookie = cookie_of(exchange.header("cookie"), SESSION_COOKIES)
+        cookie = cookie_of(exchange.header("cookie"), tls=self._service.settings.tls)
         caller = None
         if cookie is not None:
             find = self._service.authenticator.of_session
             caller = await run_sync(find, cookie, limiter=self._checks)
+            ASKER.set(Asker("" if caller is None else caller.party, exchange.has_gone))
         rate = caller.name if caller is not None else f"page:{exchange.address}"
         reads = exchange.method in (
             "GET",

@@ -28,6 +28,7 @@ from kvcustody.governance.api.http.gate import CALLER, Read
 from kvcustody.governance.api.http.operation import Operation, Operations
 from kvcustody.governance.api.http.parameter_descriptions import describe_parameters
 from kvcustody.governance.api.models.problem import ProblemDocument
+from kvcustody.governance.release.activation_gates import TooCostlyError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.problem_details import MEDIA_TYPE, TYPES, ProblemError, not_found
 from kvcustody.governance.service.service import Service
@@ -257,6 +258,8 @@ def _custody(request: Request, error: Exception) -> Response:
     """Our own errors: the caller's mistakes with their message, everything else without."""
     if isinstance(error, ProblemError):
         return _problem(error)
+    if isinstance(error, TooCostlyError):
+        return _problem(ProblemError("policy-too-costly", error.message))
     if isinstance(error, PolicyError):
         return _problem(ProblemError("conflict", error.message))
     if isinstance(error, LedgerError):

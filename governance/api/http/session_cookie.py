@@ -13,7 +13,6 @@ from kvcustody.governance.service.problem_details import ProblemError
 
 SECURE_COOKIE = "__Host-kvcustody"
 PLAIN_COOKIE = "kvcustody"  # on this machine, without TLS
-SESSION_COOKIES = (SECURE_COOKIE, PLAIN_COOKIE)
 
 
 def set_cookie(token: str, seconds: int, *, tls: bool) -> str:
@@ -23,12 +22,12 @@ def set_cookie(token: str, seconds: int, *, tls: bool) -> str:
     return f"{name}={token}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
 
-def cookie_of(header: str | None, names: tuple[str, ...]) -> str | None:
-    """The value of the first of these cookies."""
+def cookie_of(header: str | None, *, tls: bool) -> str | None:
+    """The session's cookie: over TLS the one with the prefix alone, which no other host can have set."""
     if header is None:
         return None
     found = dict(part.strip().partition("=")[::2] for part in header.split(";"))
-    return next((found[name] for name in names if name in found), None)
+    return found.get(SECURE_COOKIE if tls else PLAIN_COOKIE)
 
 
 def check_origin(exchange: Exchange) -> None:

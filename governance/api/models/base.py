@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvcustody.tenants import NAME_CHARACTERS_MAX
 
@@ -14,6 +14,8 @@ LARGE = 1 << 53
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 TenantName = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 Whole = Annotated[int, Field(strict=True, ge=0, lt=LARGE)]
+Measure = Annotated[float, Field(ge=-float(1 << 63), le=float(1 << 63), allow_inf_nan=False)]
+"""A number that stays one when it is multiplied, and when all workers' are added up."""
 Utc = Annotated[int, Field(strict=True, ge=0, lt=LARGE, description="UTC in microseconds since 1970.")]
 
 Cursor = Annotated[
@@ -37,9 +39,24 @@ Until = Annotated[int | None, Query(ge=0, lt=LARGE, description="Before this UTC
 
 
 class Model(BaseModel):
-    """A model that refuses what it does not know."""
+    """A model that refuses what it does not know, and text that no database takes."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _storable(cls, value: Any) -> Any:
+        if _has_nul(value):
+            raise ValueError("has the character U+0000")
+        return value
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any(_has_nul(key) or _has_nul(each) for key, each in value.items())
+    return isinstance(value, (list, tuple)) and any(map(_has_nul, value))
 
 
 def example(value: dict[str, Any], **schema: Any) -> ConfigDict:

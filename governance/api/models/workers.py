@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvcustody.governance.api.models.base import LARGE, Model, TenantName, Utc, Whole, example
+from kvcustody.governance.api.models.base import LARGE, Measure, Model, TenantName, Utc, Whole, example
 from kvcustody.governance.api.models.policies import EnforcementOrderModel
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.observability.attempts import REASONS
@@ -196,16 +196,14 @@ class WorkerReport(Model):
 
     policy_revision: Whole = 0
     status: Annotated[
-        dict[Counter, Annotated[float, Field(allow_inf_nan=False, strict=True)]],
+        dict[Counter, Annotated[Measure, Field(strict=True)]],
         Field(max_length=512, default_factory=dict),
     ]
     charged: Annotated[dict[TenantName, Whole], Field(max_length=1000, default_factory=dict)]
     tenants: Annotated[
         dict[
             Literal["active_tokens", "recomputed_blocks", "thrashing"],
-            Annotated[
-                dict[TenantName, Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(max_length=1000)
-            ],
+            Annotated[dict[TenantName, Annotated[Measure, Field(ge=0)]], Field(max_length=1000)],
         ],
         Field(default_factory=dict),
     ]

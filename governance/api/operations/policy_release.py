@@ -209,7 +209,7 @@ def consents(
     caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """What a proposed revision would open on your own tenant's data, and has no consent yet."""
-    found = pending_consents(_state(service.policies), caller.tenant or "")
+    found = pending_consents(_state(service.policies), caller.tenant or "", service.policy_work.assess)
     items = [
         {
             "revision": item.revision,
@@ -244,7 +244,7 @@ def revision_of(service: ServiceDep, revision: Number) -> dict[str, Any]:
 def review(service: ServiceDep, revision: Number) -> Response:
     """The proof of a revision, what it changes against the active one, and the consents that are missing."""
     state = _state(service.policies)
-    found = gates.review(state, _proposal(state, revision))
+    found = gates.review(state, _proposal(state, revision), service.policy_work.assess)
     answer = {
         "proof": found.proof.data(),
         "change": found.change.data(),
@@ -293,7 +293,11 @@ def taken(
 
 
 def _state(desk: PolicyReleases) -> ReleaseState:
-    return desk.state()
+    """The release, to be read alone; raises `conflict` where none is released here."""
+    desk.trust  # noqa: B018 - `conflict` where there is none
+    state = desk.released()
+    assert state is not None
+    return state
 
 
 def _tag(state: ReleaseState) -> str:

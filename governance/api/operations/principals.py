@@ -24,7 +24,7 @@ from kvcustody.audit.database.engine import SCHEMA_REVISION
 from kvcustody.governance.api.http.exchange import CERTIFICATE
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, set_cookie
+from kvcustody.governance.api.http.session_cookie import cookie_of, set_cookie
 from kvcustody.governance.api.models.access import (
     ApiKeyPage,
     Ending,
@@ -270,10 +270,9 @@ def begin_session(caller: CallerDep, service: ServiceDep) -> Response:
 
 def end_session(service: ServiceDep, request: Request) -> Response:
     """End the session, and remove its cookie."""
-    for name in SESSION_COOKIES:
-        token = request.cookies.get(name)
-        if token is not None:
-            service.sessions.end(token)
+    token = cookie_of(request.headers.get("cookie"), tls=service.settings.tls)
+    if token is not None:
+        service.sessions.end(token)
     answer = Response(status_code=204)
     answer.headers["Set-Cookie"] = set_cookie("", 0, tls=service.settings.tls)
     return answer

@@ -41,6 +41,7 @@ from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.reports import report_parameters, start_report
 from kvcustody.governance.service.schedules.made_reports import MadeReport, made_reports
+from kvcustody.governance.service.schedules.open_destinations import may_hand_over
 from kvcustody.governance.service.schedules.schedule_book import (
     Maker,
     Schedule,
@@ -165,6 +166,7 @@ def make_schedule(caller: CallerDep, service: ServiceDep, what: ScheduleRequest)
 def new_schedule(caller: Caller, service: Service, what: ScheduleRequest) -> Schedule:
     """Make a schedule for this person: of what they may see, to where they may send it."""
     mine = service.tenant_of(caller, READ, what.tenant)
+    _check_hands_over(caller, what.destinations)
     if mine != caller.tenant:  # a name that was typed
         with service.reading() as connection:
             check_tenant(connection, mine)
@@ -180,6 +182,14 @@ def new_schedule(caller: Caller, service: Service, what: ScheduleRequest) -> Sch
     return service.schedules.make(maker, wanted)
 
 
+def _check_hands_over(caller: Caller, destinations: Sequence[object]) -> None:
+    """Raise `forbidden` where this person may read reports, and have none handed over."""
+    if destinations and not may_hand_over(caller):
+        raise ProblemError(
+            "forbidden", "a tenant's administrator has reports handed over; its viewers read them"
+        )
+
+
 def change_schedule(caller: Caller, service: Service, schedule: str, act: str, reason: str) -> Schedule:
     """Pause, resume or delete: for whoever made it, those who see all, and its tenant's administrators."""
     found = service.schedules.get(schedule)
@@ -188,6 +198,8 @@ def change_schedule(caller: Caller, service: Service, schedule: str, act: str, r
         raise not_found()
     if not whole and found.principal != caller.name and Role.TENANT_ADMIN not in caller.roles:
         raise ProblemError("forbidden", "another person made it")
+    if act == "resume":
+        _check_hands_over(caller, found.destinations)
     return service.schedules.change(schedule, act, by=caller.name, reason=reason)
 
 
@@ -200,8 +212,10 @@ def retry_report(caller: Caller, service: Service, report: str) -> MadeReport:
     """The report, about to be tried again; raises `not-found` for one that this person may not see."""
     mine = caller.tenant_of(READ, None)
     with service.reading() as connection:
-        if not made_reports(connection, tenant=mine, only=report):
-            raise not_found()
+        found = made_reports(connection, tenant=mine, only=report)
+    if not found:
+        raise not_found()
+    _check_hands_over(caller, found[0].deliveries)
     service.schedules.retry(report, by=caller.name)
     with service.reading() as connection:
         return made_reports(connection, only=report)[0]

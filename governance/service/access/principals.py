@@ -83,6 +83,9 @@ def check_last_custodian(
         )
 
 
+RESERVED_NAMES = frozenset(
+    {"control-plane", "governor", "local"}
+)  # who acts in the ledger and is no principal
 DAY_US = 86_400 * MICROSECONDS
 _KEYS_MAX = 16  # keys of one principal that are valid at a time
 TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of tokens keeps
@@ -347,6 +350,12 @@ def _end_credentials(connection: Connection, name: str, now_us: int) -> list[str
 
 def _checked_name(name: str) -> None:
     check_identifier("principal", name)
+    if name.lower() in RESERVED_NAMES:
+        raise IdentityError(
+            f"principal: `{name}` is an actor of the product's own in the ledger; choose another name",
+            field="principal",
+            reason="reserved",
+        )
     if ":" in name:
         raise IdentityError(
             "principal: `:` is for names that a token issuer gives", field="principal", reason="has `:`"

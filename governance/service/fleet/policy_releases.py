@@ -44,7 +44,15 @@ _NARROWING = (ReleaseAction.REVOKED, ReleaseAction.BROKE_GLASS)
 class PolicyReleases:
     """Takes signed steps into the ledger's release. `trust` None: this service releases no policies."""
 
-    def __init__(self, engine: Engine, trust: Path | None, clock: DeadlineClock, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        trust: Path | None,
+        clock: DeadlineClock,
+        ledger: Ledger,
+        assess: gates.Assess = gates.assess,
+    ) -> None:
+        self.assess = assess
         self._store = SqlStore(engine)
         self._trust = None if trust is None else read_trust(trust)
         self._clock = clock
@@ -166,7 +174,7 @@ class PolicyReleases:
         state.apply(data)
         if record.action is ReleaseAction.BROKE_GLASS:
             assert state.active is not None
-            gates.check(state, state.active)
+            gates.check(state, state.active, self.assess)
         self._keep(record, data, state)
         return state
 
@@ -195,7 +203,7 @@ class PolicyReleases:
             )
         proposal = state.proposal(revision)
         state.check_activable(proposal, max(self._clock.utc_us(), record.at_us))
-        gates.check(state, proposal)
+        gates.check(state, proposal, self.assess)
 
     def _keep(self, record: ReleaseRecord, data: bytes, state: ReleaseState) -> None:
         revision = record.body.get("revision")

@@ -74,8 +74,9 @@ class _End(NamedTuple):
 class InboxReader:
     """Reads everything that waits; `certificates` are PEM files whose end matters here."""
 
-    def __init__(self, certificates: Sequence[Path] = ()) -> None:
+    def __init__(self, certificates: Sequence[Path] = (), assess: gates.Assess = gates.assess) -> None:
         self._certificates = tuple(certificates)
+        self._assess = assess
         self._compared: dict[tuple[str, int, frozenset[str]], tuple[WidenedAccess, ...]] = {}
 
     def read(
@@ -165,7 +166,11 @@ class InboxReader:
         if key not in self._compared:
             if len(self._compared) >= _COMPARED_MAX:
                 self._compared.clear()
-            self._compared[key] = tuple(gates.review(state, proposal).change.consents)
+            try:
+                found = gates.review(state, proposal, self._assess).change.consents
+            except gates.TooCostlyError:
+                found = ()  # whoever reviews it is told so
+            self._compared[key] = found
         return self._compared[key]
 
 

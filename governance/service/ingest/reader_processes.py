@@ -11,7 +11,6 @@ Reading takes as long as committing, and both need the interpreter: in one proce
 
 from __future__ import annotations
 
-import fcntl
 import marshal
 import os
 import select
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
@@ -30,14 +28,20 @@ from kvcustody.audit.events.block_run_text import Extents
 from kvcustody.governance.service.gc_tuning import gc_seldom
 from kvcustody.governance.service.ingest.check_leaves import Received, Sender, lines_of, read_batch
 from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.processes.pipes import (
+    end_process,
+    is_there,
+    length,
+    read_part,
+    receive,
+    send,
+    start_module,
+)
 
 SMALL_BYTES = 64 << 10  # a batch of some hundred leaves: sooner read than sent
 _SILENT_SECONDS = 30.0
 _PATIENCE_SECONDS = 5.0  # for one of the processes
 _AGAIN_SECONDS = 10.0
-_PIPE_BYTES = 1 << 20
-_SET_PIPE_SIZE = 1031  # fcntl's F_SETPIPE_SZ, Linux alone
-_LENGTH = 8
 _READY = b"ready"
 
 
@@ -91,12 +95,12 @@ class _Process:
         until = time.monotonic() + _SILENT_SECONDS
         try:
             if not self._ready:
-                if not _is_there(self._process, select.POLLIN, 0.0):
+                if not is_there(self._process, select.POLLIN, 0.0):
                     return None  # it is still loading what it needs
-                self._ready = _receive(self._process, until) == _READY
+                self._ready = receive(self._process, until) == _READY
             head = marshal.dumps((*sender[:3], list(sender.predecessors)))
-            _send(self._process, b"".join((_length(head), head, _length(body), body)), until)
-            return _receive(self._process, until) or None
+            send(self._process, b"".join((length(head), head, length(body), body)), until)
+            return receive(self._process, until) or None
         except (OSError, EOFError) as problem:
             structlog.get_logger(__name__).warning("a process that reads batches ended", why=repr(problem))
             self.end()
@@ -106,87 +110,18 @@ class _Process:
         """End it; the next that is asked for is begun later (rule 2)."""
         process, self._process, self._ready = self._process, None, False
         if process is not None:
-            process.kill()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                pipe.close()
-            process.wait()
+            end_process(process)
             self._begin_at = time.monotonic() + _AGAIN_SECONDS
 
     def _begin(self) -> None:
         if time.monotonic() < self._begin_at or not sys.executable:
             return
         self._begin_at = time.monotonic() + _AGAIN_SECONDS
-        command = [sys.executable, "-P", "-m", "kvcustody.governance.service.ingest.reader_processes"]
-        pipe = subprocess.PIPE
-        known = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY")}
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                command, bufsize=0, stdin=pipe, stdout=pipe, env=known, start_new_session=True
-            )
+            self._process = start_module("kvcustody.governance.service.ingest.reader_processes")
         except OSError as problem:
             structlog.get_logger(__name__).warning("no process to read batches", why=str(problem))
             return
-        _widen(self._process.stdin, self._process.stdout)
-
-
-def _widen(*pipes: IO[bytes] | None) -> None:
-    """Room for a batch in the pipes, where the system gives it; no write to them waits for ever."""
-    for pipe in pipes:
-        assert pipe is not None
-        os.set_blocking(pipe.fileno(), False)
-        if sys.platform == "linux":
-            with suppress(OSError):
-                fcntl.fcntl(pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
-
-
-def _is_there(process: subprocess.Popen[bytes], wanted: int, seconds: float) -> bool:
-    """Whether a process can be written to, or read from, within some seconds."""
-    pipe = process.stdin if wanted == select.POLLOUT else process.stdout
-    assert pipe is not None
-    poll = select.poll()  # `select` knows the first 1,024 descriptors of a process alone
-    poll.register(pipe, wanted)
-    return bool(poll.poll(max(0.0, seconds) * 1000))
-
-
-def _send(process: subprocess.Popen[bytes], data: bytes, until: float) -> None:
-    assert process.stdin is not None
-    left, descriptor = memoryview(data), process.stdin.fileno()
-    while left:
-        try:
-            left = left[os.write(descriptor, left) :]
-        except BlockingIOError:
-            if not _is_there(process, select.POLLOUT, until - time.monotonic()):
-                raise TimeoutError("it does not listen") from None
-
-
-def _receive(process: subprocess.Popen[bytes], until: float) -> bytes:
-    """One answer."""
-    assert process.stdout is not None
-    found, descriptor, wanted = bytearray(), process.stdout.fileno(), _LENGTH
-    while len(found) < wanted:
-        if not _is_there(process, select.POLLIN, until - time.monotonic()):
-            raise TimeoutError("it does not answer")
-        some = os.read(descriptor, _PIPE_BYTES)
-        if not some:
-            raise EOFError
-        found += some
-        if len(found) >= _LENGTH:
-            wanted = _LENGTH + int.from_bytes(found[:_LENGTH], "little")
-    return bytes(found[_LENGTH:])
-
-
-def _length(data: bytes) -> bytes:
-    return len(data).to_bytes(_LENGTH, "little")
-
-
-def _read(file: IO[bytes]) -> bytes:
-    """The next part of a question."""
-    length = file.read(_LENGTH)
-    data = file.read(int.from_bytes(length, "little"))
-    if len(length) < _LENGTH or len(data) < int.from_bytes(length, "little"):
-        raise EOFError
-    return data
 
 
 def _told(found: Received) -> bytes:
@@ -229,11 +164,11 @@ def main() -> None:
 def _answer(source: IO[bytes], sink: IO[bytes]) -> None:
     answer = _READY
     while True:
-        sink.write(_length(answer) + answer)
+        sink.write(length(answer) + answer)
         sink.flush()
         try:
-            worker, incarnation, offset_us, predecessors = marshal.loads(_read(source))  # noqa: S302 - of our parent
-            body = _read(source)
+            worker, incarnation, offset_us, predecessors = marshal.loads(read_part(source))  # noqa: S302 - of our parent
+            body = read_part(source)
         except EOFError:
             return
         sender = Sender(worker, incarnation, offset_us, frozenset(predecessors))

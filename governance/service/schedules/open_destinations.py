@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvcustody.errors import ConfigError
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.schedules.folder_delivery import FolderDelivery
 from kvcustody.governance.service.schedules.parcel import Destination
 from kvcustody.governance.service.schedules.s3_delivery import S3Delivery, S3Key
@@ -21,6 +23,11 @@ def open_destinations(named: Sequence[ReportDestination]) -> dict[str, Destinati
 def may_receive(named: ReportDestination, of_tenant: str | None) -> bool:
     """Whether people of a tenant (None: of none) may send reports of theirs there."""
     return of_tenant is None or of_tenant in named.tenants
+
+
+def may_hand_over(caller: Caller) -> bool:
+    """Whether somebody may send reports elsewhere at all: of a tenant's people, its administrators."""
+    return caller.tenant is None or Role.TENANT_ADMIN in caller.roles
 
 
 def _opened(named: ReportDestination) -> Destination:

@@ -40,7 +40,11 @@ from kvcustody.governance.service.jobs import Job
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.reports import ReportingService, report_parameters, start_report
 from kvcustody.governance.service.schedules.calendar_periods import Period
-from kvcustody.governance.service.schedules.open_destinations import may_receive, open_destinations
+from kvcustody.governance.service.schedules.open_destinations import (
+    may_hand_over,
+    may_receive,
+    open_destinations,
+)
 from kvcustody.governance.service.schedules.parcel import Parcel
 from kvcustody.governance.service.schedules.schedule_book import ACTIVE, Schedule, ScheduleBook
 from kvcustody.guarding_thread import GuardingThread
@@ -349,6 +353,8 @@ class ReportScheduler:
             named = self._book.destinations.get(to.d_destination)
             if named is None or not may_receive(named, schedule.of_tenant):
                 raise SinkError("the settings of this service name no such destination for these reports")
+            if not may_hand_over(self._caller(schedule)):
+                raise SinkError("its maker may not have reports handed over; the tenant's administrator may")
             if to.d_tries == 0:
                 self._note(row, to.d_destination, "begun")
             place = self._destinations[to.d_destination].deliver(self._parcel(row, files))

@@ -6,7 +6,9 @@
 3. Its room is asked for before it is written, where the file system can (`fallocate`): that takes less time than
    growing it, and a full disk is known before. Direct I/O is not used: of files that are not synced it was slower.
 4. What a start finds is listed (`page`), drafts are removed; what an index makes of it is its own affair.
-5. A full disk has no room; every other failure of the medium is a `StoreError`.
+5. What is no folder in the place of a folder, or no file in the place of a file, is a miss, and `page` lists it: a scan
+   finds it as a copy that nobody knows, and ends it. No link is followed, and no pipe is waited for.
+6. A full disk has no room; every other failure of the medium is a `StoreError`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import re
 import stat
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from kvcustody.errors import ConfigError, StoreError
@@ -32,6 +35,7 @@ _FAN = re.compile("[0-9a-f]{2}")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in an object's place holds nobody
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+_STRANGE = (errno.ENOTDIR, errno.ELOOP)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -133,13 +137,9 @@ class FileStore:
         """The file's bytes, in memory until `complete_load`, whoever deletes it."""
         if name not in self._sizes:
             return None
-        file = name.hex()
-        try:
-            descriptor = os.open(file, _READ, dir_fd=self._fan(file))
-        except FileNotFoundError:
+        descriptor = self._opened(name.hex())
+        if descriptor is None:
             return None
-        except OSError as error:
-            raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
         size = min(
             os.fstat(descriptor).st_size, self._sizes[name] + 1
         )  # longer than what was kept: no more is read
@@ -166,17 +166,28 @@ class FileStore:
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """The file's first bytes."""
-        file = name.hex()
-        try:
-            descriptor = os.open(file, _READ, dir_fd=self._fan(file))
-            try:
-                return os.pread(descriptor, size, 0)
-            finally:
-                os.close(descriptor)
-        except FileNotFoundError:
+        descriptor = self._opened(name.hex())
+        if descriptor is None:
             return None
+        try:
+            return os.pread(descriptor, size, 0)
         except OSError as error:
             raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
+        finally:
+            os.close(descriptor)
+
+    def _opened(self, file: str) -> int | None:
+        """An object's file; None where there is none, or something else (rule 5)."""
+        try:
+            descriptor = os.open(file, _READ, dir_fd=self._fan(file))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENXIO, *_STRANGE):
+                return None
+            raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        return None
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
         """Unlink, and sync the folders: what is told to be ended does not come back."""
@@ -194,6 +205,9 @@ class FileStore:
                 absent.append(name)
                 continue
             except OSError:
+                if self._end_strange(name):
+                    objects += 1
+                    continue
                 if known is not None:
                     self._sizes[name] = known
                 failed.append(name)
@@ -216,10 +230,16 @@ class FileStore:
         found: list[Listed] = []
         for number in range(after[0] if after else 0, 256):
             fan = f"{number:02x}"
-            if not (self.folder / fan).is_dir():
+            try:
+                status = os.stat(fan, dir_fd=self._root, follow_symlinks=False)
+            except FileNotFoundError:
                 continue
             try:
-                found += self._page_of(fan, after, limit - len(found))
+                if self._is_strange(fan):
+                    name = _name_of_strange(number)
+                    found += [Listed(name, status.st_size)] if name > after else []
+                else:
+                    found += self._page_of(fan, after, limit - len(found))
             except OSError as error:
                 raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
             if len(found) == limit:
@@ -287,7 +307,7 @@ class FileStore:
     def _find(self) -> None:
         self._used = 0
         for fan in _listed(self._root):
-            if _FAN.fullmatch(fan) is None:
+            if _FAN.fullmatch(fan) is None or self._is_strange(fan):
                 continue
             for file in _listed(self._fan(fan)):
                 name = _name_of(file)
@@ -296,7 +316,30 @@ class FileStore:
                     self._sizes[name] = size
                     self._used += size
                 elif file.endswith(_DRAFT):
-                    os.unlink(file, dir_fd=self._fan(fan))
+                    with suppress(IsADirectoryError):  # not ours: none of our drafts is one
+                        os.unlink(file, dir_fd=self._fan(fan))
+
+    def _end_strange(self, name: bytes) -> bool:
+        """Remove what `page` lists under this name because it is in the place of a folder; whether it was that."""
+        fan = name.hex()[:2]
+        if name != _name_of_strange(name[0]) or not self._is_strange(fan):
+            return False
+        try:
+            os.unlink(fan, dir_fd=self._root)
+            os.fsync(self._root)
+        except OSError:
+            return False
+        return True
+
+    def _is_strange(self, fan: str) -> bool:
+        """Whether something else is in the place of a folder of ours (rule 5)."""
+        try:
+            self._fan(fan)
+        except OSError as error:
+            if error.errno not in _STRANGE:
+                raise
+            return True
+        return False
 
     def _fan(self, file: str) -> int:
         """The folder of this file, opened once."""
@@ -308,9 +351,7 @@ class FileStore:
                 os.fsync(self._root)
             except FileExistsError:
                 pass
-            found = self._fans[fan] = os.open(
-                fan, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._root
-            )
+            found = self._fans[fan] = os.open(fan, _READ | os.O_DIRECTORY, dir_fd=self._root)
         return found
 
     def _allocate(self, descriptor: int, size: int) -> None:
@@ -362,6 +403,11 @@ def _read_all(descriptor: int, into: memoryview) -> int:
 def _listed(folder: int) -> list[str]:
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries]
+
+
+def _name_of_strange(number: int) -> bytes:
+    """The name under which something in the place of this folder is listed."""
+    return bytes([number]).ljust(NAME_BYTES, b"\0")
 
 
 def _name_of(file: str) -> bytes | None:

@@ -28,6 +28,7 @@ import structlog
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, KeyringError
+from kvcustody.files import private_folder
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.tier_protocol import TierErased
 from kvcustody.governance.keys import core_dumps
@@ -471,7 +472,7 @@ def _open_store(tier: str, plan: TierPlan, shard: int, clock: Clock) -> TierStor
     folder = plan.nvme_path
     assert folder is not None
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise ConfigError(f"setting `nvme_tier_path`: `{folder}` cannot be made ({error.strerror})") from None
     store = FileStore(folder / f"shard-{shard}", plan.nvme_bytes)

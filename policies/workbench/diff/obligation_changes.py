@@ -15,8 +15,8 @@ from kvcustody.policies.document.offload_defaults import default_within_us
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.obligations import Obligations
 from kvcustody.policies.workbench.diff.model import DutyChange
-from kvcustody.policies.workbench.prove.obligation_checks import looser
-from kvcustody.policies.workbench.prove.route_examples import routes
+from kvcustody.policies.workbench.prove.obligation_checks import looser_fields
+from kvcustody.policies.workbench.prove.route_examples import RouteExamples
 from kvcustody.times import span
 
 _IMPLIED = ("tier_absolute_us", "tier_within_us", "tier_running_us")
@@ -32,8 +32,9 @@ def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...
     for tenant in tenants:
         if old.tenant(tenant) is not None and new.tenant(tenant) is not None:
             yield from _obligations(old, new, tenant)
+    examples = RouteExamples((old.policy, new.policy))
     for tenant in _distinct_tenants(old.policy, new.policy, tenants):
-        for route in routes((old.policy, new.policy), tenant):
+        for route in examples.of(tenant):
             yield from _levels(old, new, tenant, route)
             yield from _labels(old, new, tenant, route)
 
@@ -56,8 +57,8 @@ def _obligations(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterato
         for field in Obligations._fields if one != two else ():
             before, after = getattr(one, field), getattr(two, field)
             if before != after and not (field in _IMPLIED and _is_by_default(one) and _is_by_default(two)):
-                loosens: bool | None = looser(field, two, one)
-                if loosens and looser(field, one, two):
+                loosens: bool | None = field in looser_fields(two, one)
+                if loosens and field in looser_fields(one, two):
                     loosens = None
                 yield DutyChange(tenant, name, field, _said(field, before), _said(field, after), loosens)
 

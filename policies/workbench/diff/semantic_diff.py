@@ -9,14 +9,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise, product
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, pairwise, product
 from typing import NamedTuple
 
 from kvcustody.policies.document.model import Action, Grant, Scope, SegmentRule, Via
 from kvcustody.policies.table.crossing import Barriers
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.model import ALWAYS_US, DEFAULT_DENY, NEVER_US, UNLISTED, AccessRequest
+from kvcustody.policies.table.model import (
+    ALWAYS_US,
+    DEFAULT_DENY,
+    NEVER_US,
+    UNLISTED,
+    AccessRequest,
+    source_edges,
+)
 from kvcustody.policies.workbench.diff.model import CellChange, CellEffect, PolicyDiff, WidenedAccess
 from kvcustody.policies.workbench.diff.obligation_changes import duty_changes
 from kvcustody.policies.workbench.diff.setting_changes import setting_changes
@@ -44,6 +51,24 @@ class _Side(NamedTuple):
             return _ABSENT
         decision = self.table.decide(AccessRequest(action, reader, owner, level, scope, via, source), now_us)
         return CellEffect(decision.permitted, decision.reasons)
+
+    def permits(self, cell: _Cell, reader: str, owner: str, now_us: int, source: str | None = None) -> bool:
+        """The effect of `answer` alone."""
+        action, name, scope, via = cell
+        level = self.levels.get(name)
+        return (
+            level is not None
+            and self.table.decide(
+                AccessRequest(action, reader, owner, level, scope, via, source), now_us
+            ).permitted
+        )
+
+    def may_open(self, cell: _Cell, reader: str, owner: str) -> bool:
+        """Whether there is an instant at which this table may permit a cell across tenants, by any source."""
+        action, name, scope, via = cell
+        level = self.levels.get(name)
+        asked = None if level is None else AccessRequest(action, reader, owner, level, scope, via)
+        return asked is not None and bool(self.table.timeline(asked))
 
     def content(self, source: str) -> str:
         """What a segment shares; a grant shares whatever its owner has."""
@@ -74,11 +99,13 @@ def diff(old: DecisionTable, new: DecisionTable) -> PolicyDiff:
     closings: list[WidenedAccess] = []
     for tenant in tenants:
         cells += _own_cells(before, after, tenant, levels)
+    possible = tuple(_cells(levels))
     for reader, owner in sorted(_pairs(old, new, tenants)):
-        pieces = _pieces(old, new, reader, owner)
-        cells += _cross_cells(before, after, reader, owner, levels, pieces)
-        openings += _openings(before, after, reader, owner, levels, pieces)
-        closings += _openings(after, before, reader, owner, levels, pieces)
+        edges = _edges(old, new, reader, owner)
+        asked = [cell for cell in possible if any(s.may_open(cell, reader, owner) for s in (before, after))]
+        cells += _cross_cells(before, after, reader, owner, asked, edges)
+        openings += _openings(before, after, reader, owner, asked, edges)
+        closings += _openings(after, before, reader, owner, asked, edges)
     return PolicyDiff(
         old.digest,
         new.digest,
@@ -104,21 +131,21 @@ def _pairs(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) -> 
     return named | set(product(tenants, everyone))
 
 
-def _pieces(old: DecisionTable, new: DecisionTable, reader: str, owner: str) -> list[tuple[int, int]]:
-    """Time, cut where either table may change its answer for the pair."""
-    edges = {ALWAYS_US, NEVER_US}
-    for table in (old, new):
-        for timeline in table.timelines(reader, owner):
-            for interval in timeline:
-                edges.update((interval.start_us, interval.end_us))
-    return list(pairwise(sorted(edges)))
+def _edges(old: DecisionTable, new: DecisionTable, reader: str, owner: str) -> dict[str, set[int]]:
+    """By source: where either table may change its answer for the pair."""
+    return source_edges((*old.timelines(reader, owner), *new.timelines(reader, owner)))
+
+
+def _pieces(edges: Iterable[int]) -> list[tuple[int, int]]:
+    """Time, cut at some edges."""
+    return list(pairwise(sorted({ALWAYS_US, NEVER_US, *edges})))
 
 
 def _own_cells(before: _Side, after: _Side, tenant: str, levels: tuple[str, ...]) -> Iterator[CellChange]:
     for action, name, scope in product(Action, levels, Scope):
         cell = (action, name, scope, Via.OWN)
-        one, two = before.answer(cell, tenant, tenant, 0), after.answer(cell, tenant, tenant, 0)
-        if one.permitted != two.permitted:
+        if before.permits(cell, tenant, tenant, 0) != after.permits(cell, tenant, tenant, 0):
+            one, two = before.answer(cell, tenant, tenant, 0), after.answer(cell, tenant, tenant, 0)
             yield CellChange(action, tenant, tenant, name, scope, Via.OWN, ALWAYS_US, NEVER_US, one, two)
 
 
@@ -135,10 +162,11 @@ def _cross_cells(
     after: _Side,
     reader: str,
     owner: str,
-    levels: tuple[str, ...],
-    pieces: list[tuple[int, int]],
+    asked: list[_Cell],
+    edges: Mapping[str, set[int]],
 ) -> Iterator[CellChange]:
-    for cell in _cells(levels):
+    pieces = _pieces(chain(*edges.values()))
+    for cell in asked:
         open_cell: CellChange | None = None
         for start, end in pieces:
             one = before.answer(cell, reader, owner, start)
@@ -161,8 +189,8 @@ def _openings(
     after: _Side,
     reader: str,
     owner: str,
-    levels: tuple[str, ...],
-    pieces: list[tuple[int, int]],
+    asked: list[_Cell],
+    edges: Mapping[str, set[int]],
 ) -> Iterator[WidenedAccess]:
     """The sources through which the reader may do more in `after` than through the same source in `before`."""
     ids = {
@@ -172,6 +200,7 @@ def _openings(
         for source in interval.sources
     }
     for source in sorted(ids):
+        pieces = _pieces(edges[source])
         why = after.without_effect(source, reader)
         renewed = (
             before.content(source) != after.content(source)
@@ -180,10 +209,10 @@ def _openings(
         )
         opened = [
             (start, end, cell)
-            for cell in _cells(levels)
+            for cell in asked
             for start, end in pieces
-            if after.answer(cell, reader, owner, start, source).permitted
-            and (renewed or not before.answer(cell, reader, owner, start, source).permitted)
+            if after.permits(cell, reader, owner, start, source)
+            and (renewed or not before.permits(cell, reader, owner, start, source))
         ]
         if opened:
             yield WidenedAccess(
@@ -191,7 +220,7 @@ def _openings(
                 opened[0][2][3],
                 owner,
                 reader,
-                tuple(name for name in levels if any(cell[1] == name for _, _, cell in opened)),
+                tuple(dict.fromkeys(cell[1] for _, _, cell in opened)),
                 min(start for start, _, _ in opened),
                 max(end for _, end, _ in opened),
                 after.content(source),

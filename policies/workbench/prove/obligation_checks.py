@@ -8,13 +8,14 @@ nowhere that they may not be, and no label crossed that its grant or segment doe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import product
 
-from kvcustody.policies.document.model import EVERY_TENANT, Action, Grant, Policy, Scope, Tier, Via
+from kvcustody.policies.document.model import Action, Grant, Policy, Scope, Tier, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.obligations import Obligations, TierDuty, combine, ended, obligations_of
 from kvcustody.policies.workbench.prove.counterexamples import Findings
-from kvcustody.policies.workbench.prove.route_examples import routes
+from kvcustody.policies.workbench.prove.route_examples import RouteExamples
 from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import FRESH, Request
 from kvcustody.times import span
@@ -34,8 +35,9 @@ def check_levels(
             "ISO-8", "the table's classifications are not the declared ones", {"policy": table.digest}
         )
         return
+    examples = RouteExamples((table.policy, declared.policy))
     for tenant in _distinct_tenants(table.policy, declared.policy, tenants):
-        for route, claim, hint in product(_asked(table.policy, declared.policy, tenant), words, words):
+        for route, claim, hint in product(_asked(examples.of(tenant)), words, words):
             findings.levels_checked += 1
             got = table.classify(tenant, route, claim, hint)
             least = _least(declared, tenant, route, claim, hint)
@@ -52,16 +54,14 @@ def _distinct_tenants(one: Policy, other: Policy, tenants: Sequence[str]) -> lis
     return [*(tenant for tenant in tenants if tenant in named), *rest[:1], FRESH[0]]
 
 
-def _asked(one: Policy, other: Policy, tenant: str) -> list[str | None]:
-    plain = routes((one, other), tenant)
+def _asked(plain: list[str | None]) -> list[str | None]:
     return [_UNTRUSTED, *plain, *(route.upper() for route in plain if route is not None)]
 
 
 def _least(declared: Declared, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
     if route != _UNTRUSTED:
         return declared.level(tenant, route, claim, hint)
-    rules = declared.policy.classify
-    if any(rule.route is not None and rule.tenant in (tenant, EVERY_TENANT) for rule in rules):
+    if any(rule.route is not None for rule in declared.classify_rules(tenant)):
         return len(declared.policy.classifications) - 1
     return declared.level(tenant, None, claim, hint)
 
@@ -81,10 +81,9 @@ def check_duties(
             findings.duties_checked += 1
             got = table.obligations(tenant, level)
             said = {"tenant": tenant, "classification": policy.classifications[level]}
-            for field in Obligations._fields:
-                if looser(field, got, least):
-                    why = f"{field} is `{getattr(got, field)}`, declared `{getattr(least, field)}`"
-                    findings.says("ISO-9", why, said)
+            for field in looser_fields(got, least):
+                why = f"{field} is `{getattr(got, field)}`, declared `{getattr(least, field)}`"
+                findings.says("ISO-9", why, said)
             _check_kept(table, tenant, level, least, findings)
 
 
@@ -140,12 +139,13 @@ def check_labels(
 ) -> None:
     """ISO-13: by each route, a grant or segment opens blocks of the reader's labels, but for those it names."""
     named = {rule.id: rule for rule in declared.rules()}
+    examples = RouteExamples((table.policy, declared.policy))
     for rule in table.policy.openings():
         if rule.id in table.revoked:
             continue
         readers = (rule.reader,) if isinstance(rule, Grant) else rule.tenants or tenants
         for reader in readers:
-            for route in routes((table.policy, declared.policy), reader):
+            for route in examples.of(reader):
                 findings.labels_checked += 1
                 if table.uncrossed(rule, reader, route):
                     continue
@@ -158,7 +158,8 @@ def check_labels(
                     )
 
 
-def looser(field: str, got: Obligations, than: Obligations) -> bool:
-    """Whether one field of `got` demands less than that of `than`."""
+@lru_cache(4096)
+def looser_fields(got: Obligations, than: Obligations) -> tuple[str, ...]:
+    """The fields in which `got` demands less than `than`."""
     strict = combine(got, than)
-    return bool(getattr(strict, field) != getattr(got, field))
+    return tuple(name for name in Obligations._fields if getattr(strict, name) != getattr(got, name))

@@ -2,6 +2,8 @@
 
 1. Tenants are compared for equality only, so listed tenants plus two fresh ones are a complete domain; time enters
    through the edges of grants and segments, and each edge is asked at, and one microsecond before.
+   A cell is asked at the edges that can change its answer, those of the table and of the declarations; one that has
+   no timeline is denied at every instant by any source, and is asked once. The proof counts what these stand for too.
 2. The table is asked through `decide`, as the governor asks it; what is right comes from `Declared`, which shares no
    code with the compiler.
 3. Safety only: a table that denies more than its policy declares is not a leak.
@@ -9,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -28,6 +30,7 @@ from kvcustody.policies.table.model import (
     AccessRequest,
     Decision,
     Unlisted,
+    source_edges,
 )
 from kvcustody.policies.table.obligations import obligations_of
 from kvcustody.policies.workbench.prove.counterexamples import Findings
@@ -43,7 +46,9 @@ from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, Request
 
 ABSENT_EACH_MAX = 10_000
 """Pairs of tenants of which each is asked cell by cell; beyond it, those without an entry are asked in bulk."""
-ABSENT_BULK_MAX = 1_000_000
+ABSENT_BULK_MAX = 100_000
+_NO_SOURCE = "~no-such-source"
+_AT_ANY_TIME = (0,)
 Progress = Callable[[int, int], None]
 
 
@@ -195,28 +200,30 @@ class _Search:
     def _across(self, reader: str, owner: str, vias: tuple[Via, ...]) -> None:
         """Every cell of a pair, at each instant that either side can tell apart, by each source and by any."""
         timelines = self._table.timelines(reader, owner)
-        edges = self._declared.instants(reader, owner)
-        ids: set[str | None] = {None}
-        for timeline in timelines:
-            for interval in timeline:
-                edges.update((interval.start_us, interval.end_us))
-                ids.update(interval.sources)
-        if timelines or edges:
-            ids.add("~no-such-source")
-        instants = sorted({0, *edges, *(edge - 1 for edge in edges)})
+        edges, declared = source_edges(timelines), self._declared.edges(reader, owner)
+        every = {edge for each in (*edges.values(), *declared.values()) for edge in each}
+        instants = _around(every)
         self._instants.update(instants)
-        decide, findings = self._table.decide, self._findings
+        named = {_NO_SOURCE: instants} if timelines or every else {}
+        for source, own in edges.items():
+            named[source] = _around(own | declared.get(source, set()))
+        decide, timeline, findings = self._table.decide, self._table.timeline, self._findings
         for action, level, scope, via in product(Action, self._levels, Scope, vias):
-            asked = [
-                AccessRequest(action, reader, owner, level, scope, via, source)
-                for source in (ids if via is not Via.OWN else (None,))
-            ]
-            for now_us, access in product(instants, asked):
+            access = AccessRequest(action, reader, owner, level, scope, via)
+            findings.cells += len(instants) * (1 if via is Via.OWN else 1 + len(named))
+            opens = bool(timelines and timeline(access))
+            for now_us in instants if opens else _AT_ANY_TIME:
                 decision = decide(access, now_us)
-                findings.cells += 1
                 if decision.permitted:
-                    request = Request(action, reader, owner, level, scope, via, now_us, access.source)
+                    request = Request(action, reader, owner, level, scope, via, now_us)
                     self._judge_crossing(request, decision)
+            for source, at in named.items() if opens or via is Via.SEGMENT else ():
+                access = AccessRequest(action, reader, owner, level, scope, via, source)
+                for now_us in at if opens or timeline(access) else ():
+                    decision = decide(access, now_us)
+                    if decision.permitted:
+                        request = Request(action, reader, owner, level, scope, via, now_us, source)
+                        self._judge_crossing(request, decision)
 
     def _judge_own(self, request: Request, decision: Decision) -> None:
         findings, declared = self._findings, self._declared
@@ -316,6 +323,11 @@ class _Search:
             properties=self._findings.properties(with_never=bool(self._never)),
             without_effect=tuple(rules_without_effect(self._table.policy)),
         )
+
+
+def _around(edges: Collection[int]) -> list[int]:
+    """The instants that stand for all times between some edges."""
+    return sorted({0, *edges, *(edge - 1 for edge in edges)})
 
 
 def _malformed(tenants: Sequence[str], levels: int) -> Iterator[Request]:

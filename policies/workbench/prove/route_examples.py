@@ -13,15 +13,24 @@ from kvcustody.policies.document.model import EVERY_TENANT, Policy
 _FRESH = "~other"
 
 
-def routes(policies: Iterable[Policy], tenant: str) -> list[str | None]:
-    """None (no route), and one route for each set of this tenant's patterns that can match; sorted."""
-    patterns = {
-        rule.route.lower()
-        for policy in policies
-        for rule in policy.classify
-        if rule.route is not None and rule.tenant in (tenant, EVERY_TENANT)
-    }
-    return [None, *sorted(_examples(sorted(patterns)))]
+class RouteExamples:
+    """The routes that some policies can tell apart, by tenant."""
+
+    def __init__(self, policies: Iterable[Policy]) -> None:
+        self._patterns: dict[str, set[str]] = {}
+        for policy in policies:
+            for rule in policy.classify:
+                if rule.route is not None:
+                    self._patterns.setdefault(rule.tenant, set()).add(rule.route.lower())
+        self._everyone = self._routes(set())
+
+    def of(self, tenant: str) -> list[str | None]:
+        """None (no route), and one route for each set of this tenant's patterns that can match; sorted."""
+        own = self._patterns.get(tenant)
+        return self._everyone if own is None else self._routes(own)
+
+    def _routes(self, own: set[str]) -> list[str | None]:
+        return [None, *sorted(_examples(sorted(own | self._patterns.get(EVERY_TENANT, set()))))]
 
 
 def _examples(patterns: list[str]) -> set[str]:

@@ -1,7 +1,8 @@
 """What a policy declares, read straight from its typed form: the specification that a table is proved against.
 
 1. Nothing here uses the compiler, the rulebook or the table: a fault in one of them is not repeated here.
-2. Every answer is evaluated from the declarations at each call; nothing is precomputed but look-up by tenant.
+2. Every answer is evaluated from the declarations. They are looked up by tenant, and what two requests share is kept:
+   the openings of a pair at one instant, and what the rules say of all tenants that no rule names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from kvcustody.policies.document.model import (
     EVERY_TENANT,
     Action,
+    ClassifyRule,
     Grant,
     Policy,
     Relation,
@@ -43,14 +45,30 @@ class Declared:
         self.policy = policy
         self.tenants = {tenant.id: tenant for tenant in policy.tenants}
         self._grants: dict[tuple[str, str], list[Grant]] = {}
+        self._named_grants: dict[tuple[str, str, str], list[Grant]] = {}
+        self._owners: dict[str, set[str]] = {}
         for grant in (*policy.grants, *policy.group_grants()):
             if grant.id not in revoked and grant.group not in revoked:
                 self._grants.setdefault((grant.reader, grant.owner), []).append(grant)
+                self._named_grants.setdefault((grant.reader, grant.owner, grant.id), []).append(grant)
+                self._owners.setdefault(grant.reader, set()).add(grant.owner)
         self._segments: dict[str, list[SegmentRule]] = {}
         for segment in policy.segments:
             if segment.id not in revoked:
                 self._segments.setdefault(segment.owner, []).append(segment)
+        self._classify: dict[str, list[ClassifyRule]] = {}
+        for classified in {rule.tenant for rule in policy.classify} | {EVERY_TENANT}:
+            at = (classified, EVERY_TENANT)
+            self._classify[classified] = [rule for rule in policy.classify if rule.tenant in at]
         self._forbids = [rule for rule in policy.rules if rule.effect is RuleEffect.FORBID]
+        self._forbids_of: dict[str | None, list[int]] = {}
+        for place, forbid in enumerate(self._forbids):
+            named = {*(forbid.readers or ()), *(forbid.owners or ())}
+            for name in named or (None,):
+                self._forbids_of.setdefault(name, []).append(place)
+        self._forbidden_by: dict[tuple[object, ...], list[str]] = {}
+        self._declared_copies: dict[tuple[object, ...], DeclaredCopies] = {}
+        self._live: tuple[tuple[str, str], dict[int, list[Grant]]] = ("", ""), {}
 
     def admitted(self, tenant: str) -> TenantPolicy | None:
         """The tenant's entry, or that of unlisted ones; None when it is refused."""
@@ -73,35 +91,48 @@ class Declared:
 
     def owners(self, reader: str) -> set[str]:
         """Every owner of a declared grant or segment for this reader."""
-        grants = {owner for who, owner in self._grants if who == reader}
-        return grants | {owner for owner in self._segments if self.segments(reader, owner)}
+        segments = {owner for owner in self._segments if self.segments(reader, owner)}
+        return self._owners.get(reader, set()) | segments
 
-    def instants(self, reader: str, owner: str) -> set[int]:
-        """The instants at which something declared between the two begins or ends."""
-        grants = self.grants(reader, owner)
-        edges = {edge for grant in grants for edge in (grant.from_us, grant.until_us)}
-        edges |= {segment.expires_us for segment in self.segments(reader, owner)}
-        return {edge for edge in edges if edge is not None}
+    def edges(self, reader: str, owner: str) -> dict[str, set[int]]:
+        """The instants at which each thing that is declared between the two begins or ends."""
+        declared = {grant.id: {grant.from_us, grant.until_us} for grant in self.grants(reader, owner)}
+        declared |= {segment.id: {segment.expires_us} for segment in self.segments(reader, owner)}
+        return {source: {edge for edge in edges if edge is not None} for source, edges in declared.items()}
 
     def open(self, request: Request) -> set[str]:
         """The ids of the grants and segments that are live for this request and open what it asks."""
         if request.via is Via.GRANT:
-            return {
-                grant.id for grant in self.grants(request.reader, request.owner) if _opens(grant, request)
-            }
+            named = (request.reader, request.owner, request.source or "")
+            live = request.source is None
+            asked = self._live_grants(request) if live else self._named_grants.get(named, [])
+            return {grant.id for grant in asked if _opens(grant, request)}
         if request.via is Via.SEGMENT:
             mine = self.segments(request.reader, request.owner)
             return {segment.id for segment in mine if _shows(segment, request)}
         return set()
 
+    def _live_grants(self, request: Request) -> list[Grant]:
+        """The grants of a pair that are live at an instant, kept for the pair that was asked about last."""
+        pair, now_us = (request.reader, request.owner), request.now_us
+        if self._live[0] != pair:
+            self._live = pair, {}
+        live = self._live[1]
+        if now_us not in live:
+            live[now_us] = [
+                grant
+                for grant in self.grants(*pair)
+                if (grant.from_us is None or grant.from_us <= now_us)
+                and (grant.until_us is None or now_us < grant.until_us)
+            ]
+        return live[now_us]
+
     def labels(self, tenant: str, route: str | None) -> frozenset[tuple[str, str]]:
         """The labels of a request with a plain route (or none): its tenant's and those of each rule that matches."""
         entry = self.admitted(tenant)
         found = set(() if entry is None else entry.labels)
-        for rule in self.policy.classify:
-            if rule.tenant in (tenant, EVERY_TENANT) and (
-                rule.route is None or (route is not None and route_matches(rule.route, route))
-            ):
+        for rule in self.classify_rules(tenant):
+            if rule.route is None or (route is not None and route_matches(rule.route, route)):
                 found.update(rule.labels)
         return frozenset(found)
 
@@ -112,11 +143,32 @@ class Declared:
 
     def forbids(self, request: Request) -> list[str]:
         """The ids of the rules that forbid it."""
-        return [rule.id for rule in self._forbids if self.matches(rule, request)]
+        reader, owner = request.reader, request.owner
+        named = (*self._forbids_of.get(reader, ()), *self._forbids_of.get(owner, ()))
+        near = reader == owner or self._same_group(reader, owner)
+        told = (reader, owner) if named else (reader == owner, near)
+        key = (request.action, request.level, request.via, told)
+        if key not in self._forbidden_by:
+            places = sorted({*self._forbids_of.get(None, ()), *named})
+            rules = (self._forbids[place] for place in places)
+            self._forbidden_by[key] = [rule.id for rule in rules if self.matches(rule, request)]
+        return self._forbidden_by[key]
+
+    def classify_rules(self, tenant: str) -> list[ClassifyRule]:
+        """The classify rules for a tenant, in the order of the document."""
+        return self._classify.get(tenant, self._classify[EVERY_TENANT])
 
     def copies(self, tenant: str, level: int, tier: Tier) -> DeclaredCopies:
         """What the declarations leave to copies of a tenant's blocks in a tier."""
-        entry, policy = self.admitted(tenant), self.policy
+        entry = self.admitted(tenant)
+        own = None if entry is None else (entry.retention, entry.offload)
+        key = (own, tenant if tenant in self._forbids_of else None, level, tier)
+        if key not in self._declared_copies:
+            self._declared_copies[key] = self._copies(entry, tenant, level, tier)
+        return self._declared_copies[key]
+
+    def _copies(self, entry: TenantPolicy | None, tenant: str, level: int, tier: Tier) -> DeclaredCopies:
+        policy = self.policy
         if entry is None:
             return DeclaredCopies(0, 0, 0, True, frozenset())
         said = [policy.offload[level], *(own for at, own in entry.offload if at == level)]
@@ -163,7 +215,7 @@ class Declared:
         """The declared classification of a request with a plain route (or none)."""
         names = self.policy.classifications
         top = len(names) - 1
-        rules = [rule for rule in self.policy.classify if rule.tenant in (tenant, EVERY_TENANT)]
+        rules = self.classify_rules(tenant)
         own = [r.level for r in rules if r.route is None and r.level is not None and r.tenant == tenant]
         every = [r.level for r in rules if r.route is None and r.level is not None]
         found = (own or every)[:1]
@@ -192,7 +244,6 @@ def _opens(grant: Grant, request: Request) -> bool:
         and 0 <= request.level <= grant.at_most
         and (grant.from_us is None or grant.from_us <= request.now_us)
         and (grant.until_us is None or request.now_us < grant.until_us)
-        and request.source in (None, grant.id)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -199,3 +200,45 @@ def test_under_another_root_key_nothing_is_had(keys: ShredKeys, path: Path) -> N
     with pytest.raises(KeyringError, match="does not open"):
         other.secret(key.id)
     other.close()
+
+
+@pytest.mark.parametrize("size", [0, 100, 256, 300])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_that_somebody_cuts_short_ends_no_process(path: Path, size: int, mapped: bool) -> None:
+    """What it kept is lost, and said so. Control: the same file mapped ends the process that looks at it (SIGBUS)."""
+    keys = opened(path)
+    made = keys.of_subject(SUBJECTS[0])
+    assert keys.is_living(made.id)
+    keys.close()
+    script = f"""
+import mmap, os, sys
+from pathlib import Path
+sys.path[:0] = {sys.path!r}
+from kvcustody.errors import KeyringError
+from test_shred_keys import SUBJECTS, opened
+path = Path({str(path)!r})
+keys = opened(path)
+made = keys.of_subject(SUBJECTS[0])
+mapped = mmap.mmap(os.open(path, os.O_RDONLY), 0, access=mmap.ACCESS_READ)
+os.truncate(path, {size})
+if {mapped}:
+    mapped[4096 * (len(mapped) // 4096) - 1]
+lost = 0
+for act in (
+    keys.changes, keys.living, lambda: keys.secret(made.id), lambda: keys.is_living(made.id),
+    lambda: keys.of_subject(SUBJECTS[1]), lambda: keys.destroy(made.id),
+):
+    try:
+        act()
+    except KeyringError as error:
+        lost += 1
+print("ended in order", lost)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    )
+    if mapped:
+        assert done.returncode == -signal.SIGBUS, done
+    else:
+        assert done.returncode == 0 and done.stdout.startswith("ended in order"), done.stderr
+        assert int(done.stdout.split()[-1]) >= 1, "a cut file is told"

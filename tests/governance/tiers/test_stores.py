@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
@@ -220,10 +221,62 @@ def test_what_somebody_removes_or_cuts_is_a_miss_or_what_is_there(tmp_path: Path
     assert len(get(store, name(2)) or b"") == 1001, "of what grew no more is read than shows it"
     assert store.delete([name(1), name(2)]) == Deleted(1, 1000, (name(1),))
     files[2].parent.joinpath(name(2).hex()).symlink_to("/etc/hostname")
-    with pytest.raises(StoreError, match="cannot be read"):
-        store._sizes[name(2)] = 1
-        store.prepare_load(name(2))
+    store._sizes[name(2)] = 1
+    assert store.prepare_load(name(2)) is None, "no link is followed"
     store.close()
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "file"])
+@pytest.mark.parametrize("when", ["before the start", "while it runs"])
+def test_something_else_in_the_place_of_a_folder_is_a_miss_and_is_found(
+    tmp_path: Path, what: str, when: str
+) -> None:
+    """It refuses no start, holds nobody, hides no other object, and a scan lists and ends it. Control: the object."""
+    folder, target = tmp_path / "tier", tmp_path / "elsewhere"
+    target.mkdir()
+    store = FileStore(folder, CAPACITY)
+    lost, other = bytes([0xAB]) * 32, bytes([0xCD]) * 32
+    assert put(store, lost, b"x" * 1000) and put(store, other, b"y" * 1000)
+    assert get(store, lost) == b"x" * 1000
+    if when == "before the start":
+        store.close()
+    else:
+        store._fans.clear()  # it has not been opened yet
+    shutil.rmtree(folder / "ab")
+    (target / lost.hex()).write_bytes(b"theirs")
+    if what == "link":
+        (folder / "ab").symlink_to(target)
+    elif what == "pipe":
+        os.mkfifo(folder / "ab")
+    else:
+        (folder / "ab").write_bytes(b"a file")
+    if when == "before the start":
+        store = FileStore(folder, CAPACITY)
+    assert get(store, lost) is None and store.peek(lost, 10) is None and get(store, other) == b"y" * 1000
+    with pytest.raises(StoreError, match="cannot be written"):
+        put(store, lost, b"x")
+    [strange] = [one.name for one in everything(store) if one.name != other]
+    assert strange[0] == 0xAB
+    assert store.delete([strange]).objects == 1 and not os.path.lexists(folder / "ab")
+    assert (target / lost.hex()).read_bytes() == b"theirs", "nothing behind a link was touched"
+    assert put(store, lost, b"x" * 10) and get(store, lost) == b"x" * 10
+    store.close()
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "folder"])
+def test_something_else_in_the_place_of_an_object_is_a_miss(tmp_path: Path, what: str) -> None:
+    store = FileStore(tmp_path / "tier", CAPACITY)
+    assert put(store, name(1), b"x" * 1000) and get(store, name(1)) == b"x" * 1000
+    file = tmp_path / "tier" / name(1).hex()[:2] / name(1).hex()
+    file.unlink()
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 1000)
+    {"link": lambda: file.symlink_to(secret), "pipe": lambda: os.mkfifo(file), "folder": file.mkdir}[what]()
+    assert get(store, name(1)) is None and store.peek(name(1), 10) is None
+    store.close()
+    again = FileStore(tmp_path / "tier", CAPACITY)
+    assert get(again, name(1)) is None
+    again.close()
 
 
 def test_a_folder_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:

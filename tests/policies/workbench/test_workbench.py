@@ -26,7 +26,7 @@ from kvcustody.policies.workbench.init_policy import start
 from kvcustody.policies.workbench.json_schema import schema
 from kvcustody.policies.workbench.lint.lint import ScrubRate, confused, lint
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
-from kvcustody.policies.workbench.prove.route_examples import routes
+from kvcustody.policies.workbench.prove.route_examples import RouteExamples
 from kvcustody.policies.workbench.request import Request
 from kvcustody.policies.workbench.run_test_cases import run_cases
 from kvcustody.policies.workbench.simulate import Recorded, RecordedDenials, simulate
@@ -613,5 +613,5 @@ def test_recorded_requests_say_whose_copies_could_be_where(compiled):
 
 def test_routes_are_told_apart(compiled):
     policy = compiled(("route: /v1/hr/*", "route: /v1/*/files")).policy
-    found = routes((policy, compiled().policy), "acme")
+    found = RouteExamples((policy, compiled().policy)).of("acme")
     assert None in found and {"/v1/hr", "/v1/hr/files", "/v1/~other/files", "/~other"} <= set(found)

@@ -19,6 +19,7 @@ from kvcustody.governance.service.ingest import ingest, reader_processes
 from kvcustody.governance.service.ingest.check_leaves import Received, Sender, read_batch
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
 from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.processes import pipes
 from standins.service.service_world import OFFSET_US, Worker, register, ship
 
 WAIT_SECONDS = 60.0
@@ -120,7 +121,7 @@ def test_one_that_is_silent_is_not_waited_for(
     readers: BatchReaders, monkeypatch: pytest.MonkeyPatch, requests: int
 ) -> None:
     body, sender = made(requests)
-    assert (len(body) > reader_processes._PIPE_BYTES) == (requests == 1500)
+    assert (len(body) > pipes.PIPE_BYTES) == (requests == 1500)
     process = process_of(readers)
     os.kill(process.pid, signal.SIGSTOP)
     with monkeypatch.context() as patch:

@@ -1,0 +1,21 @@
+"""For whom the service works at the moment, as far as long work has to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import NamedTuple
+
+
+def _stays() -> bool:
+    return False
+
+
+class Asker(NamedTuple):
+    """The party that asked, and whether whoever asked has gone: work that nobody waits for ends."""
+
+    party: str = ""
+    has_gone: Callable[[], bool] = _stays
+
+
+ASKER: ContextVar[Asker] = ContextVar("kvcustody_asker", default=Asker())  # noqa: B039 - it never changes

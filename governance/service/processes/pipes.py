@@ -1,0 +1,105 @@
+"""Parts of known length over the pipes of a process that runs a module of ours, and nothing that waits for ever.
+
+1. The process knows no setting of the service, and ends with its parent: its standard input does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO
+
+PIPE_BYTES = 1 << 20
+_SET_PIPE_SIZE = 1031  # fcntl's F_SETPIPE_SZ, Linux alone
+_LENGTH = 8
+
+
+def start_module(module: str, *words: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a module of ours with these words and variables; raises `OSError`."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY")}
+    process = subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-P", "-m", module, *words],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**known, **(more or {})},
+        start_new_session=True,
+    )
+    _widen(process.stdin, process.stdout)
+    return process
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Kill it, and wait until it is gone."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
+    process.wait()
+
+
+def _widen(*pipes: IO[bytes] | None) -> None:
+    """Room for a batch in the pipes, where the system gives it; no write to them waits for ever."""
+    for pipe in pipes:
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
+        if sys.platform == "linux":
+            with suppress(OSError):
+                fcntl.fcntl(pipe, _SET_PIPE_SIZE, PIPE_BYTES)
+
+
+def is_there(process: subprocess.Popen[bytes], wanted: int, seconds: float) -> bool:
+    """Whether a process can be written to, or read from, within some seconds."""
+    pipe = process.stdin if wanted == select.POLLOUT else process.stdout
+    assert pipe is not None
+    poll = select.poll()  # `select` knows the first 1,024 descriptors of a process alone
+    poll.register(pipe, wanted)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def send(process: subprocess.Popen[bytes], data: bytes, until: float) -> None:
+    """Write to its standard input; raises `TimeoutError` where it does not listen until then."""
+    assert process.stdin is not None
+    left, descriptor = memoryview(data), process.stdin.fileno()
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:
+            if not is_there(process, select.POLLOUT, until - time.monotonic()):
+                raise TimeoutError("it does not listen") from None
+
+
+def receive(process: subprocess.Popen[bytes], until: float) -> bytes:
+    """One answer; raises `TimeoutError` where it is not complete until then, `EOFError` where it ended."""
+    assert process.stdout is not None
+    found, descriptor, wanted = bytearray(), process.stdout.fileno(), _LENGTH
+    while len(found) < wanted:
+        if not is_there(process, select.POLLIN, until - time.monotonic()):
+            raise TimeoutError("it does not answer")
+        some = os.read(descriptor, PIPE_BYTES)
+        if not some:
+            raise EOFError
+        found += some
+        if len(found) >= _LENGTH:
+            wanted = _LENGTH + int.from_bytes(found[:_LENGTH], "little")
+    return bytes(found[_LENGTH:])
+
+
+def length(data: bytes) -> bytes:
+    """What a part begins with."""
+    return len(data).to_bytes(_LENGTH, "little")
+
+
+def read_part(file: IO[bytes]) -> bytes:
+    """The next part of a question, in the other process."""
+    length = file.read(_LENGTH)
+    data = file.read(int.from_bytes(length, "little"))
+    if len(length) < _LENGTH or len(data) < int.from_bytes(length, "little"):
+        raise EOFError
+    return data
