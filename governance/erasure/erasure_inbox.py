@@ -28,7 +28,7 @@ from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.errors import CustodyError, ServiceError
 from kvcustody.governance.erasure.erasure_run import ErasureResult
-from kvcustody.governance.erasure.selector import Selector, selector_from
+from kvcustody.governance.erasure.selector import Selector, selector_of
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.ordering import followed
@@ -203,7 +203,7 @@ class ErasureInbox:
                 _log.error("an erasure's subject cannot be named any more", erasure=requested.erasure)
                 continue
             try:
-                selector = _selector(requested, known.subject, known.session)
+                selector = selector_of(requested.tenant, known.subject, known.session, requested.detail)
             except (ValueError, TypeError, LookupError, CustodyError):
                 _log.error("an erasure cannot be read", erasure=requested.erasure, exc_info=True)
                 continue
@@ -269,8 +269,3 @@ def _key_orders(connection: Connection) -> tuple[OrderedKeys, ...]:
 def _enforcement(connection: Connection) -> Enforcement | None:
     ordered = newest_order(connection)
     return None if ordered is None else followed(ordered)
-
-
-def _selector(requested: Requested, subject: str | None, session: str | None) -> Selector:
-    parts = selector_from(requested.detail) if requested.detail not in ("", "{}") else Selector()
-    return parts._replace(tenant=requested.tenant, subject=subject, session=session)

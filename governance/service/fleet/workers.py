@@ -128,7 +128,6 @@ class Fleet:
                 connection.execute(insert(service_workers).values(**row, policy_revision=0, status="{}"))
         except IntegrityError:
             raise ProblemError("conflict", "the incarnation was registered at the same moment") from None
-        self._senders = {name: sender for name, sender in self._senders.items() if sender.worker != worker}
         return True
 
     def check_dates(self, batch: LeafBatch) -> None:
@@ -165,9 +164,7 @@ class Fleet:
                 if row is None or row.worker != worker:
                     self._senders.pop(incarnation, None)
                     raise not_found()
-                query = select(incarnations.c.uuid).join(workers, workers.c.id == incarnations.c.worker)
-                mine = connection.scalars(query.where(workers.c.name == worker, incarnations.c.id < row.id))
-                known = Sender(worker, incarnation, row.offset_us, frozenset(mine))
+                known = Sender(worker, incarnation, row.offset_us)
             self._senders[incarnation] = known
         if known.worker != worker:
             raise not_found()

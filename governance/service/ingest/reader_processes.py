@@ -94,7 +94,7 @@ class _Process:
                 if not _is_there(self._process, select.POLLIN, 0.0):
                     return None  # it is still loading what it needs
                 self._ready = _receive(self._process, until) == _READY
-            head = marshal.dumps((*sender[:3], list(sender.predecessors)))
+            head = marshal.dumps(tuple(sender))
             _send(self._process, b"".join((_length(head), head, _length(body), body)), until)
             return _receive(self._process, until) or None
         except (OSError, EOFError) as problem:
@@ -232,11 +232,10 @@ def _answer(source: IO[bytes], sink: IO[bytes]) -> None:
         sink.write(_length(answer) + answer)
         sink.flush()
         try:
-            worker, incarnation, offset_us, predecessors = marshal.loads(_read(source))  # noqa: S302 - of our parent
+            sender = Sender(*marshal.loads(_read(source)))  # noqa: S302 - of our parent
             body = _read(source)
         except EOFError:
             return
-        sender = Sender(worker, incarnation, offset_us, frozenset(predecessors))
         try:
             answer = _told(read_batch(body, sender))
         except ProblemError:
