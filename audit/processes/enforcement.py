@@ -23,6 +23,7 @@ from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.times import SECOND_US, iso
 
 MONITOR, CANARY, ENFORCE = "monitor", "canary", "enforce"
+UNREADABLE = "unreadable"  # no mode: what an order has whose leaf is not one
 ORDERED, CHANGED = "enforcement-ordered", "enforcement-changed"
 _NAMED = 4
 _ORDERS = (
@@ -126,20 +127,24 @@ def order_at(connection: Connection, number: int) -> EnforcementOrder | None:
 
 
 def _order(row: Row[Any, Any, Any] | None) -> EnforcementOrder | None:
+    """The order in a leaf; one of no mode where the leaf is no order, which whoever follows it refuses by its place."""
     if row is None:
         return None
-    body = orjson.loads(bytes(row.leaf))
-    return EnforcementOrder(
-        row.idx,
-        row.at_us,
-        body["mode"],
-        tuple(body["tenants"]),
-        body["share_millionths"],
-        body["seed"],
-        body["until_seconds"] * SECOND_US,
-        body["actor"],
-        body["reason"],
-    )
+    try:
+        body = orjson.loads(bytes(row.leaf))
+        return EnforcementOrder(
+            row.idx,
+            row.at_us,
+            str(body["mode"]),
+            tuple(map(str, body["tenants"])),
+            int(body["share_millionths"]),
+            str(body["seed"]),
+            int(body["until_seconds"]) * SECOND_US,
+            str(body["actor"]),
+            str(body["reason"]),
+        )
+    except (LookupError, TypeError, ValueError):
+        return EnforcementOrder(row.idx, row.at_us, UNREADABLE, (), 0, "", 0, "", "")
 
 
 def worker_enforcement(connection: Connection) -> tuple[WorkerEnforcement, ...]:

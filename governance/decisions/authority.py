@@ -510,7 +510,7 @@ class Authority(ABC, Generic[PoolT_co]):
         """
         self.ordered = ordered
         profile = self.table.policy.profile
-        refused = refusal(ordered, allowed=self.may_monitor, profile=profile)
+        refused = ordered.unread or refusal(ordered, allowed=self.may_monitor, profile=profile)
         until_us = self._boot_time(ordered.until_utc_us) if ordered.monitors else NEVER_US
         if until_us <= self._clock.now_us():
             refused = refused or _OVER

@@ -134,26 +134,26 @@ class ErasureInbox:
                     _log.error("an erasure cannot be read", erasure=requested.erasure, exc_info=True)
             self._last = last = HeardOrders(
                 owed,
-                self._part(lambda: _key_orders(connection), "keys"),
-                self._part(lambda: _enforcement(connection), "enforcement"),
-                self._part(lambda: restricted_now(connection, self._keys), "restricted"),
+                self._part(lambda: _key_orders(connection), "keys", ()),
+                self._part(lambda: _enforcement(connection), "enforcement", None),
+                self._part(lambda: restricted_now(connection, self._keys), "restricted", NOBODY_RESTRICTED),
             )
             return last
 
-    def _part(self, read: Callable[[], T], name: str) -> T:
-        """What is heard of one kind; where that cannot be read, what was heard last, if anything was.
+    def _part(self, read: Callable[[], T], name: str, before: T) -> T:
+        """What is heard of one kind; where that cannot be read, what was heard last, and `before` at the start.
 
-        The other kinds are followed all the same, and `look` raises once they are.
+        The other kinds are followed all the same, and `look` raises once they are: a process starts, and its guarding
+        thread closes admission while orders cannot be read.
         """
         try:
             return read()
         except (SQLAlchemyError, ServiceError):
             raise
         except Exception as problem:
-            if self._last is None:  # at the start there is nothing to go on with
-                raise
+            _log.error("orders cannot be read", orders=name, problem=type(problem).__name__)
             self._odd.append(problem)
-            last: T = getattr(self._last, name)
+            last: T = before if self._last is None else getattr(self._last, name)
             return last
 
     def _hand_over_enforcement(self, facade: ErasureTarget, order: Enforcement | None) -> None:

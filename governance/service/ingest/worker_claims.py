@@ -228,9 +228,9 @@ def _is_ordered(
     actor: str,
 ) -> bool:
     """Whether an order on enforcement says this, or a worker enforces all the same."""
-    order = order_at(connection, number)
+    order, said = order_at(connection, number), (mode, tenants, share_millionths, until_seconds * SECOND_US)
+    enforces = said == (ENFORCE, (), 0, 0)
     if order is None:
-        return number == 0 and mode == ENFORCE and actor in _own_actors(worker)
+        return number == 0 and enforces and actor in _own_actors(worker)
     ordered = (order.mode, order.tenants, order.share_millionths, order.until_us)
-    follows = (mode, tenants, share_millionths, until_seconds * SECOND_US) == ordered
-    return actor == order.actor and (follows or mode == ENFORCE)
+    return actor == order.actor and (enforces or said == ordered)
