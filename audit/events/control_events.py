@@ -78,7 +78,7 @@ class AttemptsRefused(WorkersLifecycleEvent, frozen=True, tag="attempts-refused"
     source: Words
     attempts: int
     from_us: int
-    of_worker: OwnWorker = ""
+    of_worker: Annotated[str, OneOf(frozenset({""}))] = ""
 
 
 class ReleaseStep(GuardingEvent, frozen=True, tag="release-step"):

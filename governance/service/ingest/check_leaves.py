@@ -186,7 +186,7 @@ def _may_say(meaning: FieldMeaning | OneOf, value: Any, sender: Sender) -> bool:
 def _allowed(meaning: FieldMeaning | OneOf) -> str:
     if isinstance(meaning, FieldMeaning):
         return meaning.value
-    return ", ".join(f"`{value}`" for value in sorted(meaning.values))
+    return ", ".join(f"`{value}`" if value else "nothing" for value in sorted(meaning.values))
 
 
 def _names(line: bytes) -> list[Name]:
@@ -229,3 +229,16 @@ def _are_secrets(secrets: Sequence[Any]) -> bool:
 
 def _are_texts(texts: Sequence[Any]) -> bool:
     return set(map(type, texts)) == {str} and max(map(len, texts)) <= 256 and "\0" not in "".join(texts)
+
+
+def worker_fields_table() -> str:
+    """The table of docs/operate/service.md: the kinds that workers hand in, and what their fields may name."""
+    rows = ["| kind | fields |", "|---|---|"]
+    for kind in sorted(WORKERS_KINDS):
+        named = (
+            f"`{field}`: {_allowed(meaning)}"
+            for field, meaning in sorted(SCHEMA_OF_NAME[kind].meanings.items())
+            if meaning not in (FieldMeaning.WORDS, FieldMeaning.TRACE)
+        )
+        rows.append(f"| `{kind}` | {'; '.join(named) or '–'} |")
+    return "\n".join(rows) + "\n"
